@@ -1,0 +1,53 @@
+"""unmask: train masked diffusion language models, trust their likelihoods, generate, fill and edit text with them.
+
+>>> import unmask
+>>> lm = unmask.load("runs/demo")
+>>> lm.generate(4, length=128, steps=64, seed=0)
+>>> lm.fill("The [MASK] sat on the [MASK:3].")
+>>> lm.score(["some text"])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from unmask.version import __version__
+
+if TYPE_CHECKING:
+    from unmask.errors import UnmaskError
+    from unmask.generation import Frame, Generation, MaskedDiffusionLM, load
+    from unmask.likelihood import Bound
+    from unmask.registry import register
+
+_WHERE = {
+    "Bound": "unmask.likelihood",
+    "Frame": "unmask.generation",
+    "Generation": "unmask.generation",
+    "MaskedDiffusionLM": "unmask.generation",
+    "UnmaskError": "unmask.errors",
+    "load": "unmask.generation",
+    "register": "unmask.registry",
+}
+
+__all__ = [
+    "Bound",
+    "Frame",
+    "Generation",
+    "MaskedDiffusionLM",
+    "UnmaskError",
+    "__version__",
+    "load",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `import unmask` itself costs nothing."""
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'unmask' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,113 @@
+"""A checkpoint is a folder: config.json and model.safetensors, tokenizer files, and unmask.json, the card.
+
+The card holds what the network does not: the schedule and objective it was trained on, the length policy, and the
+protocol under which its figures count. `unmask.load` and the Auto classes of transformers open the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from unmask.data.policies import Packed
+from unmask.errors import UnmaskError
+from unmask.files import atomic_folder
+from unmask.objectives.subs import Subs
+from unmask.registry import field
+from unmask.schedules import LogLinear
+from unmask.version import __version__
+
+CARD = "unmask.json"
+
+
+class Card(BaseModel):
+    """What unmask.json holds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
+    objective: field("objective") = Subs()  # type: ignore[valid-type]
+    policy: field("policy") = Packed()  # type: ignore[valid-type]
+    length: int = Field(ge=1)
+    protocol: dict[str, Any] = Field(default_factory=dict)
+    """How the data were made: source, tokenizer, split; and where converted weights came from."""
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An opened checkpoint: the Hugging Face model (in eval mode), its tokenizer, its card."""
+
+    model: Any
+    tokenizer: Any
+    card: Card
+    path: Path
+
+
+def write(folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict[str, Any] | None = None) -> None:
+    """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights."""
+    model.save_pretrained(folder, state_dict=state_dict, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def save(folder: str | Path, model: Any, tokenizer: Any, card: Card) -> None:
+    """Write a checkpoint atomically."""
+    with atomic_folder(Path(folder)) as temporary:
+        write(temporary, model, tokenizer, card)
+
+
+def load(folder: str | Path) -> Loaded:
+    """Open a checkpoint folder, or a run folder, which shows its last checkpoint."""
+    import unmask.models  # noqa: F401  registers the networks with the Auto classes
+
+    path = Path(folder)
+    card = read_card(path)
+    model = _open_model(path, causal=card.objective.causal)
+    return Loaded(model.eval(), _open_tokenizer(path), card, path)
+
+
+def read_card(path: Path) -> Card:
+    """The card of a checkpoint folder."""
+    if not path.exists():
+        raise UnmaskError(f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote.")
+    file = path / CARD
+    if not file.is_file():
+        raise UnmaskError(f"'{path}' is not a checkpoint: it has no {CARD}; make one with 'unmask train' or 'convert'.")
+    try:
+        return Card(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValidationError, json.JSONDecodeError, TypeError) as error:
+        raise UnmaskError(f"'{file}' cannot be read ({_first_line(error)}); restore it or train again.") from error
+
+
+def _open_model(path: Path, causal: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    opener = AutoModelForCausalLM if causal else AutoModelForMaskedLM
+    try:
+        model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True)
+    except UnmaskError:
+        raise
+    except Exception as error:
+        raise UnmaskError(f"The weights in '{path}' cannot be opened ({_first_line(error)}); the file may be damaged.") from error
+    wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    if wrong:
+        raise UnmaskError(f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys.")
+    return model
+
+
+def _open_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise UnmaskError(f"The tokenizer in '{path}' cannot be opened ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -1,0 +1,55 @@
+"""The command line: one thin module a verb. Heavy packages are imported by the verb that needs them."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from unmask.cli import convert, demo, evaluate, fill, listing, sample, score, train
+from unmask.errors import UnmaskError
+from unmask.version import __version__
+
+app = typer.Typer(
+    name="unmask",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Masked diffusion language models: train, score, generate, fill.",
+)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("sample")(sample.sample)
+app.command("fill")(fill.fill)
+app.command("score")(score.score)
+app.command("convert")(convert.convert)
+app.command("list")(listing.listing)
+
+
+@app.callback(invoke_without_command=True)
+def about(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    """Masked diffusion language models: train, score, generate, fill."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line. Bad input is one sentence and exit code 2; Ctrl-C is 130."""
+    try:
+        app()
+    except UnmaskError as error:
+        _stop(str(error))
+    except OSError as error:
+        where = f" '{error.filename}'" if error.filename else ""
+        _stop(f"The file system refused{where}: {error.strerror or error}; free space or choose another place.")
+    except KeyboardInterrupt:
+        sys.stderr.write("\nunmask: stopped.\n")
+        sys.exit(130)
+
+
+def _stop(sentence: str) -> None:
+    sys.stderr.write(f"unmask: {sentence}\n")
+    sys.exit(2)

@@ -1,0 +1,55 @@
+"""What the verbs share: options, progress for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + i.")]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="At most this many network calls; without it one token a call, the exact law.")
+]
+Temperature = Annotated[float, typer.Option(min=0.0, help="Below 1 is safer, 0 takes the most likely token.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Draw among the tokens that make up this mass, in (0, 1].")]
+Checkpoint = Annotated[str, typer.Argument(help="A folder written by 'unmask train' or 'unmask convert'.", metavar="CKPT")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU where there is one.")]
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def print_json(result: Any) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+
+
+def read_lines(texts: list[str]) -> list[str]:
+    """The texts of the command line, or, for a single '-', the lines of standard input."""
+    if texts != ["-"]:
+        return texts
+    return [line.rstrip("\n") for line in sys.stdin if line.strip()]
+
+
+@contextmanager
+def progress(description: str, total: int | None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar with rate and time left on a terminal; nothing elsewhere. Yields the function that advances it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, disable=quiet or not errors.is_terminal, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,44 @@
+"""`unmask convert`: published weights into a checkpoint, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from unmask.cli.common import Json, console, print_json
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder, or a bare state dict.", metavar="SRC")],
+    target: Annotated[Path, typer.Argument(help="The checkpoint folder to write.", metavar="DST")],
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or name of the tokenizer the weights were trained with.")] = None,
+    weights: Annotated[Literal["ema", "raw"], typer.Option(help="Which weights of a Lightning checkpoint.")] = "ema",
+    time_conditioning: Annotated[
+        bool, typer.Option("--time-conditioning", help="The network was trained with the time as an input.")
+    ] = False,
+    length: Annotated[int | None, typer.Option(min=1, help="Sequence length it was trained with.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="SRC is a checkpoint of ours; write published key names.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Convert published weights. No code stored in a checkpoint is ever run.
+
+    Examples:
+
+        unmask convert mdlm.ckpt runs/mdlm-owt --tokenizer gpt2 --length 1024
+
+        unmask convert runs/mdlm-owt published.safetensors --reverse
+    """
+    from unmask import conversion
+
+    if reverse:
+        report = conversion.export(source, target)
+    else:
+        report = conversion.convert(
+            source, target, tokenizer=tokenizer, weights=weights, time_conditioning=time_conditioning, length=length
+        )
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        console.print(report.words(), highlight=False)

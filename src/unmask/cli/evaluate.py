@@ -1,0 +1,60 @@
+"""`unmask eval`: the perplexity of a checkpoint on held-out text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from unmask.cli.common import Checkpoint, Device, Json, Seed, progress
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Text files or folders; without it the validation split of the training data.")
+    ] = None,
+    separator: Annotated[str | None, typer.Option(help="Line that separates documents in --data; or line, paragraph.")] = None,
+    steps: Annotated[list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")] = None,
+    precision: Annotated[
+        float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is this many bits per token.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Only the first rows; bits per byte are then not given.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time; the result does not depend on it.")] = 32,
+    seed: Seed = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Bits per token, byte and character and perplexity, each with its error; exit code 1 if the estimators disagree.
+
+    Examples:
+
+        unmask eval runs/demo/mdlm
+
+        unmask eval runs/demo/mdlm --data book.txt --steps 64 --steps 256 --precision 0.005
+
+        unmask eval runs/demo/ar --json
+    """
+    from unmask.evaluation.perplexity import held_out_rows
+    from unmask.cli.report import finish
+    from unmask.generation import load
+    from unmask.likelihood import evaluate as judge
+    from unmask.likelihood import evaluation_work
+
+    lm = load(checkpoint, device=device)
+    table = held_out_rows(lm, data, separator, rows)
+    wanted = tuple(steps or ())
+    total = None if precision else evaluation_work(lm.card.objective, table, wanted)
+    with progress("scoring", total, quiet=as_json) as advance:
+        result = judge(
+            lm.denoiser,
+            lm.card.objective,
+            lm.card.schedule,
+            table,
+            steps=wanted,
+            seed=seed,
+            precision=precision,
+            batch_size=batch_size,
+            progress=advance,
+        )
+    finish(result, as_json)

@@ -1,0 +1,59 @@
+"""How a bound is shown: never without its errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+
+from unmask.cli.common import console, errors, print_json
+
+if TYPE_CHECKING:
+    from unmask.likelihood import Bound, Evaluation
+
+UNITS = {
+    "bits_per_token": "bits/token",
+    "bits_per_byte": "bits/byte",
+    "bits_per_char": "bits/char",
+    "perplexity": "perplexity",
+}
+
+
+def finish(result: Evaluation, as_json: bool) -> None:
+    """Print an evaluation; exit with 1 when the estimators of one bound disagree."""
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        console.print(evaluation_table(result))
+        console.print("± error of the draws, ± error of the data (spread over documents)", style="dim", highlight=False)
+    if result.disagreement:
+        errors.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
+        raise typer.Exit(1)
+
+
+def evaluation_table(result: Evaluation) -> Table:
+    """One row an estimator, then the T-step bounds."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("estimator")
+    for unit in UNITS.values():
+        table.add_column(unit, justify="right")
+    table.add_column("tokens", justify="right")
+    for bound in [*result.bounds.values(), *result.discrete.values()]:
+        table.add_row(bound.estimator, *(figure(bound, unit) for unit in UNITS), f"{bound.tokens:,}")
+    return table
+
+
+def figure(bound: Bound, unit: str) -> str:
+    """A value with both its errors, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact likelihood has no first one."""
+    value = getattr(bound, unit)
+    if value != value:
+        return "-"
+    draws, data = bound.error(unit, "mc"), bound.error(unit, "data")
+    parts = [f"{value:.3f}" if bound.exact else f"≤ {value:.3f} ± {draws:.3f}"]
+    return " ± ".join([*parts, f"{data:.3f}"] if data is not None else parts)
+
+
+def bound_words(bound: Bound) -> str:
+    """One line for the end of a training run."""
+    return f"Validation: {figure(bound, 'bits_per_token')} bits per token, perplexity {figure(bound, 'perplexity')}"

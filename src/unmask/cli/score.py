@@ -1,0 +1,39 @@
+"""`unmask score`: the likelihood of a text, with its error."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from unmask.cli.common import Checkpoint, Device, Json, Seed, read_lines
+from unmask.errors import UnmaskError
+
+
+def score(
+    checkpoint: Checkpoint,
+    texts: Annotated[list[str], typer.Argument(help="Texts; '-' reads one a line from stdin.")],
+    given: Annotated[str | None, typer.Option(help="Condition on this text, which is read but not counted.")] = None,
+    steps: Annotated[list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")] = None,
+    precision: Annotated[float, typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token.")] = 0.02,
+    seed: Seed = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Bound -log p(text) by two estimators that must agree; exit code 1 if they do not.
+
+    Examples:
+
+        unmask score runs/demo/mdlm "Return a copy of the list."
+
+        unmask score runs/demo/mdlm "of the list." --given "Return a copy " --steps 64 --json
+    """
+    from unmask.cli.report import finish
+    from unmask.generation import load
+
+    lines = read_lines(texts)
+    if not lines:
+        raise UnmaskError("Standard input held no text to score; give one text a line.")
+    lm = load(checkpoint, device=device)
+    result = lm.judge(lines, given, steps=tuple(steps or ()), precision=precision, seed=seed)
+    finish(result, as_json)

@@ -1,0 +1,169 @@
+"""A recipe: one YAML file (and key=value overrides) read into typed, frozen models; nobody receives the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from unmask.errors import UnmaskError, did_you_mean
+from unmask.registry import build, field
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    """Where the text comes from and how it becomes rows of tokens."""
+
+    source: field("source") = Field(default_factory=lambda: build("source", "stdlib"))  # type: ignore[valid-type]
+    tokenizer: field("tokenizer") = Field(default_factory=lambda: build("tokenizer", "byte"))  # type: ignore[valid-type]
+    policy: field("policy") = Field(default_factory=lambda: build("policy", "packed"))  # type: ignore[valid-type]
+    length: int = Field(default=128, ge=2)
+    validation: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the documents that is held out, where the source does not say itself."""
+    seed: int = 0
+
+
+class OptimizerConfig(Section):
+    """AdamW as published: constant rate after a linear warm-up, clipped gradients, an average of the weights."""
+
+    learning_rate: float = Field(default=3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup: int = Field(default=2500, ge=0)
+    clip: float = Field(default=1.0, gt=0)
+    ema: float = Field(default=0.9999, ge=0, lt=1)
+    """Decay of the weight average; at step n it is min(ema, (1 + n)/(10 + n)). 0 keeps the weights themselves."""
+
+
+class TrainingConfig(Section):
+    """How long, how much at once, and how often to look and to save."""
+
+    steps: int = Field(default=1000, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    """Sequences of one optimiser step, over all processes and accumulation."""
+    accumulation: int = Field(default=1, ge=1)
+    """Micro-batches one optimiser step is cut into, to save memory. The result does not depend on it."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    seed: int = 0
+    log_every: int = Field(default=20, ge=1)
+    validate_every: int = Field(default=500, ge=1)
+    validation_rows: int = Field(default=256, ge=1)
+    save_every: int = Field(default=500, ge=1)
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints that stay on disk."""
+    deterministic: bool = False
+    """On a GPU, ask for bit-identical kernels, so that a resumed run equals an unbroken one."""
+
+
+class Expectation(Section):
+    """What a run of this recipe ends at, and how far off it may be."""
+
+    bits_per_token: float | None = None
+    bits_per_byte: float | None = None
+    tolerance: float = Field(default=0.1, gt=0)
+    note: str = ""
+
+
+class Recipe(Section):
+    """One run. Every part is validated by its own class."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: field("model") = Field(default_factory=lambda: build("model", {"name": "dit", "size": "nano"}))  # type: ignore[valid-type]
+    objective: field("objective") = Field(default_factory=lambda: build("objective", "subs"))  # type: ignore[valid-type]
+    schedule: field("schedule") = Field(default_factory=lambda: build("schedule", "loglinear"))  # type: ignore[valid-type]
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    expect: Expectation = Field(default_factory=Expectation)
+
+    def to_yaml(self) -> str:
+        """The resolved recipe; reading it again gives the same run."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes inside the package, such as ``demo`` or ``paper/lm1b``."""
+    root = Path(str(files("unmask") / "recipes"))
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+
+
+def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a YAML file, a shipped recipe by name, or (None) the defaults, and apply ``key.sub=value`` overrides."""
+    values = _read_yaml(_find(str(recipe))) if recipe is not None else {}
+    for override in overrides:
+        _override(values, override)
+    return parse_recipe(values)
+
+
+def parse_recipe(values: dict[str, Any]) -> Recipe:
+    """Validate a mapping; the first thing wrong with it becomes one sentence."""
+    try:
+        return Recipe(**values)
+    except ValidationError as error:
+        raise UnmaskError(_explain(error)) from error
+
+
+def _find(recipe: str) -> Path:
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UnmaskError(f"There is no recipe file '{recipe}'; give a path to a YAML file or a shipped name.")
+        return path
+    if recipe in shipped_recipes():
+        return Path(str(files("unmask") / "recipes")) / f"{recipe}.yaml"
+    raise UnmaskError(f"There is no recipe named '{recipe}'.{did_you_mean(recipe, shipped_recipes())}")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UnmaskError(f"'{path}' is not YAML: {str(error).splitlines()[0]}.") from error
+    if not isinstance(values, dict):
+        raise UnmaskError(f"'{path}' is not a recipe: it must be a mapping with data, model, training and so on.")
+    return values
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Set one nested value. What the recipe leaves out starts from the defaults; another name drops the old options."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UnmaskError(f"The override '{override}' is not of the form key.sub=value.")
+    *path, last = key.split(".")
+    at, default = values, Recipe().model_dump(mode="json")
+    for part in path:
+        default = default.get(part) if isinstance(default, dict) else None
+        inner = at.get(part, default)
+        at[part] = {"name": inner} if isinstance(inner, str) else dict(inner) if isinstance(inner, dict) else {}
+        at = at[part]
+    if last == "name":
+        at.clear()
+    try:
+        at[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UnmaskError(f"The value of the override '{override}' is not YAML; quote it.") from error
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"A recipe has no key '{where}'.{did_you_mean(str(first['loc'][-1]), _siblings(first['loc']))}"
+    return f"The recipe's {where} cannot be {first.get('input')!r}: {first['msg']}."
+
+
+def _siblings(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that would have been right at the place of an unknown one."""
+    section: Any = Recipe
+    for part in location[:-1]:
+        section = section.model_fields[part].annotation
+    return list(section.model_fields)

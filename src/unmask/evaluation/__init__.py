@@ -1,0 +1,1 @@
+"""Measuring models: held-out perplexity, n-gram baselines, the demonstration."""

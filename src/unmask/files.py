@@ -1,0 +1,68 @@
+"""Writing without halves: a file or folder is there whole, or as it was before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unmask.errors import UnmaskError
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its name when the block ends well and vanishes when it does not.
+
+    A folder that is already at `path` stays whole until the new one is complete.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        yield temporary
+        _flush(temporary)
+        temporary.chmod(0o755)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def atomic_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def must_be_new(path: Path, remedy: str) -> None:
+    """Refuse to write over a folder that holds something."""
+    if path.is_file():
+        raise UnmaskError(f"'{path}' is a file, not a folder; {remedy}.")
+    if path.is_dir() and any(path.iterdir()):
+        raise UnmaskError(f"'{path}' exists and is not empty; {remedy}.")
+
+
+def _flush(folder: Path) -> None:
+    """Ask the disk to keep every file of a folder before the folder gets its name."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,331 @@
+"""The front door: load a checkpoint, then generate, fill, score and stream with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask import checkpoint
+from unmask.checkpoint import Card
+from unmask.data.policies import FixedRows, rows_of_texts
+from unmask.data.tokenizers import encode
+from unmask.errors import UnmaskError
+from unmask.likelihood import Bound, Evaluation, Progress, device_of, evaluate
+from unmask.registry import build
+from unmask.samplers.base import Canvas, Sampler, State, sample, walk
+from unmask.samplers.draws import TokenRule
+from unmask.templates import decode_canvas, parse_blanks
+
+BATCH = 64
+SCORE_PRECISION = 0.02
+"""Bits per token to which `score` knows a bound unless asked otherwise."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished sequence. `order` is the network call that wrote each token (-1: given), `confidence` its chance."""
+
+    text: str
+    ids: list[int]
+    order: list[int]
+    confidence: list[float]
+    calls: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A canvas on its way: `text` shows a block where a mask is; `call` of `calls` network calls are done."""
+
+    text: str
+    ids: list[int]
+    order: list[int]
+    confidence: list[float]
+    call: int
+    calls: int
+
+
+class MaskedDiffusionLM:
+    """A denoiser, its tokenizer and its card. The causal twin comes through the same door; it cannot fill."""
+
+    def __init__(self, denoiser: Any, tokenizer: Any, card: Card, path: Path | None = None) -> None:
+        self.denoiser = denoiser
+        self.tokenizer = tokenizer
+        self.card = card
+        self.path = path
+
+    @property
+    def causal(self) -> bool:
+        """Whether this is the autoregressive twin."""
+        return self.card.objective.causal
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return device_of(self.denoiser)
+
+    def generate(
+        self,
+        n: int = 1,
+        *,
+        prompt: str = "",
+        length: int | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        batch_size: int = BATCH,
+    ) -> list[str]:
+        """`n` texts of `length` tokens (prompt included; the model's own length by default).
+
+        `steps=None` writes one token a call, the exact law; `steps=T` at most T calls. Sequence i has the seed
+        `seed + i` and does not depend on how many are drawn beside it.
+        """
+        rule = token_rule(temperature, top_k, top_p)
+        done = self.sample(n, prompt=prompt, length=length, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
+        return [one.text for one in done]
+
+    def sample(
+        self,
+        n: int = 1,
+        *,
+        prompt: str = "",
+        length: int | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        rule: TokenRule | None = None,
+        batch_size: int = BATCH,
+        progress: Progress | None = None,
+    ) -> list[Generation]:
+        """Like `generate`, with ids, order, confidences and the number of network calls of each sequence."""
+        row = self._open_row(prompt, length)
+        if n < 1:
+            raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
+        sampler = self.sampler(steps)
+        done: list[Generation] = []
+        for start in range(0, n, batch_size):
+            size = min(batch_size, n - start)
+            canvas = self._canvas([row] * size, seed + start)
+            done += self._finish(sample(sampler, self.denoiser, canvas, rule))
+            if progress is not None:
+                progress(size)
+        return done
+
+    def fill(
+        self,
+        text: str | Sequence[str],
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+        greedy: bool = False,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        batch_size: int = BATCH,
+    ) -> str | list[str]:
+        """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three."""
+        rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+        texts = [text] if isinstance(text, str) else list(text)
+        filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, rule=rule, batch_size=batch_size)]
+        return filled[0] if isinstance(text, str) else filled
+
+    def fill_details(
+        self,
+        texts: Sequence[str],
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+        rule: TokenRule | None = None,
+        batch_size: int = BATCH,
+    ) -> list[Generation]:
+        """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
+        rows = [self._blank_row(text) for text in texts]
+        sampler = self.sampler(steps)
+        done: list[Generation] = []
+        for start in range(0, len(rows), batch_size):
+            canvas = self._canvas(rows[start : start + batch_size], seed + start)
+            done += self._finish(sample(sampler, self.denoiser, canvas, rule))
+        return done
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        length: int | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        rule: TokenRule | None = None,
+    ) -> Iterator[Frame]:
+        """Every canvas of one generation, from the masked one to the finished text; blanks in the prompt are written too."""
+        ids = self._blank_ids(prompt) if prompt else []
+        canvas = self._canvas([self._extend(ids, length)], seed)
+        for state in walk(self.sampler(steps), self.denoiser, canvas, rule):
+            yield self._frame(state)
+
+    def score(
+        self,
+        texts: str | Sequence[str],
+        given: str | Sequence[str] | None = None,
+        *,
+        precision: float | None = SCORE_PRECISION,
+        seed: int = 0,
+        batch_size: int = BATCH,
+    ) -> Bound:
+        """The bound on -log p(texts), or on -log p(texts | given), with its error; `bound[i]` is that of text i.
+
+        For the autoregressive twin it is the likelihood itself. `precision`: the Monte-Carlo error to reach, in bits
+        per token.
+        """
+        return self.judge(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
+
+    def judge(
+        self,
+        texts: str | Sequence[str],
+        given: str | Sequence[str] | None = None,
+        *,
+        steps: tuple[int, ...] = (),
+        precision: float | None = SCORE_PRECISION,
+        seed: int = 0,
+        batch_size: int = BATCH,
+    ) -> Evaluation:
+        """`score` by every estimator of the objective, and by T-step bounds for T in `steps`."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        rows = self._scored_rows(texts, _paired(given, len(texts)))
+        return evaluate(
+            self.denoiser,
+            self.card.objective,
+            self.card.schedule,
+            rows,
+            steps=steps,
+            seed=seed,
+            precision=precision,
+            batch_size=batch_size,
+            each=True,
+        )
+
+    def sampler(self, steps: int | None = None) -> Sampler:
+        """The sampler that `generate` uses for a number of steps."""
+        if self.causal:
+            return build("sampler", "ar")
+        return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
+
+    def _scored_rows(self, texts: list[str], given: list[str] | None) -> Any:
+        ids = encode(self.tokenizer, texts)
+        for text, tokens in zip(texts, ids, strict=True):
+            if not tokens:
+                raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give some text.")
+        tokenizer, card = self.tokenizer, self.card
+        if given is None:
+            return rows_of_texts(card.policy, texts, ids, self._row_length(), tokenizer.eos_token_id)
+        prefixes = encode(tokenizer, given)
+        return FixedRows.after(prefixes, ids, texts, self._row_length())
+
+    def _row_length(self) -> int:
+        return min(self.card.length, self.denoiser.config.max_length)
+
+    def _open_row(self, prompt: str, length: int | None) -> list[int]:
+        return self._extend(encode(self.tokenizer, [prompt])[0] if prompt else [], length)
+
+    def _extend(self, ids: list[int], length: int | None) -> list[int]:
+        """Masks behind the given tokens, up to the length of the canvas."""
+        limit = self.denoiser.config.max_length
+        length = self._row_length() if length is None else length
+        if length < 1:
+            raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
+        if length > limit:
+            raise UnmaskError(
+                f"The canvas of {length} tokens is longer than the {limit} this model was built for; ask for at most that."
+            )
+        if len(ids) > length:
+            raise UnmaskError(
+                f"The prompt has {len(ids)} tokens and the canvas {length}; shorten the prompt or ask for a longer text."
+            )
+        return ids + [self.denoiser.config.mask_token_id] * (length - len(ids))
+
+    def _blank_ids(self, text: str) -> list[int]:
+        """Token ids of a text with `[MASK]` and `[MASK:n]` blanks."""
+        parts = parse_blanks(text)
+        known = iter(encode(self.tokenizer, [part for part in parts if isinstance(part, str)]))
+        mask = self.denoiser.config.mask_token_id
+        return [i for part in parts for i in (next(known) if isinstance(part, str) else [mask] * part)]
+
+    def _blank_row(self, text: str) -> list[int]:
+        ids = self._blank_ids(text)
+        mask, limit = self.denoiser.config.mask_token_id, self.denoiser.config.max_length
+        if mask not in ids:
+            raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
+        if len(ids) > limit:
+            raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
+        if self.causal and any(i != mask for i in ids[ids.index(mask) :]):
+            raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
+        return self.card.policy.frame(ids, self._row_length(), self.tokenizer.eos_token_id)
+
+    def _canvas(self, rows: list[list[int]], seed: int) -> Canvas:
+        """A canvas of ragged rows, padded on the right."""
+        width = max(len(row) for row in rows)
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
+        real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=self.device)
+        return Canvas.of(ids, self.denoiser.config.mask_token_id, seed, real)
+
+    def _finish(self, state: State) -> list[Generation]:
+        canvas = state.canvas
+        columns = (state.ids, state.order, state.confidence, canvas.attention_mask)
+        rows = zip(*(_listed(column) for column in columns), state.calls.tolist(), canvas.seeds.tolist(), strict=True)
+        done = []
+        for ids, order, confidence, real, calls, seed in rows:
+            size = sum(real)
+            text = self._text(ids[:size], order)
+            done.append(Generation(text, ids[:size], order[:size], confidence[:size], calls, seed))
+        return done
+
+    def _frame(self, state: State) -> Frame:
+        ids, order, confidence = (_listed(x)[0] for x in (state.ids, state.order, state.confidence))
+        return Frame(self._text(ids, order), ids, order, confidence, state.call, state.total)
+
+    def _text(self, ids: list[int], order: list[int]) -> str:
+        """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
+        eos = self.tokenizer.eos_token_id
+        if self.card.policy.ends_with_eos and eos in ids:
+            ids = ids[: ids.index(eos)]
+        return decode_canvas(self.tokenizer, ids, self.denoiser.config.mask_token_id)
+
+
+def load(path: str | Path | None = None, *, device: str | torch.device | None = None) -> MaskedDiffusionLM:
+    """Open a checkpoint (a folder that `unmask train` or `unmask convert` wrote), on the GPU where there is one."""
+    if path is None:
+        raise UnmaskError("No checkpoint was named; train one with 'unmask train my.txt' and give its folder.")
+    opened = checkpoint.load(path)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return MaskedDiffusionLM(opened.model.to(device), opened.tokenizer, opened.card, opened.path)
+
+
+def token_rule(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> TokenRule:
+    """How tokens are chosen, from the words of a user; 0 is greedy."""
+    if not 0 <= temperature < float("inf"):
+        raise UnmaskError(f"temperature={temperature} is not possible; give 0 (greedy) or a positive number.")
+    if top_k is not None and top_k < 1:
+        raise UnmaskError(f"top_k={top_k} leaves no token; give at least 1.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UnmaskError(f"top_p={top_p} is not a probability mass; give a number above 0 and at most 1.")
+    return TokenRule(temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:
+    """One condition for each text."""
+    if given is None:
+        return None
+    conditions = [given] * count if isinstance(given, str) else list(given)
+    if len(conditions) != count:
+        raise UnmaskError(f"There are {count} texts and {len(conditions)} conditions; give one for each or one for all.")
+    return conditions
+
+
+def _listed(column: Tensor) -> list[Any]:
+    return column.tolist()

@@ -1,0 +1,347 @@
+"""Bounds with error bars. A bound is evaluated with R independent offsets; their spread is its Monte-Carlo error.
+
+Within one offset the times of all rows (and of all passes over a row) are one stratified set, and every random number
+depends on the row's index alone: batch size, device and order of evaluation do not move the result. The data error is the
+spread over documents. Both are kept, and no perplexity leaves here without them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.data.policies import Rows
+from unmask.models.protocol import Denoiser
+from unmask.objectives.base import Noise, Objective
+from unmask.objectives.subs import Subs
+from unmask.random import Purpose, uniform
+from unmask.schedules import Schedule
+from unmask.times import low_discrepancy, van_der_corput
+
+OFFSETS = 8
+MAX_PASSES = 1024
+AGREEMENT = 4.0
+"""Two estimators of one bound agree when they are at most this many joint standard errors apart."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An upper bound on -log p of some text (or, for AR, -log p itself), in nats, with both its errors in nats.
+
+    `mc_stderr` is the Monte-Carlo standard error (0 for an exact likelihood); `data_stderr` is the standard error from
+    the spread over documents, None with fewer than two. `each` holds the same per document where that was asked for.
+    """
+
+    estimator: str
+    nats: float
+    tokens: int
+    bytes: int
+    characters: int
+    mc_stderr: float
+    data_stderr: float | None
+    draws: int
+    exact: bool = False
+    each: tuple[Bound, ...] = ()
+
+    @property
+    def stderr(self) -> float:
+        """The Monte-Carlo standard error in nats: how well this number is known for this very text."""
+        return self.mc_stderr
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_token(self) -> float:
+        return _ratio(self.nats, self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return _ratio(self.nats, self.bytes)
+
+    @property
+    def bits_per_char(self) -> float:
+        return _ratio(self.nats, self.characters)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token)."""
+        return math.exp(min(self.nats / self.tokens, 700.0))
+
+    def error(self, unit: str = "nats", of: str = "mc") -> float | None:
+        """The standard error of `nats`, `bits_per_token`, `bits_per_byte`, `bits_per_char` or `perplexity`.
+
+        `of="mc"`: of the draws; `of="data"`: of the documents.
+        """
+        nats = self.mc_stderr if of == "mc" else self.data_stderr
+        if nats is None:
+            return None
+        scale = {
+            "nats": 1.0,
+            "bits_per_token": _ratio(1.0, self.tokens),
+            "bits_per_byte": _ratio(1.0, self.bytes),
+            "bits_per_char": _ratio(1.0, self.characters),
+            "perplexity": self.perplexity / self.tokens,
+        }[unit]
+        return nats * scale
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON: every unit with both its errors."""
+        out = asdict(replace(self, each=()))
+        out.pop("each")
+        for unit in ("bits_per_token", "bits_per_byte", "bits_per_char", "perplexity"):
+            out[unit] = getattr(self, unit)
+            out[f"{unit}_mc_stderr"] = self.error(unit, "mc")
+            out[f"{unit}_data_stderr"] = self.error(unit, "data")
+        if self.each:
+            out["each"] = [bound.as_dict() for bound in self.each]
+        return out
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Bound]:
+        return iter(self.each)
+
+    def __getitem__(self, index: int) -> Bound:
+        return self.each[index]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A text judged by every estimator of its model's objective, which must agree, and by T-step bounds beside them."""
+
+    bounds: dict[str, Bound]
+    discrete: dict[int, Bound]
+
+    @property
+    def headline(self) -> Bound:
+        """The estimate with the smallest Monte-Carlo error."""
+        return min(self.bounds.values(), key=lambda bound: bound.mc_stderr)
+
+    @property
+    def disagreement(self) -> str | None:
+        """A sentence when two estimators of the same number are too far apart, else None."""
+        named = list(self.bounds.items())
+        for i, (name, one) in enumerate(named):
+            for other_name, other in named[i + 1 :]:
+                if not agree(one, other):
+                    return (
+                        f"The estimators disagree: {name} {one.nats:.6g} +- {one.mc_stderr:.2g} nats against "
+                        f"{other_name} {other.nats:.6g} +- {other.mc_stderr:.2g}; do not trust this model's bound."
+                    )
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {
+            "headline": self.headline.as_dict(),
+            "bounds": {name: bound.as_dict() for name, bound in self.bounds.items()},
+            "discrete": {str(steps): bound.as_dict() for steps, bound in self.discrete.items()},
+            "agree": self.disagreement is None,
+        }
+
+
+def agree(one: Bound, other: Bound) -> bool:
+    """Whether two estimates of one bound are within four joint standard errors (and rounding) of each other."""
+    joint = math.hypot(one.mc_stderr, other.mc_stderr)
+    return abs(one.nats - other.nats) <= AGREEMENT * joint + 1e-5 * abs(one.nats)
+
+
+def evaluate(
+    denoiser: Denoiser,
+    objective: Objective,
+    schedule: Schedule,
+    rows: Rows,
+    *,
+    steps: tuple[int, ...] = (),
+    seed: int = 0,
+    precision: float | None = None,
+    batch_size: int = 32,
+    each: bool = False,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Judge rows by all estimators of an objective; `steps` asks for T-step bounds too.
+
+    `precision`: keep doubling the draws until the Monte-Carlo error is at most this many bits per token.
+    """
+
+    def measure(name: str, estimator: Objective) -> Bound:
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "each": each, "progress": progress}
+        if precision is None or estimator.exact:
+            return bound(denoiser, estimator, schedule, rows, name=name, **options)
+        return bound_to(precision, denoiser, estimator, schedule, rows, name=name, **options)
+
+    bounds = {name: measure(name, estimator) for name, estimator in objective.estimators().items()}
+    discrete = {T: measure(f"discrete T={T}", Subs(steps=T)) for T in steps if not objective.exact}
+    return Evaluation(bounds, discrete)
+
+
+def bound_to(
+    precision: float, denoiser: Denoiser, estimator: Objective, schedule: Schedule, rows: Rows, **options: Any
+) -> Bound:
+    """A bound whose Monte-Carlo error is at most `precision` bits per token, or the best of `MAX_PASSES` passes.
+
+    Each try draws anew with more passes, as many as the last error asks for, so that tries are not mixed.
+    """
+    passes = 1
+    while True:
+        result = bound(denoiser, estimator, schedule, rows, passes=passes, **options)
+        error = result.error("bits_per_token") or 0.0
+        if error <= precision or passes >= MAX_PASSES:
+            return result
+        wanted = passes * min((error / precision) ** 2, 16.0)
+        passes = min(MAX_PASSES, 2 ** max(1 + int(math.log2(passes)), math.ceil(math.log2(wanted))))
+
+
+def bound(
+    denoiser: Denoiser,
+    estimator: Objective,
+    schedule: Schedule,
+    rows: Rows,
+    *,
+    name: str | None = None,
+    seed: int = 0,
+    offsets: int = OFFSETS,
+    passes: int = 1,
+    batch_size: int = 32,
+    each: bool = False,
+    progress: Progress | None = None,
+) -> Bound:
+    """The bound of all counted tokens in `rows` by one estimator: `offsets` independent sets of `passes` draws a row."""
+    if estimator.exact:
+        offsets = passes = 1
+    documents = rows.documents
+    nats_RD = np.zeros((offsets, documents))
+    tokens_D = np.zeros(documents, dtype=np.int64)
+    strata = van_der_corput(len(rows) * passes)
+    with evaluating(denoiser):
+        for index in _batches(len(rows), batch_size):
+            batch, document = _fetch(rows, index, device_of(denoiser))
+            for offset in range(offsets):
+                for k in range(passes):
+                    noise = _noise(seed, offset, index * passes + k, strata, batch)
+                    terms = estimator.loss(denoiser, batch, schedule, noise)
+                    nats_RD[offset] += _by_document(terms.nelbo, terms.counted, document, documents) / passes
+            tokens_D += _by_document(terms.counted, terms.counted, document, documents).astype(np.int64)
+            if progress is not None:
+                progress(len(index))
+    label = name or estimator.name  # type: ignore[attr-defined]
+    return _summarise(label, nats_RD, tokens_D, rows, offsets * passes, estimator.exact, each)
+
+
+def evaluation_work(objective: Objective, rows: Rows, steps: tuple[int, ...] = ()) -> int:
+    """How often `evaluate` will report progress without a requested precision: rows times estimators."""
+    return len(rows) * (len(objective.estimators()) + (0 if objective.exact else len(steps)))
+
+
+def device_of(denoiser: Any) -> torch.device:
+    """Where a denoiser computes; the CPU for those that hold no parameters."""
+    return getattr(denoiser, "device", torch.device("cpu"))
+
+
+@contextmanager
+def evaluating(denoiser: Any) -> Iterator[None]:
+    """Eval mode and no gradients for a while."""
+    was_training = getattr(denoiser, "training", False)
+    if was_training:
+        denoiser.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if was_training:
+            denoiser.train()
+
+
+def _batches(count: int, size: int) -> Iterator[Tensor]:
+    return iter(torch.arange(count).split(size))
+
+
+def _fetch(rows: Rows, index: Tensor, device: torch.device) -> tuple[Batch, np.ndarray]:
+    table = rows[index.numpy()]
+    batch = Batch.of(
+        torch.from_numpy(table.input_ids), torch.from_numpy(table.attention_mask), torch.from_numpy(table.frozen)
+    )
+    return batch.to(device), table.document
+
+
+def _noise(seed: int, offset: int, draw: Tensor, strata: Tensor, batch: Batch) -> Noise:
+    """The noise of draw number `draw` [B] of the set that belongs to one offset."""
+    device = batch.input_ids.device
+    start = uniform(seed, Purpose.OFFSET, step=offset)
+    t = low_discrepancy(start, strata[draw], len(strata)).to(device)
+    return Noise.draw(seed, offset, draw.to(device), t, batch.input_ids.shape[1])
+
+
+def _by_document(values: Tensor, counted: Tensor, document: np.ndarray, documents: int) -> np.ndarray:
+    """Sum values [B, L] at counted positions by the document they belong to."""
+    counted_BL = counted.cpu().numpy()
+    weights = values.double().cpu().numpy()[counted_BL]
+    return np.bincount(document[counted_BL], weights=weights, minlength=documents)
+
+
+def _summarise(
+    name: str, nats_RD: np.ndarray, tokens_D: np.ndarray, rows: Rows, draws: int, exact: bool, each: bool
+) -> Bound:
+    nats_D = nats_RD.mean(axis=0)
+    per_document: tuple[Bound, ...] = ()
+    if each:
+        per_document = tuple(
+            Bound(
+                name,
+                float(nats_D[d]),
+                int(tokens_D[d]),
+                int(rows.document_bytes[d]),
+                int(rows.document_characters[d]),
+                _spread(nats_RD[:, d]),
+                None,
+                draws,
+                exact,
+            )
+            for d in range(len(nats_D))
+        )
+    return Bound(
+        name,
+        float(nats_D.sum()),
+        int(tokens_D.sum()),
+        int(rows.document_bytes.sum()),
+        int(rows.document_characters.sum()),
+        _spread(nats_RD.sum(axis=1)),
+        _data_error(nats_D, tokens_D),
+        draws,
+        exact,
+        per_document,
+    )
+
+
+def _spread(totals_R: np.ndarray) -> float:
+    """Standard error of the mean over independent offsets."""
+    return float(totals_R.std(ddof=1) / math.sqrt(len(totals_R))) if len(totals_R) > 1 else 0.0
+
+
+def _data_error(nats_D: np.ndarray, tokens_D: np.ndarray) -> float | None:
+    """Standard error, in total nats, of nats per token as a ratio over documents."""
+    count = int((tokens_D > 0).sum())
+    if count < 2:
+        return None
+    residual = nats_D - nats_D.sum() / tokens_D.sum() * tokens_D
+    return float(math.sqrt(count / (count - 1) * np.square(residual).sum()))
+
+
+def _ratio(nats: float, units: int) -> float:
+    return nats / units / math.log(2.0) if units else math.nan

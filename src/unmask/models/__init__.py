@@ -1,0 +1,30 @@
+"""The networks, known to Hugging Face's Auto classes as soon as this package is imported."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+from unmask.models.build import SIZES, CausalSpec, DiTSpec
+from unmask.models.causal import CausalLM
+from unmask.models.config import EPSILON, CausalConfig, DiTConfig
+from unmask.models.dit import DiT
+from unmask.models.protocol import Denoiser
+
+__all__ = [
+    "EPSILON",
+    "SIZES",
+    "CausalConfig",
+    "CausalLM",
+    "CausalSpec",
+    "Denoiser",
+    "DiT",
+    "DiTConfig",
+    "DiTSpec",
+]
+
+AutoConfig.register(DiTConfig.model_type, DiTConfig, exist_ok=True)
+AutoConfig.register(CausalConfig.model_type, CausalConfig, exist_ok=True)
+AutoModel.register(DiTConfig, DiT, exist_ok=True)
+AutoModel.register(CausalConfig, CausalLM, exist_ok=True)
+AutoModelForMaskedLM.register(DiTConfig, DiT, exist_ok=True)
+AutoModelForCausalLM.register(CausalConfig, CausalLM, exist_ok=True)

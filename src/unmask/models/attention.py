@@ -1,0 +1,80 @@
+"""Attention in one place: rotary positions, the key-value cache, and who may see whom, for every network here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+class Rotary(NamedTuple):
+    """Cosine and sine of every position's angles, float32 [L, d/2], made once per pass and used by all blocks."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Scope(NamedTuple):
+    """Which keys a query may see: a boolean mask [B or 1, 1, Q or 1, K]; None for all, or all before where causal."""
+
+    mask: Tensor | None
+    is_causal: bool
+
+
+def rotary_angles(length: int, head_dim: int, base: float, device: torch.device, offset: int = 0) -> Rotary:
+    """The rotary table of positions offset..offset+length-1 for heads of width head_dim."""
+    frequency = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    position = torch.arange(offset, offset + length, dtype=torch.float32, device=device)
+    angle = position[:, None] * frequency
+    return Rotary(angle.cos(), angle.sin())
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn each pair (i, i + d/2) of x [B, L, ..., H, d] by its position's angle, in float32, and keep x's dtype."""
+    shape = (rotary.cos.shape[0], *(1,) * (x.dim() - 3), rotary.cos.shape[1])
+    cos, sin = rotary.cos.view(shape), rotary.sin.view(shape)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def attend(qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: Cache | None = None, layer: int = 0) -> Tensor:
+    """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
+
+    Queries and keys are rotated, values are not. With a cache, this block's new keys and values are added under
+    ``layer`` and the queries see the earlier ones too.
+    """
+    query, key = rotate(qkv[:, :, :2], rotary).transpose(1, 3).unbind(2)
+    value = qkv[:, :, 2].transpose(1, 2)
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, layer)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask, is_causal=scope.is_causal)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def see_all(attention_mask: Tensor | None) -> Scope:
+    """Every query sees every key that is not a pad; attention_mask is [B, L], true at the tokens, or None for no pads.
+
+    A row of nothing but pads sees all of them: what it yields is used by nobody, and stays finite.
+    """
+    if attention_mask is None:
+        return Scope(None, is_causal=False)
+    keys = attention_mask.bool()
+    keys = keys | ~keys.any(dim=1, keepdim=True)
+    return Scope(keys[:, None, None, :], is_causal=False)
+
+
+def see_before(length: int, past: int, attention_mask: Tensor | None, device: torch.device) -> Scope:
+    """Queries past..past+length-1 see themselves and the keys before them, pads [B, past + length] excepted."""
+    if attention_mask is None and past == 0:
+        return Scope(None, is_causal=True)
+    if attention_mask is None and length == 1:
+        return Scope(None, is_causal=False)
+    query = torch.arange(past, past + length, device=device)[:, None]
+    key = torch.arange(past + length, device=device)
+    if attention_mask is None:
+        return Scope((key <= query)[None, None], is_causal=False)
+    seen = (key < query) & attention_mask.bool()[:, None, None, :]
+    return Scope(seen | (key == query), is_causal=False)

@@ -1,0 +1,59 @@
+"""The diffusion transformer: a canvas with masks in, logits of the clean tokens out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.modeling_outputs import MaskedLMOutput
+from transformers.utils.generic import can_return_tuple
+
+from unmask.models.attention import see_all
+from unmask.models.config import EPSILON, DiTConfig
+from unmask.models.layers import Trunk, label_loss
+
+
+class DiT(Trunk):
+    """The bidirectional denoiser, conditioned on alpha as published or, by default, not at all."""
+
+    config: DiTConfig
+    config_class = DiTConfig
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
+
+    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        """The rows that `head` takes, [B, L, D].
+
+        Args:
+            input_ids: Tokens and masks, [B, L].
+            alpha: The probability that the noise has kept a token, [B]. A conditioned network takes None for sigma = 0
+                (time conditioning off, as published); an unconditioned one does not look at it.
+            attention_mask: True (or 1) at tokens and False at pads, [B, L]; None when there are no pads.
+        """
+        self._check_lengths(input_ids, attention_mask)
+        return self._run(input_ids, see_all(attention_mask), self._condition(alpha, input_ids.device))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> MaskedLMOutput:
+        """Logits [B, L, V] at every position, as every Hugging Face masked LM gives them.
+
+        ``labels`` [B, L] adds the mean cross-entropy of the positions whose label is not -100. ``token_type_ids`` is
+        there for tokenizers that make them; the network has no segments and does not look at it.
+        """
+        logits = self.head(self.hidden(input_ids, alpha, attention_mask), self.config.mask_logit)
+        return MaskedLMOutput(loss=label_loss(logits, labels), logits=logits)
+
+    def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
+        """The conditioning vector, [B, C], or [1, C] when it is the same for all; None in an unconditioned network."""
+        if self.sigma_map is None:
+            return None
+        sigma = torch.zeros(1, device=device) if alpha is None else -torch.log(EPSILON + (1 - EPSILON) * alpha.float())
+        return F.silu(self.sigma_map(sigma))

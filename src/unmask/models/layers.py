@@ -1,0 +1,238 @@
+"""The parts of the networks, and the trunk that the DiT and its causal twin share.
+
+Parameters carry the published names (without their ``backbone.`` prefix) and come in the published order. There are no
+buffers: everything that is not learnt is computed in the pass.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from unmask.errors import UnmaskError
+from unmask.models.attention import Rotary, Scope, attend, rotary_angles
+from unmask.models.config import TrunkConfig
+
+TIME_FEATURES = 256
+
+
+class TokenEmbedding(nn.Module):
+    """One vector a token: ids [B, L] to [B, L, D]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(vocab_size, hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(D)."""
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return F.embedding(input_ids, self.embedding)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation computed in float32 whatever the dtype of its input, which the output keeps."""
+
+    def __init__(self, hidden_size: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The plain normalisation."""
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias, eps=1e-5).to(x.dtype)
+
+
+class ZeroLinear(nn.Linear):
+    """A linear map that starts at zero, so that the branch behind it starts silent."""
+
+    def reset_parameters(self) -> None:
+        """Zero weight and bias."""
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class TimestepEmbedder(nn.Module):
+    """sigma [B] to a vector [B, C]: sinusoidal features, cosines first, then two linear maps."""
+
+    def __init__(self, cond_dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(TIME_FEATURES, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        half = TIME_FEATURES // 2
+        frequency = torch.exp(-math.log(10_000) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half)
+        angle = sigma.float()[:, None] * frequency
+        features = torch.cat((angle.cos(), angle.sin()), dim=-1)
+        return self.mlp(features.to(next(self.parameters()).dtype))
+
+
+class Modulation(NamedTuple):
+    """What the conditioning does to one branch, each [B or 1, 1, D]."""
+
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor
+
+
+def modulate(x: Tensor, modulation: Modulation | None) -> Tensor:
+    """Scale and shift a normalised x [B, L, D]; without a modulation, x itself."""
+    return x if modulation is None else x * (1 + modulation.scale) + modulation.shift
+
+
+def gated(x: Tensor, modulation: Modulation | None) -> Tensor:
+    """Weigh a branch x [B, L, D] on its way into the residual stream; without a modulation, x itself."""
+    return x if modulation is None else modulation.gate * x
+
+
+class Block(GradientCheckpointingLayer):
+    """One transformer block: attention, then an MLP, each normalised before and added to the residual stream.
+
+    With ``cond_dim`` a conditioning vector modulates both branches (adaLN-zero) and the norms have no bias. Without it
+    the norms have biases, and the two output projections start at zero in the place of the gates.
+    """
+
+    def __init__(self, config: TrunkConfig, layer: int, cond_dim: int | None) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.mlp_ratio * config.hidden_size
+        out_linear = ZeroLinear if cond_dim is None else nn.Linear
+        self.layer = layer
+        self.heads = config.num_attention_heads
+        self.norm1 = LayerNorm(width, bias=cond_dim is None)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = out_linear(width, width, bias=False)
+        self.norm2 = LayerNorm(width, bias=cond_dim is None)
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), out_linear(inner, width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.adaLN_modulation = None if cond_dim is None else ZeroLinear(cond_dim, 6 * width)
+
+    def forward(
+        self,
+        x: Tensor,
+        cond: Tensor | None,
+        rotary: Rotary,
+        scope: Scope,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None when not conditioned."""
+        for_attention, for_mlp = self._modulations(cond)
+        qkv = self.attn_qkv(modulate(self.norm1(x), for_attention)).unflatten(-1, (3, self.heads, -1))
+        attended = self.attn_out(attend(qkv, rotary, scope, past_key_values, self.layer))
+        x = x + gated(self.dropout(attended), for_attention)
+        return x + gated(self.dropout(self.mlp(modulate(self.norm2(x), for_mlp))), for_mlp)
+
+    def _modulations(self, cond: Tensor | None) -> tuple[Modulation | None, Modulation | None]:
+        if self.adaLN_modulation is None:
+            return None, None
+        parts = self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
+        return Modulation(*parts[:3]), Modulation(*parts[3:])
+
+
+class OutputLayer(nn.Module):
+    """The final norm, and the projection to the vocabulary, which is only made where it is asked for."""
+
+    def __init__(self, config: TrunkConfig, cond_dim: int | None) -> None:
+        super().__init__()
+        self.norm_final = LayerNorm(config.hidden_size, bias=cond_dim is None)
+        self.linear = ZeroLinear(config.hidden_size, config.vocab_size)
+        self.adaLN_modulation = None if cond_dim is None else ZeroLinear(cond_dim, 2 * config.hidden_size)
+
+    def normalise(self, x: Tensor, cond: Tensor | None) -> Tensor:
+        """The last state of the residual stream [B, L, D] to the rows that the projection takes."""
+        x = self.norm_final(x)
+        if self.adaLN_modulation is None:
+            return x
+        shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
+        return x * (1 + scale) + shift
+
+    def project(self, rows: Tensor, closed_token: int | None) -> Tensor:
+        """Logits [..., V] of rows [..., D]; the closed token's bias is minus infinity, so that its probability is 0."""
+        bias: Tensor = self.linear.bias
+        if closed_token is not None:
+            token = torch.arange(bias.shape[0], device=bias.device)
+            bias = bias.masked_fill(token == closed_token, -math.inf)
+        return F.linear(rows, self.linear.weight, bias)
+
+
+def label_loss(logits: Tensor, labels: Tensor | None) -> torch.FloatTensor | None:
+    """Mean cross-entropy of logits [B, L, V] at the labels [B, L] that are not -100; None without labels."""
+    if labels is None:
+        return None
+    return cast(torch.FloatTensor, F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100))
+
+
+class Trunk(PreTrainedModel):
+    """Embedding, blocks and output layer. A subclass says what a token may see and what the conditioning is."""
+
+    config: TrunkConfig
+    config_class = TrunkConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+
+    def __init__(self, config: TrunkConfig, cond_dim: int | None = None) -> None:
+        super().__init__(config)
+        self._no_split_modules = ["Block"]
+        self.vocab_embed = TokenEmbedding(config.vocab_size, config.hidden_size)
+        self.sigma_map = None if cond_dim is None else TimestepEmbedder(cond_dim)
+        self.blocks = nn.ModuleList(Block(config, layer, cond_dim) for layer in range(config.num_hidden_layers))
+        self.output_layer = OutputLayer(config, cond_dim)
+        self.post_init()
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        """Logits [..., V] of hidden rows [..., D]; the mask token's is minus infinity unless ``mask_logit``."""
+        return self.output_layer.project(rows, None if mask_logit else self.config.mask_token_id)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The module that turns token ids into vectors."""
+        return self.vocab_embed
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        scope: Scope,
+        cond: Tensor | None = None,
+        past: int = 0,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Ids [B, L], the first of them at position ``past``, through all blocks and the final norm to [B, L, D]."""
+        config = self.config
+        rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
+        x = self.vocab_embed(input_ids)
+        for block in self.blocks:
+            x = block(x, cond, rotary, scope, past_key_values=past_key_values)
+        return self.output_layer.normalise(x, cond)
+
+    def _check_lengths(self, input_ids: Tensor, attention_mask: Tensor | None, past: int = 0) -> None:
+        length = past + input_ids.shape[1]
+        if length > self.config.max_length:
+            raise UnmaskError(
+                f"A sequence of {length} tokens is longer than the {self.config.max_length} of this network; "
+                f"generate or score in windows, or train with a max_length of {length} or more."
+            )
+        if attention_mask is not None and attention_mask.shape != (input_ids.shape[0], length):
+            raise UnmaskError(
+                f"The attention mask of shape {tuple(attention_mask.shape)} does not fit {input_ids.shape[0]} "
+                f"sequences of {length} tokens; give one entry per token."
+            )
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # Every layer knows its own start; transformers guards what a checkpoint has filled already.
+        if isinstance(module, (TokenEmbedding, LayerNorm, nn.Linear)):
+            module.reset_parameters()

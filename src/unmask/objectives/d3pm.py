@@ -1,0 +1,94 @@
+"""D3PM with an absorbing state, in T steps, with the two Rao-Blackwellisation steps of the paper as switches.
+
+Table 8 of the paper reads: both on is SUBS in discrete time (eq. 43), carry-over off adds the reconstruction term
+(eq. 41), zero-masking off as well lets the mask token into the softmax (eq. 39).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.losses import cross_entropy, reduce_rows, scatter_rows
+from unmask.models.protocol import Denoiser
+from unmask.objectives.base import LossTerms, Noise, Objective, grid
+from unmask.process import corrupt
+from unmask.schedules import Schedule
+
+
+class D3PM(Objective):
+    """The T-step bound in three terms. `carry_over=True, zero_masking=True` equals `Subs(steps=T)`."""
+
+    name: Literal["d3pm"] = "d3pm"
+    steps: int = Field(default=1000, ge=1)
+    carry_over: bool = False
+    zero_masking: bool = False
+
+    @property
+    def needs_mask_logit(self) -> bool:
+        return not self.zero_masking
+
+    @property
+    def needs_visible_rows(self) -> bool:
+        return not self.carry_over
+
+    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+        s, t = grid(noise.t, self.steps)
+        rate_s, rate_t = schedule.mask_rate(s), schedule.mask_rate(t)
+        z, masked = corrupt(batch, rate_t, noise.u, denoiser.config.mask_token_id)
+        log_x, log_m = self._log_probabilities(denoiser, z, rate_t, batch, masked)
+        row = masked.nonzero()[:, 0]
+        diffusion = self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row])
+        return LossTerms(
+            diffusion=scatter_rows(diffusion, masked),
+            reconstruction=self._reconstruction(denoiser, batch),
+            prior=torch.zeros_like(noise.u),
+            counted=batch.open,
+            cross_entropy=scatter_rows(-log_x, masked),
+            masked=masked,
+            mask_rate=rate_t,
+        )
+
+    def _log_probabilities(
+        self, denoiser: Denoiser, z: Tensor, rate_t: Tensor, batch: Batch, masked: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[N], [N]: log x_theta(x) and log x_theta(m) at the masked rows; the second is -inf under zero-masking."""
+        hidden = denoiser.hidden(z, alpha=1.0 - rate_t, attention_mask=batch.keys)
+
+        def reduce(logits: Tensor, targets: Tensor) -> Tensor:
+            log_p = logits.log_softmax(-1)
+            return torch.stack([log_p.gather(1, targets[:, None])[:, 0], log_p[:, denoiser.config.mask_token_id]], 1)
+
+        head = partial(denoiser.head, mask_logit=self.needs_mask_logit)
+        both = reduce_rows(head, hidden[masked], batch.input_ids[masked], reduce, denoiser.config.vocab_size)
+        return both[:, 0], both[:, 1]
+
+    def _reconstruction(self, denoiser: Denoiser, batch: Batch) -> Tensor:
+        """[B, L] -log <x_theta(x), x> with the clean sequence as input at t = 0 (eq. 41); carry-over makes it 0."""
+        if self.carry_over:
+            return torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
+        visible = torch.ones(batch.input_ids.shape[0], device=batch.input_ids.device)
+        hidden = denoiser.hidden(batch.input_ids, alpha=visible, attention_mask=batch.keys)
+        head = partial(denoiser.head, mask_logit=self.needs_mask_logit)
+        targets = batch.input_ids[batch.open]
+        nll = reduce_rows(head, hidden[batch.open], targets, cross_entropy, denoiser.config.vocab_size)
+        return scatter_rows(nll, batch.open)
+
+
+def step_divergence(log_x: Tensor, mass_on_mask: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:
+    """KL of one reverse step at a masked token, eq. 39, for any x_theta; at a visible token it is 0.
+
+    `log_x` [N] log x_theta(x); `mass_on_mask` [N] x_theta(m), written a below; rates are 1 - alpha_s and 1 - alpha_t.
+    """
+    alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
+    reveal, stay = (rate_t - rate_s) / rate_t, rate_s / rate_t
+    log_norm = torch.log(alpha_t * mass_on_mask + rate_t) - torch.log(rate_t)
+    mask_to_token = log_norm - log_x
+    log_stay = torch.log(alpha_s * mass_on_mask + rate_s) - torch.log(rate_s)
+    mask_to_mask = torch.where(rate_s > 0, log_norm - log_stay, 0.0)
+    return reveal * mask_to_token + stay * mask_to_mask

@@ -1,0 +1,60 @@
+"""SEDD with an absorbing state: score entropy, and the conversions between scores and x_theta.
+
+A raw output f becomes log s = f - log(e^sigma - 1) - log(V - 1) with e^sigma - 1 = (1 - alpha)/alpha; then
+sigma'(t) [sum_y s_y - r log s_x + r (log r - 1)] with r = alpha/(1 - alpha) and sigma' r = w(t) loses its alpha:
+it is w(t) [mean_y e^f_y - (f_x - log(V - 1)) - 1], which is how it is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.losses import reduce_rows, scatter_rows
+from unmask.models.protocol import Denoiser
+from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.process import corrupt
+from unmask.schedules import Schedule
+
+
+class SEDD(Objective):
+    """Denoising score entropy of the absorbing process in continuous time; 0 at visible tokens."""
+
+    name: Literal["sedd"] = "sedd"
+
+    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+        mask_rate = schedule.mask_rate(noise.t)
+        z, masked = corrupt(batch, mask_rate, noise.u, denoiser.config.mask_token_id)
+        hidden = denoiser.hidden(z, alpha=1.0 - mask_rate, attention_mask=batch.keys)
+        vocab_size = denoiser.config.vocab_size
+        both = reduce_rows(denoiser.head, hidden[masked], batch.input_ids[masked], mass_and_target, vocab_size)
+        log_mass, f_x = both[:, 0] - math.log(vocab_size - 1), both[:, 1] - math.log(vocab_size - 1)
+        weight = schedule.weight(noise.t)[masked.nonzero()[:, 0]]
+        entropy = weight * (log_mass.exp() - f_x - 1.0)
+        zero = torch.zeros_like(noise.u)
+        nll = scatter_rows(both[:, 0] - both[:, 1], masked)
+        return LossTerms(scatter_rows(entropy, masked), zero, zero, batch.open, nll, masked, mask_rate)
+
+
+def mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """[N, 2]: log sum_y e^f_y over all tokens but the mask, and f at the target."""
+    return torch.stack([logits_NV.logsumexp(-1), logits_NV.gather(1, targets_N[:, None])[:, 0]], 1)
+
+
+def log_score(f: Tensor, alpha: Tensor, vocab_size: int) -> Tensor:
+    """log s(y) [..., V] of a raw network output f; `alpha` broadcasts."""
+    return f + torch.logit(alpha) - math.log(vocab_size - 1)
+
+
+def x_to_log_score(log_x: Tensor, alpha: Tensor) -> Tensor:
+    """The score of a normalised prediction: s = alpha/(1 - alpha) x_theta."""
+    return log_x + torch.logit(alpha)
+
+
+def log_score_to_x(log_s: Tensor) -> Tensor:
+    """log x_theta of a score, normalised over tokens; a score of mass alpha/(1 - alpha) loses nothing."""
+    return log_s.log_softmax(-1)

@@ -1,0 +1,66 @@
+"""SUBS: the Rao-Blackwellised bound of the paper, in continuous time (eq. 10, 11), in T steps (eq. 8), by mask count."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.models.protocol import Denoiser
+from unmask.objectives.base import LossTerms, Noise, Objective, grid, masked_cross_entropy
+from unmask.process import corrupt, corrupt_exactly, reveal_probability
+from unmask.schedules import Schedule
+
+
+class Subs(Objective):
+    """`steps=None`: w(t) = -alpha'/(1 - alpha) times the cross-entropy of masked tokens, t uniform (eq. 10, 11).
+
+    `steps=T`: the bound of the T-step process, (alpha_s - alpha_t)/(1 - alpha_t) at t = i/T (eq. 8), one i drawn and
+    multiplied by T. Reconstruction and prior are zero: z_0 = x is carried over, and alpha(1) = 0.
+    """
+
+    name: Literal["subs"] = "subs"
+    steps: int | None = Field(default=None, ge=1)
+
+    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+        mask_rate, weight = self._weighted(schedule, noise.t)
+        z, masked = corrupt(batch, mask_rate, noise.u, denoiser.config.mask_token_id)
+        nll = masked_cross_entropy(denoiser, z, mask_rate, batch, masked)
+        zero = torch.zeros_like(nll)
+        return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate)
+
+    def estimators(self) -> dict[str, Objective]:
+        return {"continuous": Subs(), "mask-count": MaskCount()}
+
+    def _weighted(self, schedule: Schedule, t: Tensor) -> tuple[Tensor, Tensor]:
+        """1 - alpha at the drawn time, and what the cross-entropy there is multiplied by."""
+        if self.steps is None:
+            return schedule.mask_rate(t), schedule.weight(t)
+        s, t = grid(t, self.steps)
+        mask_rate = schedule.mask_rate(t)
+        return mask_rate, self.steps * reveal_probability(schedule.mask_rate(s), mask_rate)
+
+
+class MaskCount(Objective):
+    """n uniform in 1..L of the L open tokens are masked, weight L/n: the number of eq. 11, with less variance.
+
+    It is the average over all orders of an any-order autoregressive likelihood. A conditioned denoiser is told the
+    mask rate a count of n comes from, 1 - alpha ~ Beta(n, L - n + 1).
+    """
+
+    name: Literal["mask-count"] = "mask-count"
+
+    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+        length = batch.open.sum(dim=1)
+        count = torch.ceil(noise.t * length).long().clamp_min(1).minimum(length)
+        z, masked, mask_rate = corrupt_exactly(batch, count, noise.u, denoiser.config.mask_token_id)
+        nll = masked_cross_entropy(denoiser, z, mask_rate, batch, masked)
+        weight = length / count.clamp_min(1)
+        zero = torch.zeros_like(nll)
+        return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate)
+
+    def estimators(self) -> dict[str, Objective]:
+        return Subs().estimators()

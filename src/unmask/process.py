@@ -1,0 +1,52 @@
+"""The absorbing process: q(z_t | x), q(z_s | z_t, x) and the prior, as pure functions on tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch
+
+
+def corrupt(batch: Batch, mask_rate: Tensor, noise: Tensor, mask_token_id: int) -> tuple[Tensor, Tensor]:
+    """q(z_t | x): each open token is masked with probability 1 - alpha_t.
+
+    `mask_rate` [B] is 1 - alpha_t; `noise` [B, L] are uniforms. Returns z_t [B, L] and the masked positions [B, L].
+    """
+    masked = (noise < mask_rate[:, None]) & batch.open
+    return batch.input_ids.masked_fill(masked, mask_token_id), masked
+
+
+def corrupt_exactly(batch: Batch, count: Tensor, noise: Tensor, mask_token_id: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mask exactly `count` [B] open tokens, those with the smallest noise: the mask-count form of the bound.
+
+    Also returns the count-th smallest noise [B], a Beta(n, L - n + 1) draw independent of which tokens were chosen: the
+    mask rate that a conditioned denoiser has to be told.
+    """
+    ranked, order = noise.masked_fill(~batch.open, 2.0).sort(dim=1, stable=True)
+    rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    masked = (rank < count[:, None]) & batch.open
+    mask_rate = ranked.gather(1, (count[:, None] - 1).clamp_min(0)).squeeze(1).clamp_max(1.0)
+    return batch.input_ids.masked_fill(masked, mask_token_id), masked, mask_rate
+
+
+def reveal_probability(mask_rate_s: Tensor, mask_rate_t: Tensor) -> Tensor:
+    """(alpha_s - alpha_t) / (1 - alpha_t): the chance that a token masked at t is visible at s < t (eq. 6)."""
+    return (mask_rate_t - mask_rate_s) / mask_rate_t
+
+
+def posterior(z_t: Tensor, x: Tensor, mask_rate_s: float, mask_rate_t: float, mask_token_id: int) -> Tensor:
+    """q(z_s | z_t, x) of eq. 6, and with x replaced by x_theta the reverse step of eq. 7.
+
+    `z_t` [...] tokens; `x` [..., V] probabilities of the clean token (one-hot for q), 0 at the mask. Returns [..., V].
+    """
+    visible = torch.nn.functional.one_hot(z_t, x.shape[-1]).to(x.dtype)
+    reveal = (mask_rate_t - mask_rate_s) / mask_rate_t
+    mask = torch.zeros_like(visible)
+    mask[..., mask_token_id] = 1.0
+    return torch.where((z_t == mask_token_id)[..., None], reveal * x + (1.0 - reveal) * mask, visible)
+
+
+def prior(shape: tuple[int, ...], mask_token_id: int, device: torch.device | str | None = None) -> Tensor:
+    """z_1: every token is the mask."""
+    return torch.full(shape, mask_token_id, dtype=torch.int64, device=device)

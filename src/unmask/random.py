@@ -1,0 +1,94 @@
+"""Counter-based random numbers: a number is a hash of where it is used, never a state that someone must carry.
+
+`uniform(seed, purpose, step, sample, position)` hashes five integers with tensor operations, so the same call gives the
+same float on CPU and GPU, eager and compiled, on one process or eight, today or after a resume. Every argument may be an
+int or an integer tensor; they broadcast.
+
+The mixer works on 32-bit words held in int64. Its multipliers are written as signed numbers below 2^31 in magnitude, so
+no product leaves int64 and the wrap-around is an explicit `& 0xFFFFFFFF`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIER_1 = 0x7FEB352D
+_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
+_OFFSET_LIMIT = 1.0 - 2.0**-24
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for. Two purposes never share a number."""
+
+    TIME = 1
+    MASK = 2
+    REVEAL = 3
+    TOKEN = 4
+    OFFSET = 5
+
+
+Integer = int | Tensor
+
+
+def bits(
+    seed: Integer,
+    purpose: Purpose,
+    step: Integer = 0,
+    sample: Integer = 0,
+    position: Integer = 0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """32 random bits (in int64) for every broadcast combination of the arguments."""
+    if device is None:
+        device = next((x.device for x in (seed, step, sample, position) if isinstance(x, Tensor)), None)
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for value in (int(purpose), seed, step, sample, position):
+        state = _absorb(state, torch.as_tensor(value, dtype=torch.int64, device=device))
+    return state
+
+
+def uniform(
+    seed: Integer,
+    purpose: Purpose,
+    step: Integer = 0,
+    sample: Integer = 0,
+    position: Integer = 0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Float32 uniforms in (0, 1): midpoints of 2^32 cells, so that values near 0 keep their relative precision.
+
+    The smallest is 2^-33. `exponential` rests on this: its argmin keeps the tail of a distribution right.
+    """
+    cell = bits(seed, purpose, step, sample, position, device)
+    return ((2 * cell + 1).to(torch.float32) * 2.0**-33).clamp_max(_OFFSET_LIMIT)
+
+
+def exponential(
+    seed: Integer,
+    purpose: Purpose,
+    step: Integer = 0,
+    sample: Integer = 0,
+    position: Integer = 0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Float32 Exp(1) draws, -log1p(-u), accurate near 0, where an argmin over a vocabulary looks."""
+    return -torch.log1p(-uniform(seed, purpose, step, sample, position, device))
+
+
+def _absorb(state: Tensor, value: Tensor) -> Tensor:
+    """Mix a 64-bit value into the state, low word first."""
+    state = _mix(state ^ (value & _WORD))
+    return _mix((state + 0x9E3779B9) & _WORD ^ ((value >> 32) & _WORD))
+
+
+def _mix(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every input bit moves every output bit."""
+    word = word ^ (word >> 16)
+    word = (word * _MULTIPLIER_1) & _WORD
+    word = word ^ (word >> 15)
+    word = (word * _MULTIPLIER_2) & _WORD
+    return word ^ (word >> 16)

@@ -1,0 +1,125 @@
+"""The members of every axis, by name. A member is one class and one line here; it is imported only when asked for.
+
+A component travels as ``{name: polynomial, power: 2}`` (or just its name) in recipes, in ``unmask.json`` and in result
+files, and is validated by its own class.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
+
+from unmask.errors import UnmaskError, did_you_mean
+
+AXES: dict[str, dict[str, str | type]] = {
+    "schedule": {
+        "loglinear": "unmask.schedules:LogLinear",
+        "cosine": "unmask.schedules:Cosine",
+        "cosine-squared": "unmask.schedules:CosineSquared",
+        "linear-sigma": "unmask.schedules:LinearSigma",
+        "geometric": "unmask.schedules:Geometric",
+        "polynomial": "unmask.schedules:Polynomial",
+    },
+    "objective": {
+        "subs": "unmask.objectives.subs:Subs",
+        "mask-count": "unmask.objectives.subs:MaskCount",
+        "d3pm": "unmask.objectives.d3pm:D3PM",
+        "sedd": "unmask.objectives.sedd:SEDD",
+        "ar": "unmask.objectives.ar:AR",
+    },
+    "sampler": {
+        "reveal": "unmask.samplers.reveal:Reveal",
+        "ar": "unmask.samplers.ar:LeftToRight",
+    },
+    "model": {
+        "dit": "unmask.models.build:DiTSpec",
+        "causal": "unmask.models.build:CausalSpec",
+    },
+    "source": {
+        "text": "unmask.data.sources:TextSource",
+        "stdin": "unmask.data.sources:StdinSource",
+        "stdlib": "unmask.data.stdlib:StdlibSource",
+    },
+    "tokenizer": {
+        "byte": "unmask.data.tokenizers:ByteTokenizer",
+        "char": "unmask.data.tokenizers:CharTokenizer",
+        "bpe": "unmask.data.tokenizers:BPETokenizer",
+        "huggingface": "unmask.data.tokenizers:HuggingFaceTokenizer",
+    },
+    "policy": {
+        "packed": "unmask.data.policies:Packed",
+        "padded": "unmask.data.policies:Padded",
+        "supervised_eos": "unmask.data.policies:SupervisedEOS",
+    },
+}
+
+
+class Component(BaseModel):
+    """A small frozen, serialisable member of an axis. Each member adds ``name: Literal["its-name"] = "its-name"``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+C = TypeVar("C", bound=Component)
+
+
+def names(axis: str) -> list[str]:
+    """The registered names of one axis, in the order in which they were registered."""
+    return list(_axis(axis))
+
+
+def register(axis: str, name: str, member: str | type) -> None:
+    """Add a member: a class, or ``"package.module:Class"`` to import it only when it is used."""
+    members = _axis(axis)
+    if name in members and members[name] != member:
+        raise UnmaskError(f"The {axis} '{name}' is registered already; choose another name.")
+    members[name] = member
+
+
+def get(axis: str, name: str) -> Any:
+    """The class registered under a name, imported now."""
+    members = _axis(axis)
+    if name not in members:
+        raise UnmaskError(f"There is no {axis} named '{name}'.{did_you_mean(name, members)}")
+    target = members[name]
+    if isinstance(target, str):
+        module, _, attribute = target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    return target
+
+
+def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
+    """Turn a name, a ``{name: ..., option: ...}`` mapping or a component itself into a validated component."""
+    if isinstance(spec, Component):
+        return spec
+    if isinstance(spec, str):
+        spec = {"name": spec}
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+        raise UnmaskError(f"A {axis} is a name or a mapping with a name, not {spec!r}; write it as {{name: ...}}.")
+    member = get(axis, spec["name"])
+    options = set(member.model_fields) - {"name"}
+    for key in spec:
+        if key != "name" and key not in options:
+            raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{key}'.{did_you_mean(key, options)}")
+    try:
+        return member(**spec)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "options"
+        raise UnmaskError(
+            f"The {axis} '{spec['name']}' cannot take {where}={first.get('input')!r}: {first['msg']}."
+        ) from error
+
+
+def field(axis: str) -> Any:
+    """The Pydantic field type that holds a member of an axis: ``schedule: field("schedule") = LogLinear()``."""
+    return Annotated[SerializeAsAny[Component], BeforeValidator(lambda spec: build(axis, spec))]
+
+
+def _axis(axis: str) -> dict[str, str | type]:
+    if axis not in AXES:
+        raise UnmaskError(f"There is no axis named '{axis}'.{did_you_mean(axis, AXES)}")
+    return AXES[axis]

@@ -1,0 +1,106 @@
+"""The protocol of samplers: begin with a canvas, step until no call is left. A sampler knows no files, no training."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from unmask.registry import Component
+from unmask.samplers.draws import TokenRule
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """`ids` [B, L] with the mask token where something is to be written; every other token is given and never changes.
+
+    `attention_mask` [B, L] is False at pads; `seeds` [B] gives each sequence its own random numbers.
+    """
+
+    ids: Tensor
+    attention_mask: Tensor
+    seeds: Tensor
+    mask_token_id: int
+    has_pads: bool = True
+
+    @classmethod
+    def of(cls, ids: Tensor, mask_token_id: int, seed: int = 0, attention_mask: Tensor | None = None) -> Canvas:
+        """A canvas whose sequences have the seeds `seed`, `seed + 1`, ..."""
+        has_pads = attention_mask is not None and not bool(attention_mask.all())
+        if attention_mask is None:
+            attention_mask = torch.ones_like(ids, dtype=torch.bool)
+        seeds = seed + torch.arange(ids.shape[0], device=ids.device)
+        return cls(ids, attention_mask.bool(), seeds, mask_token_id, has_pads)
+
+    @property
+    def masked(self) -> Tensor:
+        """[B, L] the positions to be written."""
+        return (self.ids == self.mask_token_id) & self.attention_mask
+
+
+@dataclass(frozen=True)
+class State:
+    """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once."""
+
+    ids: Tensor
+    canvas: Canvas
+    calls: Tensor
+    total: int
+    call: int
+    order: Tensor
+    """[B, L] the call that wrote each position, -1 where it was given."""
+    confidence: Tensor
+    """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
+    plan: Any
+
+    @classmethod
+    def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
+        """The state before the first call."""
+        given = torch.ones(canvas.ids.shape, dtype=torch.float32, device=canvas.ids.device)
+        order = torch.full_like(canvas.ids, -1)
+        return cls(canvas.ids, canvas, calls, total, 0, order, given.masked_fill(canvas.masked, 0.0), plan)
+
+    def write(self, rows: Tensor, positions: Tensor, tokens: Tensor, confidence: Tensor) -> State:
+        """The next state: `tokens` [N] written at (rows, positions) by this call."""
+        ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
+        ids[rows, positions] = tokens
+        order[rows, positions] = self.call
+        trust[rows, positions] = confidence
+        return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan)
+
+
+class Sampler(Component):
+    """A way to unmask. `begin` draws everything that does not depend on the network; `step` is one network call."""
+
+    causal: ClassVar[bool] = False
+    """Whether it walks the causal twin."""
+
+    @abstractmethod
+    def begin(self, canvas: Canvas) -> State:
+        """Plan the walk over a canvas."""
+
+    @abstractmethod
+    def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
+        """One network call, and the tokens it writes."""
+
+
+@torch.inference_mode()
+def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> Iterator[State]:
+    """Every state from the masked canvas to the finished one."""
+    rule = rule or TokenRule()
+    state = sampler.begin(canvas)
+    yield state
+    while state.call < state.total:
+        state = sampler.step(denoiser, state, rule)
+        yield state
+
+
+def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> State:
+    """The finished state."""
+    for state in walk(sampler, denoiser, canvas, rule):
+        last = state
+    return last

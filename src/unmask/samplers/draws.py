@@ -1,0 +1,66 @@
+"""How a token is chosen from a row of logits: temperature, top-k, top-p, then an exact draw or the argmax."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from unmask.random import Purpose, exponential
+from unmask.registry import Component
+
+ENTRIES_PER_CHUNK = 1 << 24
+
+
+class TokenRule(Component):
+    """The distribution a token is drawn from. `temperature=0` takes the most likely token."""
+
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=1)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+
+    def choose(self, logits_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [N] and the probability [N] the untouched prediction gave each: its confidence.
+
+        The draw of a row depends on its sequence's seed, the step and its position alone.
+        """
+        log_p = logits_NV.float().log_softmax(-1)
+        tokens = log_p.argmax(-1) if self.temperature == 0 else self._draw(log_p, seeds_N, step, positions_N)
+        return tokens, log_p.gather(1, tokens[:, None])[:, 0].exp()
+
+    def truncate(self, log_p: Tensor) -> Tensor:
+        """Log-weights [N, V] after temperature, top-k and top-p; what is cut is -inf."""
+        log_w = log_p if self.temperature == 1.0 else log_p / self.temperature
+        if self.top_k is not None and self.top_k < log_w.shape[-1]:
+            kth = log_w.topk(self.top_k, dim=-1).values[:, -1:]
+            log_w = log_w.where(log_w >= kth, -torch.inf)
+        if self.top_p is not None and self.top_p < 1.0:
+            log_w = _nucleus(log_w, self.top_p)
+        return log_w
+
+    def _draw(self, log_p: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> Tensor:
+        rows = max(1, ENTRIES_PER_CHUNK // log_p.shape[-1])
+        parts = [
+            draw(self.truncate(log_p[i : i + rows]), seeds_N[i : i + rows], step, positions_N[i : i + rows])
+            for i in range(0, log_p.shape[0], rows)
+        ]
+        return torch.cat(parts) if parts else log_p.new_zeros(0, dtype=torch.int64)
+
+
+def draw(log_w_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> Tensor:
+    """[N] exact categorical draws from unnormalised log-weights: y = argmin E_y / w_y with exponential E.
+
+    E keeps its relative precision near 0, so float32 gives tokens of tiny probability their due and no more; a Gumbel
+    draw -log(-log(u)) in float32 cuts that tail.
+    """
+    token = torch.arange(log_w_NV.shape[-1], device=log_w_NV.device)
+    noise = exponential(seeds_N[:, None], Purpose.TOKEN, step, token[None], positions_N[:, None])
+    return (log_w_NV - noise.log()).argmax(-1)
+
+
+def _nucleus(log_w: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of most likely tokens whose mass reaches `top_p`."""
+    ordered, index = log_w.log_softmax(-1).sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    cut = torch.zeros_like(log_w, dtype=torch.bool).scatter(1, index, before >= top_p)
+    return log_w.masked_fill(cut, -torch.inf)

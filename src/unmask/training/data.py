@@ -1,0 +1,88 @@
+"""Which rows and which noise a training step sees: a function of the step, whatever the processes and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.data.order import sample_rows
+from unmask.data.policies import Rows
+from unmask.errors import UnmaskError
+from unmask.objectives.base import Noise
+from unmask.times import draw_times
+
+AHEAD = 2
+"""Steps whose batches are made while the current one runs."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A part of a global batch with its noise."""
+
+    batch: Batch
+    noise: Noise
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on another device."""
+        noise = Noise(self.noise.t.to(device, non_blocking=True), self.noise.u.to(device, non_blocking=True))
+        return MicroBatch(self.batch.to(device), noise)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The batches of a run. Sample g of step s is global sample s * batch_size + g, and all follows from that number.
+
+    `data_seed` orders the rows, `seed` draws times and masks. `parts` are the places of the global batch that this
+    process works on, one tensor a micro-batch. With `pin` the tensors lie where a GPU can fetch them by itself.
+    """
+
+    rows: Rows
+    batch_size: int
+    parts: tuple[Tensor, ...]
+    seed: int
+    data_seed: int
+    pin: bool = False
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """All of one optimiser step, on the CPU."""
+        return [self._micro_batch(step, part) for part in self.parts]
+
+    def steps(self, start: int, stop: int) -> Iterator[list[MicroBatch]]:
+        """The micro-batches of steps start, ..., stop - 1, made in a thread of their own."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="unmask-feed") as pool:
+            coming = [pool.submit(self.micro_batches, step) for step in range(start, min(start + AHEAD, stop))]
+            try:
+                for step in range(start, stop):
+                    ready = coming.pop(0).result()
+                    if step + AHEAD < stop:
+                        coming.append(pool.submit(self.micro_batches, step + AHEAD))
+                    yield ready
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _micro_batch(self, step: int, place: Tensor) -> MicroBatch:
+        sample = step * self.batch_size + place
+        table = self.rows[sample_rows(self.data_seed, len(self.rows), sample.numpy())]
+        t = draw_times(self.seed, step, place, self.batch_size)
+        noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
+        ids, real, frozen = (torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen))
+        if not self.pin:
+            return MicroBatch(Batch.of(ids, real, frozen), noise)
+        pinned = Batch.of(ids.pin_memory(), real.bool().pin_memory(), frozen.bool().pin_memory())
+        return MicroBatch(pinned, Noise(noise.t.pin_memory(), noise.u.pin_memory()))
+
+
+def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:
+    """The places of the global batch that one of several processes works on, cut into `accumulation` micro-batches."""
+    if processes * accumulation > batch_size:
+        raise UnmaskError(
+            f"A batch of {batch_size} cannot be cut into {processes * accumulation} micro-batches; "
+            "raise training.batch_size or lower training.accumulation."
+        )
+    own = torch.arange(batch_size).tensor_split(processes)[process]
+    return own.tensor_split(accumulation)

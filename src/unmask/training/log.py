@@ -1,0 +1,35 @@
+"""log.jsonl: one JSON object a line, of training (loss, rate, speed) or of validation (bounds and their errors)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from unmask.files import atomic_text
+
+LOG = "log.jsonl"
+
+
+class Log:
+    """The log of a run. A line is on disk when `write` returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOG
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Add a line."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def truncate(self, step: int) -> None:
+        """Forget what came after a step, as a resumed run will write it again."""
+        kept = [record for record in read_log(self.path.parent) if record["step"] <= step]
+        atomic_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log; a last line that was cut off by a crash is left out."""
+    path = folder / LOG
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,211 @@
+"""`train`: from a recipe to a run folder that opens as a checkpoint, in steps that can be stopped and resumed."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from unmask.checkpoint import Card
+from unmask.config import Recipe, TrainingConfig
+from unmask.errors import UnmaskError
+from unmask.files import atomic_text, must_be_new
+from unmask.likelihood import Bound
+from unmask.training import checkpoints
+from unmask.training.checkpoints import Progressed
+from unmask.training.clock import Clock
+from unmask.training.data import Feed, parts_of
+from unmask.training.device import deterministic_kernels, make_accelerator
+from unmask.training.interrupt import StopRequest, stop_requests
+from unmask.training.log import Log
+from unmask.training.optimizer import learning_rate
+from unmask.training.parts import Parts, build_parts
+from unmask.training.progress import Progress
+from unmask.training.runfolder import find_latest, latest_or_error
+from unmask.training.same_run import check_same_rows, check_same_run
+from unmask.training.step import Stepper
+from unmask.training.validation import validate
+
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended: `step` of `steps` are done, and `checkpoint` holds them; `path` opens as that checkpoint.
+
+    `bound` is the validation bound of the final weights, None where the run was interrupted before the end.
+    """
+
+    path: Path
+    checkpoint: Path
+    step: int
+    steps: int
+    seconds: float
+    bound: Bound | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped the run before its last step."""
+        return self.step < self.steps
+
+    @property
+    def resume_command(self) -> str:
+        """The shell command that goes on from here."""
+        recipe, out = shlex.quote(str(self.path / RECIPE)), shlex.quote(str(self.path))
+        return f"unmask train {recipe} --out {out} --resume"
+
+
+def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+    """Train into the folder `out`, which must be new, or with `resume` go on from its newest checkpoint.
+
+    Ctrl-C saves a checkpoint after the step at hand and returns; the result then says how to resume.
+    """
+    out = Path(out)
+    if not resume:
+        must_be_new(out, "choose another folder, or add --resume to continue the run in it")
+    saved = _saved_run(out, recipe) if resume else None
+    with deterministic_kernels(recipe.training.deterministic):
+        trainer = Trainer(recipe, out, build_parts(recipe), progress or Progress())
+        if saved is not None:
+            trainer.restore(*saved)
+        atomic_text(out / RECIPE, recipe.to_yaml())
+        return trainer.run()
+
+
+def _saved_run(out: Path, recipe: Recipe) -> tuple[Path, Progressed]:
+    """The checkpoint to go on from, of a run that this recipe continues."""
+    latest = latest_or_error(out)
+    progressed = checkpoints.read_progressed(latest)
+    check_same_run(out, progressed.recipe, recipe)
+    return latest, progressed
+
+
+class Trainer:
+    """A run on its way: the network and its optimiser, the batches, the log, and how far it is."""
+
+    def __init__(self, recipe: Recipe, out: Path, parts: Parts, progress: Progress) -> None:
+        self.recipe = recipe
+        self.out = out
+        self.parts = parts
+        self.progress = progress
+        accelerator = make_accelerator(recipe.training)
+        self.stepper = Stepper(accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer)
+        self.feed = _feed(recipe, parts, pin=accelerator.device.type == "cuda")
+        self.log = Log(out)
+        self.clock = Clock()
+        self.step = 0
+        self.bound: Bound | None = None
+
+    @property
+    def config(self) -> TrainingConfig:
+        """How long, how much at once, how often."""
+        return self.recipe.training
+
+    def restore(self, checkpoint: Path, progressed: Progressed) -> None:
+        """Stand where the run stood when it wrote this checkpoint."""
+        check_same_rows(self.out, progressed.rows, len(self.parts.train))
+        checkpoints.restore(checkpoint, self.stepper)
+        self.step = progressed.step
+        self.log.truncate(self.step)
+        self.clock = Clock(progressed.seconds)
+
+    def run(self) -> TrainingResult:
+        """Train to the last step, or until somebody asks to stop."""
+        self.progress.begin(self.step, self.config.steps)
+        try:
+            with stop_requests() as stop:
+                self._train(stop)
+            if self.step >= self.config.steps and self.bound is None:
+                self._validate()
+        finally:
+            self.progress.end()
+        return self._result()
+
+    def _train(self, stop: StopRequest) -> None:
+        with closing(self.feed.steps(self.step, self.config.steps)) as batches:
+            for micro_batches in batches:
+                self.stepper.step(micro_batches, self.step)
+                self.step += 1
+                self.progress.stepped()
+                stopping = stop.made
+                self._look_and_save(stopping)
+                if stopping:
+                    return
+
+    def _look_and_save(self, stopping: bool) -> None:
+        """What is due after a step. Saving comes last, so that a resumed run has all of it behind it."""
+        last = self.step == self.config.steps
+        if self._due(self.config.log_every) or last:
+            self._log()
+        if self._due(self.config.validate_every) or last:
+            self._validate()
+        if self._due(self.config.save_every) or last or stopping:
+            self._save()
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0
+
+    def _log(self) -> None:
+        self._check_finite()
+        reading = self.stepper.meter.read()
+        record = {
+            "step": self.step,
+            **reading.as_dict(),
+            "learning_rate": learning_rate(self.recipe.optimizer, self.step - 1),
+            "tokens_per_second": reading.tokens / max(self.clock.lap, 1e-9),
+            "seconds": self.clock.seconds,
+        }
+        self.log.write(record)
+        self.progress.trained(record)
+        if self._due(self.config.log_every):
+            self.stepper.meter.reset()
+            self.clock.begin_lap()
+
+    def _validate(self) -> None:
+        self._check_finite()
+        with self.clock.paused(), self.stepper.ema.applied():
+            self.bound = validate(self.stepper.denoiser, self.recipe, self.parts.validation)
+        record = {"step": self.step, "validation": self.bound.as_dict()}
+        self.log.write(record)
+        self.progress.validated(record)
+
+    def _save(self) -> None:
+        self._check_finite()
+        progressed = Progressed(
+            step=self.step,
+            samples=self.step * self.config.batch_size,
+            seconds=self.clock.seconds,
+            rows=len(self.parts.train),
+            recipe=self.recipe.model_dump(mode="json"),
+        )
+        with self.clock.paused():
+            checkpoints.save(self.out, self.stepper, self.parts.tokenizer, self.parts.card, progressed, self.config.keep)
+
+    def _check_finite(self) -> None:
+        """Stop before a ruined network is logged, judged or saved. Waits for the device."""
+        step = self.stepper.meter.first_bad_step()
+        if step is None:
+            return
+        good = find_latest(self.out)
+        raise UnmaskError(
+            f"The loss of step {step} is not finite; the last good checkpoint is {f"'{good}'" if good else 'none'}: "
+            "train again with a lower optimizer.learning_rate or with training.precision=float32."
+        )
+
+    def _result(self) -> TrainingResult:
+        final = self.bound if self.step >= self.config.steps else None
+        latest = latest_or_error(self.out)
+        return TrainingResult(self.out, latest, self.step, self.config.steps, self.clock.seconds, final)
+
+
+def _feed(recipe: Recipe, parts: Parts, pin: bool) -> Feed:
+    training = recipe.training
+    return Feed(
+        rows=parts.train,
+        batch_size=training.batch_size,
+        parts=parts_of(training.batch_size, training.accumulation),
+        seed=training.seed,
+        data_seed=recipe.data.seed,
+        pin=pin,
+    )

@@ -1,0 +1,83 @@
+"""The folder of a run, which opens as a checkpoint itself.
+
+OUT/checkpoints/step-00000500/ are whole checkpoints, OUT/latest points at the newest, and OUT/config.json,
+OUT/model.safetensors and so on point into it. Where links are not possible the files are copied instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from unmask.errors import UnmaskError
+
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+def checkpoint_path(out: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps lies."""
+    return out / CHECKPOINTS / f"step-{step:08d}"
+
+
+def all_checkpoints(out: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first. A name is only taken by a whole one."""
+    folder = out / CHECKPOINTS
+    found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def find_latest(out: Path) -> Path | None:
+    """The newest checkpoint of a run, or None."""
+    return next(reversed(all_checkpoints(out)), None)
+
+
+def latest_or_error(out: Path) -> Path:
+    """The newest checkpoint of a run that is to be resumed."""
+    latest = find_latest(out)
+    if latest is None:
+        raise UnmaskError(f"'{out}' has no checkpoint to resume from; leave out --resume and train into a new folder.")
+    return latest
+
+
+def publish(out: Path, checkpoint: Path) -> None:
+    """Make OUT show this checkpoint. A reader of OUT/latest sees the old one or the new one."""
+    names = [path.name for path in checkpoint.iterdir() if path.is_file()]
+    try:
+        _link(out / LATEST, checkpoint.relative_to(out))
+        for name in names:
+            _link(out / name, Path(LATEST, name))
+    except OSError:
+        for name in names:
+            _copy(checkpoint / name, out / name)
+
+
+def prune(out: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what a killed run left half written."""
+    for path in (out / CHECKPOINTS).glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in all_checkpoints(out)[:-keep]:
+        doomed = path.with_name(f".{path.name}.old")
+        os.replace(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _link(path: Path, target: Path) -> None:
+    """A relative symbolic link that takes its name in one step."""
+    if path.is_symlink() and Path(os.readlink(path)) == target:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
+
+
+def _copy(source: Path, path: Path) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    shutil.copyfile(source, temporary)
+    os.replace(temporary, path)

@@ -1,0 +1,54 @@
+"""Whether a recipe continues a run: what shapes the weights must be the same, what only looks and saves may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unmask.config import Recipe
+from unmask.errors import UnmaskError
+
+MAY_CHANGE = (
+    "expect",
+    "training.steps",
+    "training.accumulation",
+    "training.precision",
+    "training.log_every",
+    "training.validate_every",
+    "training.validation_rows",
+    "training.save_every",
+    "training.keep",
+    "training.deterministic",
+)
+_ABSENT = "nothing"
+
+
+def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe) -> None:
+    """Refuse to resume a run with another model, other data or another course of learning."""
+    now = recipe.model_dump(mode="json")
+    for key, old, new in _differences(saved, now):
+        if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE):
+            raise UnmaskError(
+                f"'{out}' was trained with {key}={old} and the recipe now says {new}; "
+                "set it back, or train into a new folder without --resume."
+            )
+
+
+def check_same_rows(out: Path, saved: int, rows: int) -> None:
+    """Refuse to resume on data that have changed under the same name."""
+    if saved != rows:
+        raise UnmaskError(
+            f"'{out}' was trained on {saved} rows of text and its data now have {rows}; "
+            "put the data back, or train into a new folder without --resume."
+        )
+
+
+def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, old value, new value) of everything that differs, in the order of the recipe."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*new, *(name for name in old if name not in new)]:
+            inner = f"{key}.{name}" if key else name
+            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
+    elif old != new:
+        yield key, old, new
