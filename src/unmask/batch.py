@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` [B, L] clean tokens; `attention_mask` [B, L] False at pads; `frozen` [B, L] True where the token is given.
+    """`input_ids` [B, L] clean tokens; `attention_mask` [B, L] False at pads; `frozen` [B, L] True at given tokens.
 
-    Frozen positions are never corrupted, predicted nor counted: prompts, translation sources and puzzle givens are this.
+    Frozen positions are never corrupted, predicted nor counted: prompts, translation sources, puzzle givens.
     """
 
     input_ids: Tensor

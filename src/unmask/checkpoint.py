@@ -7,6 +7,8 @@ protocol under which its figures count. `unmask.load` and the Auto classes of tr
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,8 @@ class Loaded:
 
 def write(folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict[str, Any] | None = None) -> None:
     """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights."""
-    model.save_pretrained(folder, state_dict=state_dict, safe_serialization=True)
+    with without_bars():
+        model.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -74,7 +77,9 @@ def load(folder: str | Path) -> Loaded:
 def read_card(path: Path) -> Card:
     """The card of a checkpoint folder."""
     if not path.exists():
-        raise UnmaskError(f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote.")
+        raise UnmaskError(
+            f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote."
+        )
     file = path / CARD
     if not file.is_file():
         raise UnmaskError(f"'{path}' is not a checkpoint: it has no {CARD}; make one with 'unmask train' or 'convert'.")
@@ -84,19 +89,38 @@ def read_card(path: Path) -> Card:
         raise UnmaskError(f"'{file}' cannot be read ({_first_line(error)}); restore it or train again.") from error
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep transformers from drawing progress bars of its own over ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _open_model(path: Path, causal: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    opener = AutoModelForCausalLM if causal else AutoModelForMaskedLM
+    opener: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     try:
-        model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True)
+        with without_bars():
+            model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True)
     except UnmaskError:
         raise
     except Exception as error:
-        raise UnmaskError(f"The weights in '{path}' cannot be opened ({_first_line(error)}); the file may be damaged.") from error
+        raise UnmaskError(
+            f"The weights in '{path}' cannot be opened ({_first_line(error)}); the file may be damaged."
+        ) from error
     wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
     if wrong:
-        raise UnmaskError(f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys.")
+        raise UnmaskError(
+            f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys."
+        )
     return model
 
 

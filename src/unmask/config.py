@@ -104,6 +104,23 @@ def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Rec
     return parse_recipe(values)
 
 
+def recipe_for(what: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe a user names: a YAML file, a shipped name, or text to train on by the recipe ``default``.
+
+    Text is a file, a folder, or ``-`` for standard input.
+    """
+    path = Path(what)
+    if what == "-":
+        return read_recipe("default", ["data.source=stdin", *overrides])
+    if path.suffix in (".yaml", ".yml") or (what in shipped_recipes() and not path.exists()):
+        return read_recipe(what, overrides)
+    if path.exists():
+        source = yaml.safe_dump({"name": "text", "paths": [what]}, default_flow_style=True)
+        return read_recipe("default", [f"data.source={source}", *overrides])
+    near = [*shipped_recipes(), *(entry.name for entry in path.parent.glob("*"))]
+    raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, near)}")
+
+
 def parse_recipe(values: dict[str, Any]) -> Recipe:
     """Validate a mapping; the first thing wrong with it becomes one sentence."""
     try:
@@ -139,7 +156,8 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UnmaskError(f"The override '{override}' is not of the form key.sub=value.")
     *path, last = key.split(".")
-    at, default = values, Recipe().model_dump(mode="json")
+    at = values
+    default: Any = Recipe().model_dump(mode="json")
     for part in path:
         default = default.get(part) if isinstance(default, dict) else None
         inner = at.get(part, default)

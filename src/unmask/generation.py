@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask import checkpoint
 from unmask.checkpoint import Card
-from unmask.data.policies import FixedRows, rows_of_texts
+from unmask.data.policies import Rows, rows_given, rows_of_texts
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.likelihood import Bound, Evaluation, Progress, device_of, evaluate
@@ -132,7 +132,9 @@ class MaskedDiffusionLM:
         """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three."""
         rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
         texts = [text] if isinstance(text, str) else list(text)
-        filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, rule=rule, batch_size=batch_size)]
+        filled = [
+            one.text for one in self.fill_details(texts, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
+        ]
         return filled[0] if isinstance(text, str) else filled
 
     def fill_details(
@@ -162,7 +164,7 @@ class MaskedDiffusionLM:
         seed: int = 0,
         rule: TokenRule | None = None,
     ) -> Iterator[Frame]:
-        """Every canvas of one generation, from the masked one to the finished text; blanks in the prompt are written too."""
+        """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too."""
         ids = self._blank_ids(prompt) if prompt else []
         canvas = self._canvas([self._extend(ids, length)], seed)
         for state in walk(self.sampler(steps), self.denoiser, canvas, rule):
@@ -215,18 +217,19 @@ class MaskedDiffusionLM:
             return build("sampler", "ar")
         return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
 
-    def _scored_rows(self, texts: list[str], given: list[str] | None) -> Any:
+    def _scored_rows(self, texts: list[str], given: list[str] | None) -> Rows:
         ids = encode(self.tokenizer, texts)
         for text, tokens in zip(texts, ids, strict=True):
             if not tokens:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give some text.")
-        tokenizer, card = self.tokenizer, self.card
+        length, eos = self.row_length, self.tokenizer.eos_token_id
         if given is None:
-            return rows_of_texts(card.policy, texts, ids, self._row_length(), tokenizer.eos_token_id)
-        prefixes = encode(tokenizer, given)
-        return FixedRows.after(prefixes, ids, texts, self._row_length())
+            return rows_of_texts(self.card.policy, ids, length, eos, texts=texts)
+        return rows_given(self.card.policy, encode(self.tokenizer, given), ids, length, eos, texts=texts)
 
-    def _row_length(self) -> int:
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row, as the model was trained."""
         return min(self.card.length, self.denoiser.config.max_length)
 
     def _open_row(self, prompt: str, length: int | None) -> list[int]:
@@ -235,16 +238,16 @@ class MaskedDiffusionLM:
     def _extend(self, ids: list[int], length: int | None) -> list[int]:
         """Masks behind the given tokens, up to the length of the canvas."""
         limit = self.denoiser.config.max_length
-        length = self._row_length() if length is None else length
+        length = self.row_length if length is None else length
         if length < 1:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
         if length > limit:
             raise UnmaskError(
-                f"The canvas of {length} tokens is longer than the {limit} this model was built for; ask for at most that."
+                f"A canvas of {length} tokens is longer than the {limit} of this model; ask for at most that."
             )
         if len(ids) > length:
             raise UnmaskError(
-                f"The prompt has {len(ids)} tokens and the canvas {length}; shorten the prompt or ask for a longer text."
+                f"The prompt has {len(ids)} tokens and the canvas {length}; shorten it or ask for a longer text."
             )
         return ids + [self.denoiser.config.mask_token_id] * (length - len(ids))
 
@@ -264,7 +267,7 @@ class MaskedDiffusionLM:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
         if self.causal and any(i != mask for i in ids[ids.index(mask) :]):
             raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
-        return self.card.policy.frame(ids, self._row_length(), self.tokenizer.eos_token_id)
+        return self.card.policy.frame(ids, self.row_length, self.tokenizer.eos_token_id)
 
     def _canvas(self, rows: list[list[int]], seed: int) -> Canvas:
         """A canvas of ragged rows, padded on the right."""
@@ -281,15 +284,15 @@ class MaskedDiffusionLM:
         done = []
         for ids, order, confidence, real, calls, seed in rows:
             size = sum(real)
-            text = self._text(ids[:size], order)
+            text = self._text(ids[:size])
             done.append(Generation(text, ids[:size], order[:size], confidence[:size], calls, seed))
         return done
 
     def _frame(self, state: State) -> Frame:
         ids, order, confidence = (_listed(x)[0] for x in (state.ids, state.order, state.confidence))
-        return Frame(self._text(ids, order), ids, order, confidence, state.call, state.total)
+        return Frame(self._text(ids), ids, order, confidence, state.call, state.total)
 
-    def _text(self, ids: list[int], order: list[int]) -> str:
+    def _text(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
         eos = self.tokenizer.eos_token_id
         if self.card.policy.ends_with_eos and eos in ids:
@@ -323,7 +326,9 @@ def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:
         return None
     conditions = [given] * count if isinstance(given, str) else list(given)
     if len(conditions) != count:
-        raise UnmaskError(f"There are {count} texts and {len(conditions)} conditions; give one for each or one for all.")
+        raise UnmaskError(
+            f"There are {count} texts and {len(conditions)} conditions; give one for each or one for all."
+        )
     return conditions
 
 

@@ -1,8 +1,8 @@
 """Bounds with error bars. A bound is evaluated with R independent offsets; their spread is its Monte-Carlo error.
 
 Within one offset the times of all rows (and of all passes over a row) are one stratified set, and every random number
-depends on the row's index alone: batch size, device and order of evaluation do not move the result. The data error is the
-spread over documents. Both are kept, and no perplexity leaves here without them.
+depends on the row's index alone: batch size, device and order of evaluation do not move the result. The data error is
+the spread over documents. Both are kept, and no perplexity leaves here without them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule
 from unmask.times import low_discrepancy, van_der_corput
 
-OFFSETS = 8
+OFFSETS = 16
 MAX_PASSES = 1024
 AGREEMENT = 4.0
 """Two estimators of one bound agree when they are at most this many joint standard errors apart."""
@@ -97,13 +97,13 @@ class Bound:
         return nats * scale
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON: every unit with both its errors."""
+        """Plain numbers for JSON: every unit with both its errors; None where one is not known."""
         out = asdict(replace(self, each=()))
         out.pop("each")
         for unit in ("bits_per_token", "bits_per_byte", "bits_per_char", "perplexity"):
-            out[unit] = getattr(self, unit)
-            out[f"{unit}_mc_stderr"] = self.error(unit, "mc")
-            out[f"{unit}_data_stderr"] = self.error(unit, "data")
+            out[unit] = _known(getattr(self, unit))
+            out[f"{unit}_mc_stderr"] = _known(self.error(unit, "mc"))
+            out[f"{unit}_data_stderr"] = _known(self.error(unit, "data"))
         if self.each:
             out["each"] = [bound.as_dict() for bound in self.each]
         return out
@@ -130,8 +130,8 @@ class Evaluation:
 
     @property
     def headline(self) -> Bound:
-        """The estimate with the smallest Monte-Carlo error."""
-        return min(self.bounds.values(), key=lambda bound: bound.mc_stderr)
+        """The estimate that counts: the first."""
+        return next(iter(self.bounds.values()))
 
     @property
     def disagreement(self) -> str | None:
@@ -177,17 +177,21 @@ def evaluate(
 ) -> Evaluation:
     """Judge rows by all estimators of an objective; `steps` asks for T-step bounds too.
 
-    `precision`: keep doubling the draws until the Monte-Carlo error is at most this many bits per token.
+    `precision`: draw until the Monte-Carlo error of the first estimator is at most this many bits per token. The others
+    get as many draws as it took.
     """
-
-    def measure(name: str, estimator: Objective) -> Bound:
-        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "each": each, "progress": progress}
-        if precision is None or estimator.exact:
-            return bound(denoiser, estimator, schedule, rows, name=name, **options)
-        return bound_to(precision, denoiser, estimator, schedule, rows, name=name, **options)
-
-    bounds = {name: measure(name, estimator) for name, estimator in objective.estimators().items()}
-    discrete = {T: measure(f"discrete T={T}", Subs(steps=T)) for T in steps if not objective.exact}
+    (name, first), *others = objective.estimators().items()
+    others += [(f"discrete T={T}", Subs(steps=T)) for T in steps if not objective.exact]
+    options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "each": each, "progress": progress}
+    if precision is None or first.exact:
+        headline = bound(denoiser, first, schedule, rows, name=name, **options)
+    else:
+        headline = bound_to(precision, denoiser, first, schedule, rows, name=name, **options)
+    bounds = {name: headline}
+    for other, estimator in others:
+        passes = headline.draws // OFFSETS
+        bounds[other] = bound(denoiser, estimator, schedule, rows, name=other, passes=passes, **options)
+    discrete = {T: bounds.pop(f"discrete T={T}") for T in steps if not objective.exact}
     return Evaluation(bounds, discrete)
 
 
@@ -222,31 +226,31 @@ def bound(
     each: bool = False,
     progress: Progress | None = None,
 ) -> Bound:
-    """The bound of all counted tokens in `rows` by one estimator: `offsets` independent sets of `passes` draws a row."""
+    """The bound of all counted tokens of `rows`: `offsets` independent sets of `passes` draws a row."""
     if estimator.exact:
         offsets = passes = 1
-    documents = rows.documents
-    nats_RD = np.zeros((offsets, documents))
-    tokens_D = np.zeros(documents, dtype=np.int64)
+    nats_RD = np.zeros((offsets, rows.documents))
+    tokens_D = np.zeros(rows.documents)
     strata = van_der_corput(len(rows) * passes)
     with evaluating(denoiser):
-        for index in _batches(len(rows), batch_size):
-            batch, document = _fetch(rows, index, device_of(denoiser))
-            for offset in range(offsets):
-                for k in range(passes):
-                    noise = _noise(seed, offset, index * passes + k, strata, batch)
-                    terms = estimator.loss(denoiser, batch, schedule, noise)
-                    nats_RD[offset] += _by_document(terms.nelbo, terms.counted, document, documents) / passes
-            tokens_D += _by_document(terms.counted, terms.counted, document, documents).astype(np.int64)
+        for item in torch.arange(len(rows) * passes * offsets).split(batch_size):
+            draw, offset = item // offsets, item % offsets
+            batch, document = _fetch(rows, draw // passes, device_of(denoiser))
+            terms = estimator.loss(denoiser, batch, schedule, _noise(seed, offset, draw, strata, batch))
+            place = offset.numpy()[:, None] * rows.documents + document
+            nats_RD += _sums(terms.nelbo, terms.counted, place, nats_RD.size).reshape(nats_RD.shape) / passes
+            tokens_D += _sums(terms.counted, terms.counted, document, len(tokens_D)) / (offsets * passes)
             if progress is not None:
-                progress(len(index))
+                progress(len(item))
     label = name or estimator.name  # type: ignore[attr-defined]
-    return _summarise(label, nats_RD, tokens_D, rows, offsets * passes, estimator.exact, each)
+    return _summarise(label, nats_RD, tokens_D.round(), rows, offsets * passes, estimator.exact, each)
 
 
 def evaluation_work(objective: Objective, rows: Rows, steps: tuple[int, ...] = ()) -> int:
-    """How often `evaluate` will report progress without a requested precision: rows times estimators."""
-    return len(rows) * (len(objective.estimators()) + (0 if objective.exact else len(steps)))
+    """The draws that `evaluate` will report as progress when no precision is asked for."""
+    if objective.exact:
+        return len(rows)
+    return len(rows) * OFFSETS * (len(objective.estimators()) + len(steps))
 
 
 def device_of(denoiser: Any) -> torch.device:
@@ -268,10 +272,6 @@ def evaluating(denoiser: Any) -> Iterator[None]:
             denoiser.train()
 
 
-def _batches(count: int, size: int) -> Iterator[Tensor]:
-    return iter(torch.arange(count).split(size))
-
-
 def _fetch(rows: Rows, index: Tensor, device: torch.device) -> tuple[Batch, np.ndarray]:
     table = rows[index.numpy()]
     batch = Batch.of(
@@ -280,19 +280,18 @@ def _fetch(rows: Rows, index: Tensor, device: torch.device) -> tuple[Batch, np.n
     return batch.to(device), table.document
 
 
-def _noise(seed: int, offset: int, draw: Tensor, strata: Tensor, batch: Batch) -> Noise:
-    """The noise of draw number `draw` [B] of the set that belongs to one offset."""
+def _noise(seed: int, offset: Tensor, draw: Tensor, strata: Tensor, batch: Batch) -> Noise:
+    """The noise of draws number `draw` [B], each of the set that belongs to one of the `offset`s [B]."""
     device = batch.input_ids.device
-    start = uniform(seed, Purpose.OFFSET, step=offset)
-    t = low_discrepancy(start, strata[draw], len(strata)).to(device)
-    return Noise.draw(seed, offset, draw.to(device), t, batch.input_ids.shape[1])
+    t = low_discrepancy(uniform(seed, Purpose.OFFSET, step=offset), strata[draw], len(strata)).to(device)
+    return Noise.draw(seed, offset[:, None].to(device), draw.to(device), t, batch.input_ids.shape[1])
 
 
-def _by_document(values: Tensor, counted: Tensor, document: np.ndarray, documents: int) -> np.ndarray:
-    """Sum values [B, L] at counted positions by the document they belong to."""
+def _sums(values: Tensor, counted: Tensor, place: np.ndarray, size: int) -> np.ndarray:
+    """[size] the sum of values [B, L] over the counted positions that have each `place` [B, L]."""
     counted_BL = counted.cpu().numpy()
     weights = values.double().cpu().numpy()[counted_BL]
-    return np.bincount(document[counted_BL], weights=weights, minlength=documents)
+    return np.bincount(place[counted_BL], weights=weights, minlength=size)
 
 
 def _summarise(
@@ -341,6 +340,10 @@ def _data_error(nats_D: np.ndarray, tokens_D: np.ndarray) -> float | None:
         return None
     residual = nats_D - nats_D.sum() / tokens_D.sum() * tokens_D
     return float(math.sqrt(count / (count - 1) * np.square(residual).sum()))
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
 
 
 def _ratio(nats: float, units: int) -> float:

@@ -24,7 +24,9 @@ def corrupt_exactly(batch: Batch, count: Tensor, noise: Tensor, mask_token_id: i
     mask rate that a conditioned denoiser has to be told.
     """
     ranked, order = noise.masked_fill(~batch.open, 2.0).sort(dim=1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
     masked = (rank < count[:, None]) & batch.open
     mask_rate = ranked.gather(1, (count[:, None] - 1).clamp_min(0)).squeeze(1).clamp_max(1.0)
     return batch.input_ids.masked_fill(masked, mask_token_id), masked, mask_rate

@@ -1,8 +1,8 @@
 """Counter-based random numbers: a number is a hash of where it is used, never a state that someone must carry.
 
 `uniform(seed, purpose, step, sample, position)` hashes five integers with tensor operations, so the same call gives the
-same float on CPU and GPU, eager and compiled, on one process or eight, today or after a resume. Every argument may be an
-int or an integer tensor; they broadcast.
+same float on CPU and GPU, eager and compiled, on one process or eight, today or after a resume. Every argument may be
+an int or an integer tensor; they broadcast.
 
 The mixer works on 32-bit words held in int64. Its multipliers are written as signed numbers below 2^31 in magnitude, so
 no product leaves int64 and the wrap-around is an explicit `& 0xFFFFFFFF`.

@@ -46,7 +46,7 @@ class Schedule(Component):
         return -self.weight(t) * self.mask_rate(t)
 
     def weight(self, t: Tensor) -> Tensor:
-        """w(t) = -alpha'(t) / (1 - alpha(t)), eq. 10. It has a pole at 0, where no token is masked: t is kept off it."""
+        """w(t) = -alpha'(t) / (1 - alpha(t)), eq. 10. Its pole is at 0, where no token is masked: t is kept off it."""
         return self.rate_of_weight(t.clamp_min(SMALLEST_TIME))
 
     def inverse(self, alpha: Tensor) -> Tensor:

@@ -25,9 +25,7 @@ def low_discrepancy(offset: Tensor, stratum: Tensor, size: int) -> Tensor:
     return torch.remainder(offset + stratum.to(torch.float32) / size, 1.0)
 
 
-def draw_times(
-    seed: Integer, step: Integer, index: Tensor, batch_size: int, purpose: Purpose = Purpose.TIME
-) -> Tensor:
+def draw_times(seed: Integer, step: Integer, index: Tensor, batch_size: int, purpose: Purpose = Purpose.TIME) -> Tensor:
     """[B] times of the samples `index` (positions inside the global batch of `batch_size`) of training step `step`.
 
     They depend on the seed, the step and the place in the global batch alone, not on how it is cut into micro-batches.

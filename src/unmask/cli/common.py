@@ -20,7 +20,9 @@ Steps = Annotated[
 Temperature = Annotated[float, typer.Option(min=0.0, help="Below 1 is safer, 0 takes the most likely token.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Draw among the tokens that make up this mass, in (0, 1].")]
-Checkpoint = Annotated[str, typer.Argument(help="A folder written by 'unmask train' or 'unmask convert'.", metavar="CKPT")]
+Checkpoint = Annotated[
+    str, typer.Argument(help="A folder written by 'unmask train' or 'unmask convert'.", metavar="CKPT")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU where there is one.")]
 
 console = Console()

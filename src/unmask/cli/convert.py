@@ -11,15 +11,21 @@ from unmask.cli.common import Json, console, print_json
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder, or a bare state dict.", metavar="SRC")],
+    source: Annotated[
+        Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder, or a bare state dict.", metavar="SRC")
+    ],
     target: Annotated[Path, typer.Argument(help="The checkpoint folder to write.", metavar="DST")],
-    tokenizer: Annotated[str | None, typer.Option(help="Folder or name of the tokenizer the weights were trained with.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or name of the tokenizer the weights were trained with.")
+    ] = None,
     weights: Annotated[Literal["ema", "raw"], typer.Option(help="Which weights of a Lightning checkpoint.")] = "ema",
     time_conditioning: Annotated[
         bool, typer.Option("--time-conditioning", help="The network was trained with the time as an input.")
     ] = False,
     length: Annotated[int | None, typer.Option(min=1, help="Sequence length it was trained with.")] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="SRC is a checkpoint of ours; write published key names.")] = False,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="SRC is a checkpoint of ours; write published key names.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Convert published weights. No code stored in a checkpoint is ever run.
@@ -32,13 +38,15 @@ def convert(
     """
     from unmask import conversion
 
+    report: conversion.ExportReport | conversion.ConversionReport
     if reverse:
         report = conversion.export(source, target)
     else:
-        report = conversion.convert(
-            source, target, tokenizer=tokenizer, weights=weights, time_conditioning=time_conditioning, length=length
-        )
+        options = {"tokenizer": tokenizer, "weights": weights, "time_conditioning": time_conditioning, "length": length}
+        report = conversion.convert(source, target, **options)  # type: ignore[arg-type]
     if as_json:
         print_json(report.as_dict())
-    else:
-        console.print(report.words(), highlight=False)
+        return
+    console.print(f"Wrote {target}: {report.parameters:,} parameters.", highlight=False)
+    if not reverse:
+        console.print(f"Next: unmask sample {target} --steps 64", highlight=False)

@@ -12,14 +12,21 @@ from unmask.cli.common import Checkpoint, Device, Json, Seed, progress
 def evaluate(
     checkpoint: Checkpoint,
     data: Annotated[
-        list[str] | None, typer.Option(help="Text files or folders; without it the validation split of the training data.")
+        list[str] | None,
+        typer.Option(help="Text files or folders; without it the validation split of the training data."),
     ] = None,
-    separator: Annotated[str | None, typer.Option(help="Line that separates documents in --data; or line, paragraph.")] = None,
-    steps: Annotated[list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")] = None,
+    separator: Annotated[
+        str | None, typer.Option(help="Line that separates documents in --data; or line, paragraph.")
+    ] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
+    ] = None,
     precision: Annotated[
         float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is this many bits per token.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Only the first rows; bits per byte are then not given.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Only the first rows; bits per byte are then not given.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time; the result does not depend on it.")] = 32,
     seed: Seed = 0,
     device: Device = None,
@@ -35,8 +42,8 @@ def evaluate(
 
         unmask eval runs/demo/ar --json
     """
-    from unmask.evaluation.perplexity import held_out_rows
     from unmask.cli.report import finish
+    from unmask.evaluation.perplexity import held_out_rows
     from unmask.generation import load
     from unmask.likelihood import evaluate as judge
     from unmask.likelihood import evaluation_work

@@ -25,7 +25,9 @@ from unmask.errors import UnmaskError
 
 def fill(
     checkpoint: Checkpoint,
-    texts: Annotated[list[str], typer.Argument(help="Texts with [MASK] or [MASK:n] blanks; '-' reads lines from stdin.")],
+    texts: Annotated[
+        list[str], typer.Argument(help="Texts with [MASK] or [MASK:n] blanks; '-' reads lines from stdin.")
+    ],
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
     steps: Steps = None,
     seed: Seed = 0,

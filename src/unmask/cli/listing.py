@@ -10,7 +10,9 @@ from unmask.cli.common import Json, console, print_json
 
 
 def listing(
-    axis: Annotated[str | None, typer.Argument(help="schedule, objective, sampler, model, source, ... or recipe.")] = None,
+    axis: Annotated[
+        str | None, typer.Argument(help="schedule, objective, sampler, model, source, ... or recipe.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the members of every axis, with their options.

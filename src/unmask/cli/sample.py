@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import Checkpoint, Device, Json, Seed, Steps, Temperature, TopK, TopP, console, print_json, progress
+from unmask.cli.common import (
+    Checkpoint,
+    Device,
+    Json,
+    Seed,
+    Steps,
+    Temperature,
+    TopK,
+    TopP,
+    console,
+    print_json,
+    progress,
+)
 
 
 def sample(
@@ -41,12 +53,14 @@ def sample(
     rule = token_rule(temperature, top_k, top_p)
     lm = load(checkpoint, device=device)
     with progress("sampling", n, quiet=as_json) as advance:
-        options = {"prompt": prompt, "length": length, "steps": steps, "seed": seed, "rule": rule}
+        options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "seed": seed, "rule": rule}
         done = lm.sample(n, **options, batch_size=batch_size, progress=advance)
     if png is not None:
-        _draw(lm, png, prompt=prompt, length=length, steps=steps, seed=seed, rule=rule)
+        _draw(lm, png, **options)
     if as_json:
-        print_json({"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "texts": [asdict(x) for x in done]})
+        print_json(
+            {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "texts": [asdict(x) for x in done]}
+        )
         return
     for one in done:
         console.rule(f"seed {one.seed}, {one.calls} network calls", style="dim")

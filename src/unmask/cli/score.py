@@ -14,7 +14,9 @@ def score(
     checkpoint: Checkpoint,
     texts: Annotated[list[str], typer.Argument(help="Texts; '-' reads one a line from stdin.")],
     given: Annotated[str | None, typer.Option(help="Condition on this text, which is read but not counted.")] = None,
-    steps: Annotated[list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
+    ] = None,
     precision: Annotated[float, typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token.")] = 0.02,
     seed: Seed = 0,
     device: Device = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, e.g. training.steps=2000.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME without it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Without a terminal, print a line now and then.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a masked diffusion model, or any baseline a recipe names.
@@ -27,19 +28,26 @@ def train(
 
         unmask train demo --out runs/mine schedule=cosine
 
-        unmask train demo --out runs/mine --resume training.steps=4000
+        unmask train demo --out runs/mine schedule=cosine training.steps=4000 --resume
     """
     from unmask.cli.report import bound_words
-    from unmask.training import Interrupted, plan, train_run
+    from unmask.config import recipe_for
+    from unmask.training import Interrupted, progress_for
+    from unmask.training import train as run
 
-    recipe, folder = plan(what, overrides or [], out)
+    recipe = recipe_for(what, overrides or [])
+    folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
-        result = train_run(recipe, folder, resume=resume, console=errors)
+        result = run(recipe, folder, resume=resume, progress=progress_for(errors, verbose))
     except Interrupted as stop:
-        console.print(f"Stopped at step {stop.step}; go on with: unmask train {what} --out {folder} --resume", highlight=False)
+        report = {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
+        _say(report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}", as_json)
         return
+    _say(result.as_dict(), f"{bound_words(result.bound)}\nCheckpoint: {folder}. Next: unmask sample {folder}", as_json)
+
+
+def _say(report: dict[str, Any], words: str, as_json: bool) -> None:
     if as_json:
-        print_json(result.as_dict())
-        return
-    console.print(f"{bound_words(result.bound)}", highlight=False)
-    console.print(f"Checkpoint: {folder}   try: unmask sample {folder}", highlight=False)
+        print_json(report)
+    else:
+        console.print(words, highlight=False, soft_wrap=True)

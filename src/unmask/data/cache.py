@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Counts = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]  # characters encoded so far, characters in all
 
 FORMAT = 1
+PRINT = 16  # bytes of a document's fingerprint
 BATCH_CHARACTERS = 1 << 20
 FILES = ("ids.bin", "offsets.npy", "bytes.npy", "characters.npy", "names.jsonl")
 
@@ -86,21 +88,21 @@ class TokenCache(Tokens):
         cls,
         documents: Callable[[], Iterator[Document]],
         tokenizer: PreTrainedTokenizerFast,
-        fingerprints: Iterable[bytes] | None = None,
-        progress: Callable[[int], None] | None = None,
+        inventory: Inventory | None = None,
+        progress: Progress | None = None,
     ) -> TokenCache:
         """Open the cache of these documents, encoding them first where there is none (or only a damaged one).
 
-        documents: yields them from the start at each call. fingerprints: theirs, where the caller has them already.
-        progress: called with the number of characters encoded so far. Only a batch of documents is in memory at once.
+        documents: yields them from the start at each call. inventory: theirs, where the caller has it already.
+        progress: called now and then while they are encoded. Only a batch of documents is in memory at once.
         """
         encoder = encoder_of(tokenizer)
-        key = _key(encoder, map(fingerprint, documents()) if fingerprints is None else fingerprints)
-        place = cache_folder() / "tokens" / key
+        known = inventory or _inventory(documents())
+        place = cache_folder() / "tokens" / known.key(encoder)
         try:
             cache = _opened(place)
             if cache is None:
-                _install(place, lambda folder: _write(folder, key, documents(), encoder, progress))
+                _install(place, lambda folder: _write(folder, documents(), encoder, known, progress))
                 cache = cls.open(place)
         except OSError as error:
             raise UnmaskError(
@@ -141,18 +143,42 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unmask"
 
 
-def fingerprint(document: Document) -> bytes:
-    """Sixteen bytes that stand for a document's name and text."""
-    name = document.name.encode("utf-8", "surrogatepass")
-    head = len(name).to_bytes(8, "big") + name
-    return blake2b(head + document.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+class Inventory:
+    """What is left of documents when their text has gone by: fingerprints and sizes, a few bytes each."""
+
+    def __init__(self) -> None:
+        self.fingerprints = bytearray()
+        self.byte_counts = array("q")
+        self.character_counts = array("q")
+
+    def note(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Pass documents on and note each."""
+        for document in documents:
+            name, text = (part.encode("utf-8", "surrogatepass") for part in (document.name, document.text))
+            self.fingerprints += blake2b(len(name).to_bytes(8, "big") + name + text, digest_size=PRINT).digest()
+            self.byte_counts.append(len(text))
+            self.character_counts.append(len(document.text))
+            yield document
+
+    def chosen(self, flags: npt.NDArray[np.bool_]) -> Inventory:
+        """The inventory of the documents whose flag (bool [n]) is set."""
+        part = Inventory()
+        part.fingerprints += np.frombuffer(self.fingerprints, dtype=f"V{PRINT}")[flags].tobytes()
+        part.byte_counts.frombytes(np.array(self.byte_counts)[flags].tobytes())
+        part.character_counts.frombytes(np.array(self.character_counts)[flags].tobytes())
+        return part
+
+    def key(self, encoder: Encoder) -> str:
+        """The name of the cache of these documents with this encoder."""
+        head = f"{FORMAT}\n{encoder.identity}\n".encode()
+        return blake2b(head + self.fingerprints, digest_size=20).hexdigest()
 
 
-def _key(encoder: Encoder, fingerprints: Iterable[bytes]) -> str:
-    digest = blake2b(f"{FORMAT}\n{encoder.identity}\n".encode(), digest_size=20)
-    for one in fingerprints:
-        digest.update(one)
-    return digest.hexdigest()
+def _inventory(documents: Iterable[Document]) -> Inventory:
+    inventory = Inventory()
+    for _ in inventory.note(documents):
+        pass
+    return inventory
 
 
 def _opened(folder: Path) -> TokenCache | None:
@@ -195,41 +221,36 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _write(
-    folder: Path,
-    key: str,
-    documents: Iterator[Document],
-    encoder: Encoder,
-    progress: Callable[[int], None] | None,
+    folder: Path, documents: Iterator[Document], encoder: Encoder, inventory: Inventory, progress: Progress | None
 ) -> None:
+    """Fill a folder with the files of a cache."""
     dtype = np.dtype(np.uint16 if encoder.vocabulary_size <= 1 << 16 else np.uint32)
-    prints = bytearray()
-    offsets, byte_counts, character_counts = array("q", [0]), array("q"), array("q")
+    offsets = array("q", [0])
+    seen = Inventory()
+    total = sum(inventory.character_counts)
+    done = 0
     with open(folder / "ids.bin", "wb") as ids_file, open(folder / "names.jsonl", "w", encoding="utf-8") as names_file:
-        for batch in _batches(documents):
-            offsets.extend(_append(ids_file, encoder, batch, dtype, offsets[-1]))
-            byte_counts.extend(len(document.text.encode()) for document in batch)
-            character_counts.extend(len(document.text) for document in batch)
+        for batch in _batches(seen.note(documents)):
+            for ids in encoder([document.text for document in batch], [document.name for document in batch]):
+                ids_file.write(ids.astype(dtype).data)
+                offsets.append(offsets[-1] + len(ids))
             names_file.writelines(json.dumps(document.name) + "\n" for document in batch)
-            prints += b"".join(map(fingerprint, batch))
+            done += sum(len(document.text) for document in batch)
             if progress:
-                progress(sum(character_counts))
-    if _key(encoder, [bytes(prints)]) != key:
+                progress(done, total)
+    if seen.fingerprints != inventory.fingerprints:
         raise UnmaskError("The text changed while it was read; run again when nothing writes to it.")
     if offsets[-1] == 0:
         raise UnmaskError("The corpus has no tokens in it; give it text that the tokenizer can encode.")
-    for name, values in zip(FILES[1:4], (offsets, byte_counts, character_counts), strict=True):
+    for name, values in zip(FILES[1:4], (offsets, seen.byte_counts, seen.character_counts), strict=True):
         np.save(folder / name, np.array(values, dtype=np.int64))
-    sizes = {name: (folder / name).stat().st_size for name in FILES}
-    meta = {"format": FORMAT, "dtype": dtype.name, "tokens": offsets[-1], "documents": len(byte_counts), "sizes": sizes}
+    _write_meta(folder, dtype.name)
+
+
+def _write_meta(folder: Path, dtype: str) -> None:
+    """The description comes last: a folder that has one is complete."""
+    meta = {"format": FORMAT, "dtype": dtype, "sizes": {name: (folder / name).stat().st_size for name in FILES}}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-
-
-def _append(file: BinaryIO, encoder: Encoder, batch: Sequence[Document], dtype: np.dtype[Any], start: int) -> list[int]:
-    """Write the ids of a batch; where each document ends, counted from the start of the file."""
-    encoded = encoder([document.text for document in batch], [document.name for document in batch])
-    for ids in encoded:
-        file.write(ids.astype(dtype).data)
-    return (start + np.cumsum([len(ids) for ids in encoded])).tolist()
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,18 @@ class RowBatch:
     """Some rows. input_ids: int64 [b, L]. attention_mask: bool [b, L], True where a position is attended and counted.
 
     document: int64 [b, L], the index of the document that each position belongs to, -1 where there is none.
+    frozen: bool [b, L], True at tokens that are given and not counted.
     """
 
     input_ids: Integers
     attention_mask: Flags
     document: Integers
+    frozen: Flags
+
+    @classmethod
+    def free(cls, input_ids: Integers, attention_mask: Flags, document: Integers) -> RowBatch:
+        """Rows in which nothing is given."""
+        return cls(input_ids, attention_mask, document, np.zeros_like(attention_mask))
 
 
 class Rows(ABC):
@@ -74,6 +81,25 @@ class Rows(ABC):
         """Characters of the text in the rows."""
         return self._total(self.tokens.character_counts)
 
+    @property
+    def documents(self) -> int:
+        """The number of documents that `RowBatch.document` counts."""
+        return len(self.tokens)
+
+    @property
+    def document_bytes(self) -> Integers:
+        """[documents] UTF-8 bytes of each text; 0 where the text in the rows is not known."""
+        return self._sizes_of(self.tokens.byte_counts)
+
+    @property
+    def document_characters(self) -> Integers:
+        """[documents] characters of each text; 0 where the text in the rows is not known."""
+        return self._sizes_of(self.tokens.character_counts)
+
+    def first(self, rows: int) -> Rows:
+        """The first rows alone; bytes and characters of a part are not known."""
+        return self if rows >= len(self) else FirstRows(self, rows)
+
     def __getitem__(self, indices: int | slice | npt.ArrayLike) -> RowBatch:
         """The rows with these numbers (one number, a slice or a list of b numbers)."""
         if isinstance(indices, slice):
@@ -87,6 +113,10 @@ class Rows(ABC):
         """Raise an `UnmaskError` where there is too little to train on."""
         if not len(self):
             raise UnmaskError("The training text has no tokens; give more text.")
+
+    def _sizes_of(self, counts: Integers | None) -> Integers:
+        known = counts is not None and not self.truncated_documents
+        return np.asarray(counts) if known else np.zeros(self.documents, dtype=np.int64)
 
     def _total(self, counts: Integers | None) -> int | None:
         return None if counts is None or self.truncated_documents else int(counts.sum())
@@ -126,11 +156,15 @@ class PackedRows(Rows):
         ids_BL = self._gather(source_BL, position_BL + 1 == self._starts[document_BL + 1])
         ids_BL[~real_BL] = self.pad_id
         document_BL[~real_BL] = -1
-        return RowBatch(ids_BL, real_BL, document_BL)
+        return RowBatch.free(ids_BL, real_BL, document_BL)
 
 
 class DocumentRows(Rows):
-    """Rows that each hold one document, or a part of one. learnt_pads: what follows a document is EOS and counts."""
+    """Rows that each hold one document, or a part of one.
+
+    overflow: 'split', 'truncate' or 'error', for a document that is longer than a row. learnt_pads: pads belong to the
+    document, are attended and are counted.
+    """
 
     def __init__(
         self,
@@ -139,7 +173,7 @@ class DocumentRows(Rows):
         eos_id: int | None,
         pad_id: int | None,
         overflow: str,
-        learnt_pads: bool,
+        learnt_pads: bool = False,
     ) -> None:
         super().__init__(tokens, length, eos_id, pad_id)
         self._learnt_pads = learnt_pads
@@ -147,14 +181,11 @@ class DocumentRows(Rows):
         long = int((self._sizes > length).sum())
         if overflow == "error" and long:
             self._refuse_long(long)
-        if overflow == "truncate":
-            self.truncated_documents = long
-            self._sizes_in_rows = np.minimum(self._sizes, length)
-        else:
-            self.split_documents = long
-            self._sizes_in_rows = self._sizes
-        self._first_rows = np.concatenate([[0], np.cumsum(-(-self._sizes_in_rows // length))])
-        self.counted = len(self) * length if learnt_pads else int(self._sizes_in_rows.sum())
+        kept = np.minimum(self._sizes, length) if overflow == "truncate" else self._sizes
+        self.truncated_documents = long if overflow == "truncate" else 0
+        self.split_documents = long - self.truncated_documents
+        self._first_rows = np.concatenate([[0], np.cumsum(-(-kept // length))]).astype(np.int64)
+        self.counted = len(self) * length if learnt_pads else int(kept.sum())
 
     def __len__(self) -> int:
         return int(self._first_rows[-1])
@@ -163,7 +194,7 @@ class DocumentRows(Rows):
         longest = int(self._sizes.argmax())
         raise UnmaskError(
             f"{number} of {len(self.tokens)} documents do not fit in a row of {self.length} (the longest, "
-            f"{self.tokens.name(longest)}, has {self._sizes[longest]} tokens with its EOS); "
+            f"{self.tokens.name(longest)}, takes {self._sizes[longest]}); "
             "choose a greater length, or overflow=split or overflow=truncate."
         )
 
@@ -172,20 +203,63 @@ class DocumentRows(Rows):
         start_B = (rows_B - self._first_rows[document_B]) * self.length
         position_BL = start_B[:, None] + np.arange(self.length)
         sizes_B1 = self._sizes[document_B][:, None]
-        real_BL = position_BL < sizes_B1
         source_BL = self.tokens.offsets[document_B][:, None] + position_BL
         ids_BL = self._gather(source_BL, position_BL + 1 == sizes_B1)
-        document_BL = np.broadcast_to(document_B[:, None], ids_BL.shape).copy()
+        pad_BL = position_BL >= sizes_B1
+        ids_BL[pad_BL] = self.pad_id
+        document_BL = np.repeat(document_B[:, None], self.length, axis=1)
         if self._learnt_pads:
-            ids_BL[~real_BL] = self.eos_id
-            return RowBatch(ids_BL, np.ones_like(real_BL), document_BL)
-        ids_BL[~real_BL] = self.pad_id
-        document_BL[~real_BL] = -1
-        return RowBatch(ids_BL, real_BL, document_BL)
+            return RowBatch.free(ids_BL, np.ones_like(pad_BL), document_BL)
+        document_BL[pad_BL] = -1
+        return RowBatch.free(ids_BL, ~pad_BL, document_BL)
+
+
+class FirstRows(Rows):
+    """The first rows of a table."""
+
+    def __init__(self, table: Rows, rows: int) -> None:
+        super().__init__(
+            Tokens(table.tokens.ids, table.tokens.offsets, None, None), table.length, table.eos_id, table.pad_id
+        )
+        self._table = table
+        self._rows = rows
+        self.counted = int(table[:rows].attention_mask.sum())
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def _read(self, rows_B: Integers) -> RowBatch:
+        return self._table[rows_B]
+
+
+class GivenRows(DocumentRows):
+    """One text a row, behind a text that is given: the first `given` [n] tokens of each document are frozen."""
+
+    def __init__(self, tokens: Tokens, given: Integers, length: int, eos_id: int | None, learnt_pads: bool) -> None:
+        super().__init__(tokens, length, eos_id, None, "truncate", learnt_pads)
+        self._given = given
+
+    def _read(self, rows_B: Integers) -> RowBatch:
+        rows = super()._read(rows_B)
+        frozen_BL = np.arange(self.length) < self._given[rows_B][:, None]
+        return RowBatch(rows.input_ids, rows.attention_mask, rows.document, frozen_BL)
 
 
 class Policy(Component):
     """What every policy does."""
+
+    ends_with_eos: ClassVar[bool] = True
+    """Whether a row holds one text, which its first EOS ends."""
+
+    learnt_pads: ClassVar[bool] = False
+    """Whether what follows a text is EOS that counts."""
+
+    def frame(self, ids: Sequence[int], length: int, eos_id: int | None) -> list[int]:
+        """A text with blanks as the model met texts in training: with its end, where the policy shows one."""
+        room = length - len(ids)
+        if eos_id is None or room <= 0 or not self.ends_with_eos:
+            return list(ids)
+        return [*ids, *[eos_id] * (room if self.learnt_pads else 1)]
 
     def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
         """The table of rows of some documents.
@@ -203,6 +277,7 @@ class Packed(Policy):
     """
 
     name: Literal["packed"] = "packed"
+    ends_with_eos: ClassVar[bool] = False
 
     def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
         """Blocks of L tokens; only the last may have pads, which are not counted."""
@@ -210,33 +285,30 @@ class Packed(Policy):
 
 
 class _ByDocument(Policy):
-    """overflow: a document that does not fit with its EOS is ``split`` over consecutive rows, so that nothing is lost,
-    ``truncate``-d to the first L tokens (it then has no EOS: the text goes on), or an ``error``."""
-
-    overflow: Literal["split", "truncate", "error"] = "split"
-
-
-class Padded(_ByDocument):
-    """One document a row, followed by EOS where the tokenizer has one, then by pads that are not counted.
+    """Policies that give each document rows of its own.
 
     overflow: what happens to a document that does not fit with its EOS: ``split`` over consecutive rows (nothing is
     lost), ``truncate`` to the first L tokens (without EOS, since the text goes on), or ``error``.
     """
 
+    overflow: Literal["split", "truncate", "error"] = "split"
+
+
+class Padded(_ByDocument):
+    """One document a row, followed by EOS where the tokenizer has one, then by pads that are not counted."""
+
     name: Literal["padded"] = "padded"
 
     def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
         """A row, or consecutive rows, for each document; none for an empty one without EOS."""
-        return DocumentRows(tokens, length, eos_id, pad_id, self.overflow, learnt_pads=False)
+        return DocumentRows(tokens, length, eos_id, pad_id, self.overflow)
 
 
 class SupervisedEOS(_ByDocument):
-    """One document a row, and EOS from its end to the row's: attended, counted and learnt.
-
-    overflow: as in `Padded`; the last row of a split document is filled with EOS.
-    """
+    """One document a row, and EOS from its end to the end of the row (its last one): attended, counted and learnt."""
 
     name: Literal["supervised_eos"] = "supervised_eos"
+    learnt_pads: ClassVar[bool] = True
 
     def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
         """A row, or consecutive rows, for each document, without uncounted positions."""
@@ -245,7 +317,7 @@ class SupervisedEOS(_ByDocument):
                 "The length policy 'supervised_eos' needs a tokenizer with an end token, and this one has none; "
                 "use the policy 'padded' or 'packed', or a tokenizer such as 'byte'."
             )
-        return DocumentRows(tokens, length, eos_id, pad_id, self.overflow, learnt_pads=True)
+        return DocumentRows(tokens, length, eos_id, eos_id, self.overflow, learnt_pads=True)
 
 
 def rows_of_texts(
@@ -258,3 +330,26 @@ def rows_of_texts(
 ) -> Rows:
     """The rows of texts in memory, by the same rules. texts: what the ids encode, to know bytes and characters."""
     return policy.rows(Tokens.of(token_ids, texts), length, eos_id, pad_id)
+
+
+def rows_given(
+    policy: Policy,
+    given: Sequence[Sequence[int]],
+    token_ids: Sequence[Sequence[int]],
+    length: int,
+    eos_id: int | None,
+    texts: Sequence[str],
+) -> Rows:
+    """One row for each text behind its given tokens, which are frozen; bytes and characters are the text's alone."""
+    for prefix, ids, text in zip(given, token_ids, texts, strict=True):
+        needed = len(prefix) + len(ids) + int(eos_id is not None)
+        if needed > length:
+            raise UnmaskError(
+                f"The text {text[:40]!r} and what is given take {needed} tokens and a row of this model has {length}; "
+                "shorten one of them."
+            )
+    sizes = Tokens.of(token_ids, texts)
+    joined = Tokens.of([[*prefix, *ids] for prefix, ids in zip(given, token_ids, strict=True)])
+    tokens = Tokens(joined.ids, joined.offsets, sizes.byte_counts, sizes.character_counts)
+    frozen = np.array([len(prefix) for prefix in given], dtype=np.int64)
+    return GivenRows(tokens, frozen, length, eos_id, policy.learnt_pads)

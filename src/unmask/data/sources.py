@@ -153,10 +153,10 @@ _Found = tuple[Path, list[Path]]
 
 def _find(path: Path) -> _Found:
     """The path and the text files it stands for, in sorted order."""
-    if path.is_file() or (path.exists() and not path.is_dir()):
-        return path, [path]
     if not path.exists():
         raise UnmaskError(f"{path} does not exist.{_near(path) or ' Check the path.'}")
+    if not path.is_dir():
+        return path, [path]
     files = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.cache import TokenCache, fingerprint
+from unmask.data.cache import Inventory, TokenCache
 from unmask.data.sources import Document, Source
 from unmask.data.tokenizers import TokenizerComponent
 from unmask.errors import UnmaskError
@@ -23,8 +23,7 @@ from unmask.errors import UnmaskError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Progress = Callable[[str, int], None]
-"""Called with the part that is encoded ('train' or 'validation') and the number of its characters done so far."""
+Progress = Callable[[str, int, int], None]  # 'train' or 'validation', characters encoded so far, characters in all
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class Split:
 
     def part(self, documents: Iterable[Document], validation: bool) -> Iterator[Document]:
         """The training or the validation documents among all of them."""
-        for document, held_out in zip(documents, self.validation, strict=True):
+        for document, held_out in zip(documents, self.validation, strict=False):  # the cache notices a changed source
             if self.cut is not None:
                 text = document.text[self.cut :] if validation else document.text[: self.cut]
                 yield Document(document.name, text)
@@ -99,37 +98,35 @@ def prepare(
     tokenizer: a component, built from the training documents, or a tokenizer that is there already. validation: a
     source whose documents are the validation part; all of ``source`` is then for training and nothing is split.
     """
-    prints: list[bytes] = []
-    if validation is None:
-        parted = split(_noting(source.documents(), prints), source.held_out, fraction, seed)
-        train_documents = _part(source, parted, False)
-        validation_documents = _part(source, parted, True)
-    else:
-        parted = None
-        train_documents, validation_documents = source.documents, validation.documents
-    built = tokenizer.build(train_documents) if isinstance(tokenizer, TokenizerComponent) else tokenizer
+    if validation is not None:
+        return _corpus(tokenizer, (source.documents, None), (validation.documents, None), None, progress)
+    inventory = Inventory()
+    parted = split(inventory.note(source.documents()), source.held_out, fraction, seed)
+    train, held_out = (_part(source, parted, inventory, side) for side in (False, True))
+    return _corpus(tokenizer, train, held_out, parted.cut, progress)
+
+
+_Part = tuple[Callable[[], Iterator[Document]], Inventory | None]
+
+
+def _part(source: Source, parted: Split, inventory: Inventory, validation: bool) -> _Part:
+    known = inventory.chosen(parted.validation == validation) if parted.cut is None else None
+    return lambda: parted.part(source.documents(), validation), known
+
+
+def _corpus(
+    tokenizer: TokenizerComponent | PreTrainedTokenizerFast,
+    train: _Part,
+    validation: _Part,
+    cut: int | None,
+    progress: Progress | None,
+) -> Corpus:
+    built = tokenizer.build(train[0]) if isinstance(tokenizer, TokenizerComponent) else tokenizer
     caches = [
-        TokenCache.build(documents, built, _chosen(prints, parted, held_out), progress and partial(progress, part))
-        for part, documents, held_out in (("train", train_documents, False), ("validation", validation_documents, True))
+        TokenCache.build(documents, built, inventory, progress and partial(progress, name))
+        for name, (documents, inventory) in (("train", train), ("validation", validation))
     ]
-    return Corpus(caches[0], caches[1], built, parted.cut if parted else None)
-
-
-def _part(source: Source, parted: Split, validation: bool) -> Callable[[], Iterator[Document]]:
-    return lambda: parted.part(source.documents(), validation)
-
-
-def _noting(documents: Iterable[Document], prints: list[bytes]) -> Iterator[Document]:
-    """Pass documents on and keep their fingerprints, so that the cache need not read them for its key."""
-    for document in documents:
-        prints.append(fingerprint(document))
-        yield document
-
-
-def _chosen(prints: list[bytes], parted: Split | None, validation: bool) -> list[bytes] | None:
-    if parted is None or parted.cut is not None:
-        return None
-    return [one for one, held_out in zip(prints, parted.validation, strict=True) if held_out == validation]
+    return Corpus(caches[0], caches[1], built, cut)
 
 
 def _uniform(seed: int, index: int, name: str) -> float:

@@ -7,6 +7,7 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -45,19 +46,22 @@ class StdlibSource(Source):
     def documents(self) -> Iterator[Document]:
         """Modules in the order of their dotted names, then topics in the order of theirs."""
         root = Path(sysconfig.get_path("stdlib"))
-        empty = True
-        for documents in (_modules(root), _topics(root / "pydoc_data" / "topics.py")):
-            for document in documents:
-                empty = False
-                yield document
-        if empty:
+        documents = _documents(root)
+        if not documents:
             raise UnmaskError(f"The standard library in {root} has no source files; use the source 'text' instead.")
+        return iter(documents)
 
     def held_out(self, name: str) -> bool:
         """True for about a tenth of the packages and topics, by a hash of the top-level name alone."""
         top = name if name.startswith("topics.") else name.partition(".")[0]
         digest = blake2b((HELD_OUT_SALT + top).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
+
+
+@cache
+def _documents(root: Path) -> tuple[Document, ...]:
+    """Kept in memory, as parsing takes seconds and a corpus is read several times."""
+    return (*_modules(root), *_topics(root / "pydoc_data" / "topics.py"))
 
 
 def _modules(root: Path) -> Iterator[Document]:

@@ -356,9 +356,11 @@ def _character_table(backend: Tokenizer) -> _Table | None:
 
 
 def _cuts_as(backend: Tokenizer, pre_tokenizer: Any) -> bool:
-    """Whether texts go to the tokenizer's model as they are, cut in just this way."""
+    """Whether texts go to the tokenizer's model as they are, cut in just this way, and no token was added to it."""
     own = backend.pre_tokenizer
-    return backend.normalizer is None and own is not None and own.__getstate__() == pre_tokenizer.__getstate__()
+    if own is None or backend.normalizer is not None or own.__getstate__() != pre_tokenizer.__getstate__():
+        return False
+    return all(token.special for token in backend.get_added_tokens_decoder().values())
 
 
 def _refuse_character(name: str, text: str, position: int) -> None:

@@ -40,6 +40,11 @@ class CausalLM(Trunk, GenerationMixin):
         scope = see_before(input_ids.shape[1], past, attention_mask, input_ids.device)
         return self._run(input_ids, scope, past=past, past_key_values=past_key_values)
 
+    @staticmethod
+    def new_cache() -> Cache:
+        """An empty cache for `hidden` to fill."""
+        return DynamicCache()
+
     @can_return_tuple
     def forward(
         self,
@@ -49,16 +54,18 @@ class CausalLM(Trunk, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        **unused: object,
     ) -> CausalLMOutputWithPast:
         """Logits [B, L, V], as every Hugging Face causal LM gives them; row i predicts token i + 1.
 
         ``labels`` [B, L] are the input ids again, or -100 where a token is not counted; they are shifted here.
         ``use_cache`` starts a cache where none is given (by default, outside training), and ``logits_to_keep`` keeps
-        that many last rows (0: all).
+        that many last rows (0: all). What else ``generate`` passes (positions, say) is not needed: rotary positions are
+        relative.
         """
         if past_key_values is None and (not self.training if use_cache is None else use_cache):
-            past_key_values = DynamicCache()
+            past_key_values = self.new_cache()
         rows = self.hidden(input_ids, attention_mask, past_key_values)
         logits = self.head(rows[:, -logits_to_keep:])
         loss = None if labels is None else label_loss(logits[:, :-1], labels[:, 1:])
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)  # type: ignore[arg-type]

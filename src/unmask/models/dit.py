@@ -49,7 +49,7 @@ class DiT(Trunk):
         there for tokenizers that make them; the network has no segments and does not look at it.
         """
         logits = self.head(self.hidden(input_ids, alpha, attention_mask), self.config.mask_logit)
-        return MaskedLMOutput(loss=label_loss(logits, labels), logits=logits)
+        return MaskedLMOutput(loss=label_loss(logits, labels), logits=logits)  # type: ignore[arg-type]
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector, [B, C], or [1, C] when it is the same for all; None in an unconditioned network."""

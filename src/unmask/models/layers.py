@@ -7,12 +7,12 @@ buffers: everything that is not learnt is computed in the pass.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -40,7 +40,7 @@ class TokenEmbedding(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation computed in float32 whatever the dtype of its input, which the output keeps."""
+    """Layer normalisation computed in float32 (or finer) whatever the dtype of its input, which the output keeps."""
 
     def __init__(self, hidden_size: int, bias: bool) -> None:
         super().__init__()
@@ -55,8 +55,9 @@ class LayerNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias, eps=1e-5).to(x.dtype)
+        exact = torch.promote_types(x.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(exact)
+        return F.layer_norm(x.to(exact), self.weight.shape, self.weight.to(exact), bias, eps=1e-5).to(x.dtype)
 
 
 class ZeroLinear(nn.Linear):
@@ -171,18 +172,18 @@ class OutputLayer(nn.Module):
         return F.linear(rows, self.linear.weight, bias)
 
 
-def label_loss(logits: Tensor, labels: Tensor | None) -> torch.FloatTensor | None:
+def label_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     """Mean cross-entropy of logits [B, L, V] at the labels [B, L] that are not -100; None without labels."""
     if labels is None:
         return None
-    return cast(torch.FloatTensor, F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100))
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
 
 
 class Trunk(PreTrainedModel):
     """Embedding, blocks and output layer. A subclass says what a token may see and what the conditioning is."""
 
     config: TrunkConfig
-    config_class = TrunkConfig
+    config_class: type[PretrainedConfig] | None = TrunkConfig
     supports_gradient_checkpointing = True
     _supports_sdpa = True
 

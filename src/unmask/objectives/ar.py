@@ -26,7 +26,7 @@ class AR(Objective):
 
     def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
         ids, counted = batch.input_ids, batch.open
-        bos = denoiser.config.bos_token_id
+        bos: int | None = getattr(denoiser.config, "bos_token_id", None)
         if bos is None:
             hidden = denoiser.hidden(ids, attention_mask=batch.keys).roll(1, dims=1)
             counted = counted & (torch.arange(ids.shape[1], device=ids.device) > 0)

@@ -92,7 +92,7 @@ class Objective(Component):
         """The terms of the bound for one draw of the noise."""
 
     def estimators(self) -> dict[str, Objective]:
-        """The estimators by which a model trained on this objective is judged; those listed here must agree."""
+        """How a model trained on this objective is judged. The first counts; the others must agree with it."""
         return {self.__class__.__name__.lower(): self}
 
 
@@ -103,9 +103,7 @@ def masked_cross_entropy(denoiser: Denoiser, z: Tensor, mask_rate: Tensor, batch
     Carry-over: visible rows are not predicted at all.
     """
     hidden = denoiser.hidden(z, alpha=1.0 - mask_rate, attention_mask=batch.keys)
-    nll = reduce_rows(
-        denoiser.head, hidden[masked], batch.input_ids[masked], cross_entropy, denoiser.config.vocab_size
-    )
+    nll = reduce_rows(denoiser.head, hidden[masked], batch.input_ids[masked], cross_entropy, denoiser.config.vocab_size)
     return scatter_rows(nll, masked)
 
 

@@ -88,7 +88,7 @@ def step_divergence(log_x: Tensor, mass_on_mask: Tensor, rate_s: Tensor, rate_t:
     alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
     reveal, stay = (rate_t - rate_s) / rate_t, rate_s / rate_t
     log_norm = torch.log(alpha_t * mass_on_mask + rate_t) - torch.log(rate_t)
-    mask_to_token = log_norm - log_x
-    log_stay = torch.log(alpha_s * mass_on_mask + rate_s) - torch.log(rate_s)
-    mask_to_mask = torch.where(rate_s > 0, log_norm - log_stay, 0.0)
-    return reveal * mask_to_token + stay * mask_to_mask
+    # at s = 0 `stay` is 0: its logarithm only has to be finite, in the backward pass too
+    above_zero = torch.where(rate_s > 0, rate_s, 1.0)
+    log_stay = torch.log(alpha_s * mass_on_mask + above_zero) - torch.log(above_zero)
+    return reveal * (log_norm - log_x) + stay * (log_norm - log_stay)

@@ -1,4 +1,4 @@
-"""SUBS: the Rao-Blackwellised bound of the paper, in continuous time (eq. 10, 11), in T steps (eq. 8), by mask count."""
+"""SUBS: the Rao-Blackwellised bound, in continuous time (eq. 10, 11), in T steps (eq. 8) and by mask count."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Subs(Objective):
         return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate)
 
     def estimators(self) -> dict[str, Objective]:
-        return {"continuous": Subs(), "mask-count": MaskCount()}
+        return {"mask-count": MaskCount(), "continuous": Subs()}
 
     def _weighted(self, schedule: Schedule, t: Tensor) -> tuple[Tensor, Tensor]:
         """1 - alpha at the drawn time, and what the cross-entropy there is multiplied by."""

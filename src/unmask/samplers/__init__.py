@@ -1,1 +1,1 @@
-"""Samplers: how a canvas is unmasked. One file a member; `base` holds the protocol and `draws` the choice of a token."""
+"""Samplers: how a canvas is unmasked. One file a member; `base` is the protocol, `draws` the choice of a token."""

@@ -19,9 +19,11 @@ class LeftToRight(Sampler):
 
     def begin(self, canvas: Canvas) -> State:
         masked = canvas.masked
-        written = masked.any(dim=0).nonzero()[:, 0].tolist() or [0]
-        first, total = written[0], written[-1] + 1 - written[0] if masked.any() else 0
-        return State.start(canvas, masked.sum(dim=1), total, {"first": first, "cache": None})
+        after = masked * torch.arange(1, masked.shape[1] + 1, device=masked.device)
+        last, first = after.max(dim=1).values, masked.int().argmax(dim=1)
+        begin = int(first[masked.any(dim=1)].min()) if masked.any() else 0
+        total = int(last.max()) - begin
+        return State.start(canvas, last - first, total, {"first": begin, "cache": None})
 
     def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
         position = state.plan["first"] + state.call

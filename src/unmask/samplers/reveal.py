@@ -2,8 +2,8 @@
 
 Under SUBS the time at which a position is revealed does not depend on the network: it is drawn first. The positions
 whose times fall into one of T steps are revealed together, from the canvas before that step; a step in which nothing is
-revealed leaves the canvas as it is, so its network call is never made. With `steps=None` positions are revealed one at a
-time in decreasing order of their times, which is exactly the law of T -> infinity.
+revealed leaves the canvas as it is, so its network call is never made. With `steps=None` positions are revealed one at
+a time in decreasing order of their times, which is exactly the law of T -> infinity.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unmask.schedules import LogLinear, Schedule
 
 @dataclass(frozen=True)
 class Plan:
-    """`group` [B, L]: the call that reveals each position, -1 for given ones. `time` [B, C]: the time t of each call."""
+    """`group` [B, L]: the call that reveals each position, -1 for given ones. `time` [B, C]: the time of each call."""
 
     group: Tensor
     time: Tensor

@@ -33,11 +33,12 @@ ADAMW = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Progressed:
-    """How far a run is: optimiser steps, sequences and seconds; on how many rows, by which recipe."""
+    """How far a run is: steps, sequences, seconds (and those since the last log line), the data's rows, the recipe."""
 
     step: int
     samples: int
     seconds: float
+    lap: float
     rows: int
     recipe: dict[str, Any]
 

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Starts when it is made; `before` are the seconds of the run that are already behind it."""
+    """Starts when it is made; so many seconds of the run, and of the stretch at hand, are already behind it."""
 
-    def __init__(self, before: float = 0.0) -> None:
-        self._start = time.monotonic() - before
-        self._lap = time.monotonic()
+    def __init__(self, seconds: float = 0.0, lap: float = 0.0) -> None:
+        now = time.monotonic()
+        self._start = now - seconds
+        self._lap = now - lap
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class Feed:
         """All of one optimiser step, on the CPU."""
         return [self._micro_batch(step, part) for part in self.parts]
 
-    def steps(self, start: int, stop: int) -> Iterator[list[MicroBatch]]:
+    def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
         """The micro-batches of steps start, ..., stop - 1, made in a thread of their own."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="unmask-feed") as pool:
             coming = [pool.submit(self.micro_batches, step) for step in range(start, min(start + AHEAD, stop))]

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """An exponential moving average of named parameters, in float32. With decay 0 it is the parameters themselves."""
+    """An exponential moving average of named parameters, `weights`, in float32. With decay 0 it is the parameters."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
         self.decay = decay
-        self._live = [parameter.detach() for parameter in parameters.values()]
-        averaged = [live.clone().float() for live in self._live] if decay else self._live
-        self.weights: dict[str, Tensor] = dict(zip(parameters, averaged, strict=True))
-        """The average, by the name of the parameter."""
+        self._live = list(parameters.values())
+        self.weights: dict[str, Tensor] = dict(parameters)
+        if decay:
+            self.weights = {name: live.detach().float().clone() for name, live in parameters.items()}
 
     def decay_at(self, n: int) -> float:
         """The decay of the n-th update, n = 1, 2, ...: young averages forget faster."""
@@ -43,6 +43,6 @@ class EMA:
         if not self.decay:
             return
         for live, average in zip(self._live, self.weights.values(), strict=True):
-            kept = live.clone()
+            kept = live.detach().clone()
             live.copy_(average)
             average.copy_(kept)

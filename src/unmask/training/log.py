@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,20 @@ LOG = "log.jsonl"
 
 
 class Log:
-    """The log of a run. A line is on disk when `write` returns."""
+    """The log of a run. A line is with the system when `write` returns."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOG
 
     def write(self, record: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line; a number that is not known (NaN) becomes null."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_line(record))
 
     def truncate(self, step: int) -> None:
         """Forget what came after a step, as a resumed run will write it again."""
         kept = [record for record in read_log(self.path.parent) if record["step"] <= step]
-        atomic_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        atomic_text(self.path, "".join(_line(record) for record in kept))
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -33,3 +34,13 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     path = folder / LOG
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     return [json.loads(line) for line in lines]
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(_without_nan(record), allow_nan=False) + "\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -6,8 +6,8 @@ import shlex
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from unmask.checkpoint import Card
 from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.files import atomic_text, must_be_new
@@ -20,53 +20,56 @@ from unmask.training.device import deterministic_kernels, make_accelerator
 from unmask.training.interrupt import StopRequest, stop_requests
 from unmask.training.log import Log
 from unmask.training.optimizer import learning_rate
-from unmask.training.parts import Parts, build_parts
+from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress
 from unmask.training.runfolder import find_latest, latest_or_error
 from unmask.training.same_run import check_same_rows, check_same_run
 from unmask.training.step import Stepper
-from unmask.training.validation import validate
+from unmask.training.validation import sample, validate
 
 RECIPE = "recipe.yaml"
+VALIDATION_BATCH = 32
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended: `step` of `steps` are done, and `checkpoint` holds them; `path` opens as that checkpoint.
-
-    `bound` is the validation bound of the final weights, None where the run was interrupted before the end.
-    """
+    """A finished run: `path` opens as its last checkpoint; `bound` is the validation bound of those weights."""
 
     path: Path
-    checkpoint: Path
-    step: int
     steps: int
     seconds: float
-    bound: Bound | None
+    bound: Bound
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether somebody stopped the run before its last step."""
-        return self.step < self.steps
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        bound = self.bound.as_dict()
+        return {"path": str(self.path), "steps": self.steps, "seconds": self.seconds, "bound": bound}
 
-    @property
-    def resume_command(self) -> str:
-        """The shell command that goes on from here."""
-        recipe, out = shlex.quote(str(self.path / RECIPE)), shlex.quote(str(self.path))
-        return f"unmask train {recipe} --out {out} --resume"
+
+class Interrupted(Exception):
+    """Somebody stopped the run. It is saved as it is after `step` steps in the folder `path`, and can be resumed."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        self.step = step
+        folder = shlex.quote(str(path))
+        recipe = shlex.quote(str(path / RECIPE))
+        self.resume_command = f"unmask train {recipe} --out {folder} --resume"
+        super().__init__(f"Stopped and saved at step {step}; go on with: {self.resume_command}")
 
 
 def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
     """Train into the folder `out`, which must be new, or with `resume` go on from its newest checkpoint.
 
-    Ctrl-C saves a checkpoint after the step at hand and returns; the result then says how to resume.
+    Ctrl-C saves a checkpoint after the step at hand and raises `Interrupted`, which says how to resume.
     """
-    out = Path(out)
+    out, progress = Path(out), progress or Progress()
+    check_fit(recipe.model, recipe.objective)
     if not resume:
         must_be_new(out, "choose another folder, or add --resume to continue the run in it")
     saved = _saved_run(out, recipe) if resume else None
-    with deterministic_kernels(recipe.training.deterministic):
-        trainer = Trainer(recipe, out, build_parts(recipe), progress or Progress())
+    with deterministic_kernels(recipe.training.deterministic), closing(progress):
+        trainer = Trainer(recipe, out, build_parts(recipe, progress.reading), progress)
         if saved is not None:
             trainer.restore(*saved)
         atomic_text(out / RECIPE, recipe.to_yaml())
@@ -92,6 +95,7 @@ class Trainer:
         accelerator = make_accelerator(recipe.training)
         self.stepper = Stepper(accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer)
         self.feed = _feed(recipe, parts, pin=accelerator.device.type == "cuda")
+        self.validation = sample(parts.validation, recipe.training.validation_rows)
         self.log = Log(out)
         self.clock = Clock()
         self.step = 0
@@ -108,19 +112,16 @@ class Trainer:
         checkpoints.restore(checkpoint, self.stepper)
         self.step = progressed.step
         self.log.truncate(self.step)
-        self.clock = Clock(progressed.seconds)
+        self.clock = Clock(progressed.seconds, progressed.lap)
 
     def run(self) -> TrainingResult:
         """Train to the last step, or until somebody asks to stop."""
         self.progress.begin(self.step, self.config.steps)
-        try:
-            with stop_requests() as stop:
-                self._train(stop)
-            if self.step >= self.config.steps and self.bound is None:
-                self._validate()
-        finally:
-            self.progress.end()
-        return self._result()
+        with stop_requests() as stop:
+            self._train(stop)
+        if self.step < self.config.steps:
+            raise Interrupted(self.out, self.step)
+        return TrainingResult(self.out, self.step, self.clock.seconds, self.bound or self._measure())
 
     def _train(self, stop: StopRequest) -> None:
         with closing(self.feed.steps(self.step, self.config.steps)) as batches:
@@ -164,11 +165,15 @@ class Trainer:
 
     def _validate(self) -> None:
         self._check_finite()
-        with self.clock.paused(), self.stepper.ema.applied():
-            self.bound = validate(self.stepper.denoiser, self.recipe, self.parts.validation)
+        self.bound = self._measure()
         record = {"step": self.step, "validation": self.bound.as_dict()}
         self.log.write(record)
         self.progress.validated(record)
+
+    def _measure(self) -> Bound:
+        objective, schedule = self.recipe.objective, self.recipe.schedule
+        with self.clock.paused(), self.stepper.ema.applied():
+            return validate(self.stepper.denoiser, objective, schedule, self.validation, VALIDATION_BATCH)
 
     def _save(self) -> None:
         self._check_finite()
@@ -176,27 +181,25 @@ class Trainer:
             step=self.step,
             samples=self.step * self.config.batch_size,
             seconds=self.clock.seconds,
+            lap=self.clock.lap,
             rows=len(self.parts.train),
             recipe=self.recipe.model_dump(mode="json"),
         )
+        parts = self.parts
         with self.clock.paused():
-            checkpoints.save(self.out, self.stepper, self.parts.tokenizer, self.parts.card, progressed, self.config.keep)
+            checkpoints.save(self.out, self.stepper, parts.tokenizer, parts.card, progressed, self.config.keep)
 
     def _check_finite(self) -> None:
         """Stop before a ruined network is logged, judged or saved. Waits for the device."""
         step = self.stepper.meter.first_bad_step()
         if step is None:
             return
-        good = find_latest(self.out)
+        latest = find_latest(self.out)
+        good = f"the last good checkpoint is '{latest}'" if latest else "there is no checkpoint yet"
         raise UnmaskError(
-            f"The loss of step {step} is not finite; the last good checkpoint is {f"'{good}'" if good else 'none'}: "
+            f"The loss of step {step} is not finite, and {good}; "
             "train again with a lower optimizer.learning_rate or with training.precision=float32."
         )
-
-    def _result(self) -> TrainingResult:
-        final = self.bound if self.step >= self.config.steps else None
-        latest = latest_or_error(self.out)
-        return TrainingResult(self.out, latest, self.step, self.config.steps, self.clock.seconds, final)
 
 
 def _feed(recipe: Recipe, parts: Parts, pin: bool) -> Feed:

@@ -83,7 +83,7 @@ class Meter:
 
     def read(self) -> Reading:
         """The sums so far. Waits for the device."""
-        values = {name: tensor.tolist() for name, tensor in self.tensors.items()}
+        values: dict[str, Any] = {name: tensor.tolist() for name, tensor in self.tensors.items()}
         by_rate = [
             nats / masked if masked else None
             for nats, masked in zip(values["cross_entropy"], values["masked"], strict=True)

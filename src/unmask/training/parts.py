@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from unmask.checkpoint import Card
-from unmask.config import DataConfig, Recipe
+from unmask.config import Recipe
 from unmask.data.policies import Rows
+from unmask.data.split import Progress, prepare
 from unmask.errors import UnmaskError
+from unmask.objectives.base import Objective
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,49 @@ class Parts:
     train: Rows
     validation: Rows
     card: Card
+
+
+def build_parts(recipe: Recipe, progress: Progress | None = None) -> Parts:
+    """Read the data and make the network. torch's generator is seeded here, and runs on into the dropout."""
+    data = recipe.data
+    corpus = prepare(data.source, data.tokenizer, data.validation, data.seed, progress)
+    tokenizer: Any = corpus.tokenizer
+    train, validation = (
+        data.policy.rows(tokens, data.length, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        for tokens in (corpus.train, corpus.validation)
+    )
+    train.check_trainable()
+    torch.manual_seed(recipe.training.seed)
+    denoiser = _network(recipe.model, recipe.objective, len(tokenizer), tokenizer.mask_token_id, data.length)
+    return Parts(denoiser, tokenizer, train, validation, _card(recipe))
+
+
+def check_fit(spec: Any, objective: Any) -> None:
+    """Refuse a network that reads in another direction than the objective predicts."""
+    if _is_causal(spec) != objective.causal:
+        reads, needs = ("both ways", "left to right") if objective.causal else ("left to right", "both ways")
+        raise UnmaskError(
+            f"The model '{spec.name}' reads {reads}, and the objective '{objective.name}' needs {needs}; "
+            f"set model.name={'causal' if objective.causal else 'dit'} or choose another objective."
+        )
+
+
+def _network(spec: Any, objective: Objective, vocab_size: int, mask_token_id: int, length: int) -> Any:
+    options = {"mask_logit": True} if objective.needs_mask_logit else {}
+    return spec.build(vocab_size, mask_token_id, length, **options)
+
+
+def _is_causal(spec: Any) -> bool:
+    """Whether the networks of a spec generate left to right; one without memory is asked."""
+    with torch.device("meta"):
+        return spec.build(2, 1, 2).can_generate()
+
+
+def _card(recipe: Recipe) -> Card:
+    return Card(
+        schedule=recipe.schedule,
+        objective=recipe.objective,
+        policy=recipe.data.policy,
+        length=recipe.data.length,
+        protocol={"data": recipe.data.model_dump(mode="json")},
+    )

@@ -12,6 +12,9 @@ from rich.progress import Progress as RichProgress
 class Progress:
     """Who watches a run. This one sees nothing; the others override what they show."""
 
+    def reading(self, part: str, done: int, total: int) -> None:
+        """So many characters of a part of the data ('train' or 'validation') are encoded."""
+
     def begin(self, step: int, steps: int) -> None:
         """`step` of `steps` steps are done, and the rest begins."""
 
@@ -24,7 +27,7 @@ class Progress:
     def validated(self, record: dict[str, Any]) -> None:
         """A validation line was logged."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing more will come."""
 
 
@@ -40,9 +43,15 @@ class Bar(Progress):
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
         )
+        self._status = console.status("")
         self._task = self._bar.add_task("", loss="", validation="", speed="", visible=False)
 
+    def reading(self, part: str, done: int, total: int) -> None:
+        self._status.update(f"encoding the {part} text: {_short(done)} of {_short(total)} characters")
+        self._status.start()
+
     def begin(self, step: int, steps: int) -> None:
+        self._status.stop()
         self._bar.reset(self._task, total=steps, completed=step, visible=True)
         self._bar.start()
 
@@ -56,7 +65,8 @@ class Bar(Progress):
     def validated(self, record: dict[str, Any]) -> None:
         self._bar.update(self._task, validation=f"validation {_bits(record)}  ")
 
-    def end(self) -> None:
+    def close(self) -> None:
+        self._status.stop()
         self._bar.stop()
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from unmask.batch import Batch
 from unmask.config import OptimizerConfig
-from unmask.models.protocol import Denoiser
 from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.schedules import Schedule
 from unmask.training.data import MicroBatch

@@ -1,0 +1,33 @@
+"""Held-out rows for a checkpoint: its own validation split, or any text, under its own length policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unmask.config import DataConfig
+from unmask.data.cache import TokenCache
+from unmask.data.policies import Rows
+from unmask.data.sources import TextSource
+from unmask.data.split import prepare
+from unmask.errors import UnmaskError
+from unmask.generation import MaskedDiffusionLM
+
+
+def held_out_rows(
+    lm: MaskedDiffusionLM, paths: Sequence[str] | None = None, separator: str | None = None, first: int | None = None
+) -> Rows:
+    """Rows of the texts at `paths`, or of the validation split of the training data; the `first` of them."""
+    if paths:
+        tokens = TokenCache.build(TextSource(paths=list(paths), separator=separator).documents, lm.tokenizer)
+    else:
+        tokens = _validation(lm)
+    rows = lm.card.policy.rows(tokens, lm.row_length, lm.tokenizer.eos_token_id, lm.tokenizer.pad_token_id)
+    return rows if first is None else rows.first(first)
+
+
+def _validation(lm: MaskedDiffusionLM) -> TokenCache:
+    described = lm.card.protocol.get("data")
+    if described is None:
+        raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
+    data = DataConfig(**described)
+    return prepare(data.source, lm.tokenizer, data.validation, data.seed).validation

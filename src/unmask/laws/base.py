@@ -1,0 +1,179 @@
+"""What a law is: something measured for one member of an axis, against the most it may be.
+
+A law is written once, for every member of an axis to which it applies. Whoever registers a member is judged by all of
+them, in the tests and in `unmask doctor`, without writing a line here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, get_args, get_origin
+
+from unmask import registry
+from unmask.registry import Component
+
+AXES = ("schedule", "objective", "sampler", "model")
+STEPS = (2, 4)
+"""The numbers of steps in which members that have such an option are judged."""
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the message holds the numbers."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check measured: `figure` must be at most `limit` (a NaN never is)."""
+
+    figure: float
+    limit: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Law:
+    """The outcome of one law for one member."""
+
+    name: str
+    subject: str
+    figure: float
+    limit: float
+    words: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the figure is within its limit."""
+        return self.figure <= self.limit
+
+    def require(self) -> None:
+        """Raise `LawBroken` where the law does not hold."""
+        if not self.passed:
+            raise LawBroken(str(self))
+
+    def __str__(self) -> str:
+        verdict = "holds" if self.passed else "BROKEN"
+        return f"{self.subject}: {self.name} {verdict}: {self.words}: {self.figure:.3g} (at most {self.limit:.3g})"
+
+
+Check = Callable[[Any], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One law and one member that it applies to."""
+
+    name: str
+    check: Check
+    axis: str
+    member: Any
+
+    @property
+    def subject(self) -> str:
+        """The member as a person would write it."""
+        return f"{self.axis} {describe(self.member)}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.name}"
+
+    def judge(self) -> Iterator[Law]:
+        """Every measurement of this law for this member."""
+        for finding in self.check(self.member):
+            yield Law(self.name, self.subject, finding.figure, finding.limit, finding.words)
+
+
+_CHECKS: dict[str, list[tuple[Check, Callable[[Any], bool]]]] = {axis: [] for axis in AXES}
+
+
+def law(axis: str, when: Callable[[Any], bool] = lambda member: True) -> Callable[[Check], Check]:
+    """Make a check a law of an axis, for those members of which `when` is true."""
+
+    def add(check: Check) -> Check:
+        _CHECKS[axis].append((check, when))
+        return check
+
+    return add
+
+
+def survives_serialisation(axis: str) -> Check:
+    """The law of every axis: a component written as JSON and read again is the same component."""
+
+    def survives_its_way_through_json(member: Component) -> Iterator[Finding]:
+        again = registry.build(axis, json.loads(member.model_dump_json()))
+        yield Finding(float(again != member), 0, "differs after a round trip")
+
+    return survives_its_way_through_json
+
+
+for _axis in AXES:
+    law(_axis)(survives_serialisation(_axis))
+
+
+def cases(axis: str) -> list[Case]:
+    """Every registered member of an axis, in every variant, with every law that applies to it."""
+    return [case for member in members(axis) for case in cases_of(axis, member)]
+
+
+def cases_of(axis: str, member: Any) -> list[Case]:
+    """One member of an axis with every law that applies to it."""
+    import_module(f"unmask.laws.{axis}s")
+    names = [(check, check.__name__.replace("_", " ")) for check, when in _CHECKS[axis] if when(member)]
+    return [Case(name, check, axis, member) for check, name in names]
+
+
+def run(axes: tuple[str, ...] = AXES) -> Iterator[Law]:
+    """Judge every registered member of the axes, one law after another. A check that cannot be made is a broken law."""
+    for axis in axes:
+        for case in cases(axis):
+            try:
+                yield from case.judge()
+            except Exception as error:
+                yield Law(case.name, case.subject, math.inf, 0.0, f"{type(error).__name__}: {error}")
+
+
+def members(axis: str) -> tuple[Any, ...]:
+    """Every registered member of an axis, in every variant that its options allow."""
+    return tuple(m for name in registry.names(axis) for m in variants(registry.get(axis, name), FIXED.get(axis, {})))
+
+
+FIXED: dict[str, dict[str, Any]] = {
+    "model": {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 8, "dropout": 0.0}
+}
+"""Options that are the same in all variants: networks are judged small."""
+
+
+def variants(component: type[Component], fixed: dict[str, Any]) -> Iterator[Component]:
+    """A component with every combination of its switches, choices, steps and schedules; the rest by default."""
+    choices = {name: _choices(component, name) for name in component.model_fields if name not in fixed}
+    kept = {name: value for name, value in fixed.items() if name in component.model_fields}
+    for values in itertools.product(*choices.values()):
+        chosen = {name: value for name, value in zip(choices, values, strict=True) if value is not _DEFAULT}
+        yield component(**kept, **chosen)
+
+
+_DEFAULT = object()
+
+
+def _choices(component: type[Component], name: str) -> tuple[Any, ...]:
+    field = component.model_fields[name]
+    if name == "steps":
+        return (None, *STEPS) if type(None) in get_args(field.annotation) else STEPS
+    if name == "schedule":
+        return members("schedule")
+    if field.annotation is bool:
+        return (False, True)
+    if get_origin(field.annotation) is Literal:
+        return get_args(field.annotation)
+    return (_DEFAULT,)
+
+
+def describe(member: Any) -> str:
+    """A component by its name and the options that differ from their defaults."""
+    fields = type(member).model_fields
+    options = {k: getattr(member, k) for k in fields if k != "name" and getattr(member, k) != fields[k].default}
+    words = [f"{k}={describe(v) if isinstance(v, Component) else v}" for k, v in options.items()]
+    return f"{member.name}({', '.join(words)})" if words else member.name

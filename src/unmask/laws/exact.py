@@ -1,0 +1,203 @@
+"""Likelihoods, bounds and laws of chains by enumeration: what objectives and samplers are compared with.
+
+Nothing here calls an objective, a sampler or `unmask.process`. Chains and divergences are made from transition matrices
+and Bayes' rule, in float64. Only a handful of positions may be open.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.laws.tables import every_canvas
+
+MOST_OPEN = 8
+CLOCK_NODES = 12
+QUADRATURE_NODES = 64
+
+
+def log_conditionals(
+    denoiser: Any, ids: Tensor, alpha: Tensor | float, attention: Tensor | None = None, mask_logit: bool = False
+) -> Tensor:
+    """[N, L, V] log x_theta in float64 for canvases [N, L] and alpha, one for all or [N]."""
+    alpha = torch.as_tensor(alpha, dtype=torch.float64).expand(ids.shape[0])
+    attention = None if attention is None else attention.expand_as(ids)
+    with torch.no_grad():
+        rows = denoiser.hidden(ids, alpha=alpha, attention_mask=attention)
+        return denoiser.head(rows, mask_logit=mask_logit).double().log_softmax(dim=-1)
+
+
+def any_order_nll(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> Tensor:
+    """[B] -log likelihood of ids [B, L] given the positions that are not open [L], under one-at-a-time uniform order.
+
+    f(M) = mean over i in M of p(x_i | x outside M) f(M - i), f(empty) = 1, over all sets M of masked positions: 2^n
+    canvases. A conditioned denoiser also sees the clock: with n masks left at mask rate v the next position is revealed
+    at v b with b ~ Beta(n, 1), so f is a function of v, held as a polynomial through a few nodes.
+    """
+    sets = _subsets(open_)
+    clock = _clock(denoiser)
+    chance = _chances(denoiser, ids, sets, clock, attention)
+    f = [torch.ones(len(clock), ids.shape[0], dtype=torch.float64)]
+    for masked in range(1, len(sets)):
+        members = sets[masked].nonzero()[:, 0].tolist()
+        bit = {position: 1 << k for k, position in enumerate(open_.nonzero()[:, 0].tolist())}
+        g = torch.stack([chance[masked, :, :, i] * f[masked ^ bit[i]] for i in members]).mean(dim=0)
+        f.append(_later(clock, len(members)) @ g)
+    return -f[-1][-1].log()
+
+
+def left_to_right_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
+    """[B, L] -log p(x_l | x_<l) of a causal denoiser at the open positions [L] of ids [B, L], one prefix at a time."""
+    begin = denoiser.config.bos_token_id
+    out = torch.zeros(ids.shape, dtype=torch.float64)
+    for position in open_.nonzero()[:, 0].tolist():
+        prefix = ids[:, :position]
+        if begin is not None:
+            prefix = torch.cat([torch.full_like(ids[:, :1], begin), prefix], dim=1)
+        if prefix.shape[1]:
+            log_p = denoiser.head(denoiser.hidden(prefix)[:, -1]).double().log_softmax(dim=-1)
+            out[:, position] = -log_p.gather(1, ids[:, position, None])[:, 0]
+    return out
+
+
+def continuous_bound(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> Tensor:
+    """[B, L] nats of the continuous bound at each position: the integral over u = 1 - alpha of (1/u) E -log x_theta.
+
+    A set M of n of the L open positions is masked with probability u^n (1 - u)^(L - n).
+    """
+    sets = _subsets(open_)
+    node, weight = gauss_legendre(16)
+    nll = -_chances(denoiser, ids, sets, node, attention).log()
+    n, L = sets.sum(dim=1, keepdim=True), open_.sum()
+    chance = node ** (n - 1).clamp_min(0) * (1.0 - node) ** (L - n) * (n > 0)
+    return torch.einsum("su,u,subl->bl", chance, weight, nll.where(sets[:, None, None], 0.0))
+
+
+def step_bound(denoiser: Any, ids: Tensor, open_: Tensor, rates: Tensor, mask_logit: bool, carry_over: bool) -> Tensor:
+    """[B, L] nats of the bound of the T-step process: KL of every reverse step and the reconstruction from z_0 = x.
+
+    `rates` [T + 1] are 1 - alpha at t = 0, 1/T, ..., 1. Without `carry_over` the network rewrites z_0.
+    """
+    sets = _subsets(open_)
+    n, L = sets.sum(dim=1), open_.sum()
+    total = torch.zeros(ids.shape, dtype=torch.float64)
+    for rate_s, rate_t in itertools.pairwise(rates):
+        divergence = _step_divergence(denoiser, ids, sets, rate_s, rate_t, mask_logit)
+        total += torch.einsum("s,sbl->bl", rate_t**n * (1 - rate_t) ** (L - n), divergence * open_)
+    if not carry_over:
+        log_p = log_conditionals(denoiser, ids, 1.0, mask_logit=mask_logit)
+        total += -log_p.gather(2, ids[..., None])[..., 0] * open_
+    return total
+
+
+def _step_divergence(
+    denoiser: Any, ids: Tensor, sets: Tensor, rate_s: Tensor, rate_t: Tensor, mask_logit: bool
+) -> Tensor:
+    """[S, B, L] KL(q(z_s | z_t, x) || p_theta(z_s | z_t)) of every position, for z_t with each set [S, L] masked."""
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    z = ids.masked_fill(sets[:, None], mask)
+    x_theta = log_conditionals(denoiser, z.flatten(0, 1), 1.0 - rate_t, mask_logit=mask_logit).exp()
+    model = bayes(x_theta.view(*z.shape, V), z, rate_s, rate_t, mask)
+    truth = bayes(torch.nn.functional.one_hot(ids, V).double().expand(*z.shape, V), z, rate_s, rate_t, mask)
+    return torch.where(truth > 0, truth * (truth.log() - model.log()), 0.0).sum(dim=-1)
+
+
+def step_law(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: bool = False) -> Tensor:
+    """[V^L] the law of z_0 of the T-step reverse chain from the canvas `start` [L]; all canvases are its states."""
+    V, L = denoiser.config.vocab_size, start.shape[0]
+    canvases = every_canvas(V, L)
+    law = (canvases == start).all(dim=1).double()
+    for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
+        x_theta = log_conditionals(denoiser, canvases, 1.0 - rate_t, mask_logit=mask_logit).exp()
+        reverse = bayes(x_theta, canvases, rate_s, rate_t, denoiser.config.mask_token_id)
+        law = torch.einsum("z,zs->s", law, _jointly(reverse, canvases))
+    return law
+
+
+def rewritten(denoiser: Any, law: Tensor, open_: Tensor, mask_logit: bool) -> Tensor:
+    """[V^L] the law of x when z_0 has the law [V^L] and the network writes every open position [L] anew from z_0."""
+    V = denoiser.config.vocab_size
+    canvases = every_canvas(V, len(open_))
+    written = log_conditionals(denoiser, canvases, 1.0, mask_logit=mask_logit).exp()
+    kept = torch.nn.functional.one_hot(canvases, V).double()
+    return torch.einsum("z,zx->x", law, _jointly(torch.where(open_[:, None], written, kept), canvases))
+
+
+def bayes(x: Tensor, z_t: Tensor, rate_s: Tensor | float, rate_t: Tensor | float, mask: int) -> Tensor:
+    """[..., V] q(z_s | z_t, x) by Bayes' rule with the transition matrices, for a law x [..., V] of the clean token.
+
+    Where z_t cannot have come from x, nothing is known and z_t is kept.
+    """
+    V = x.shape[-1]
+    marginal = x @ _transition(1.0 - rate_s, V, mask)
+    keep = (1.0 - rate_t) / (1.0 - rate_s) if rate_s < 1 else 0.0
+    joint = marginal * _transition(keep, V, mask).T[z_t]
+    kept = torch.nn.functional.one_hot(z_t, V).to(x.dtype)
+    evidence = joint.sum(dim=-1, keepdim=True)
+    return torch.where(evidence > 0, joint / evidence, kept)
+
+
+def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights [K] of Gauss-Legendre quadrature on (0, 1), in float64."""
+    node, weight = np.polynomial.legendre.leggauss(nodes)
+    return torch.from_numpy((node + 1) / 2), torch.from_numpy(weight / 2)
+
+
+def outcomes(start: Tensor, vocab_size: int, mask: int) -> Tensor:
+    """[K, L] every finished canvas that agrees with the given tokens of `start` [L]."""
+    canvases = every_canvas(vocab_size, start.shape[0])
+    agrees = ((canvases == start) | (start == mask)).all(dim=1) & (canvases != mask).all(dim=1)
+    return canvases[agrees]
+
+
+def _transition(keep: Tensor | float, vocab_size: int, mask: int) -> Tensor:
+    """[V, V] the matrix that keeps a token with probability `keep` and makes it the mask otherwise."""
+    keep = torch.as_tensor(keep, dtype=torch.float64)
+    to_mask = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
+    to_mask[:, mask] = 1.0
+    return keep * torch.eye(vocab_size, dtype=torch.float64) + (1.0 - keep) * to_mask
+
+
+def _jointly(each_ZLV: Tensor, canvases_XL: Tensor) -> Tensor:
+    """[Z, X] the chance of every canvas when positions are independent with the laws [Z, L, V]."""
+    picked = [each_ZLV[:, position, token] for position, token in enumerate(canvases_XL.T)]
+    return torch.stack(picked).prod(dim=0)
+
+
+def _subsets(open_: Tensor) -> Tensor:
+    """[2^n, L] every set of open positions; set number sum_k 2^k has the k-th open position in it."""
+    positions = open_.nonzero()[:, 0]
+    if len(positions) > MOST_OPEN:
+        raise ValueError(f"{len(positions)} open positions are too many to enumerate; leave at most {MOST_OPEN} open")
+    sets = torch.zeros(1 << len(positions), len(open_), dtype=torch.bool)
+    sets[:, positions] = (torch.arange(len(sets))[:, None] >> torch.arange(len(positions)) & 1).bool()
+    return sets
+
+
+def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor, attention: Tensor | None) -> Tensor:
+    """[S, K, B, L] x_theta(x) of ids [B, L] with each set [S, L] masked, at each mask rate [K]."""
+    S, K, (B, L) = len(sets), len(rates), ids.shape
+    z = ids.masked_fill(sets[:, None], denoiser.config.mask_token_id)[:, None].expand(S, K, B, L)
+    alpha = (1.0 - rates)[None, :, None].expand(S, K, B)
+    seen = None if attention is None else attention.expand(S * K * B, L)
+    log_p = log_conditionals(denoiser, z.reshape(-1, L), alpha.reshape(-1), seen)
+    target = ids.expand(S, K, B, L).reshape(-1, L, 1)
+    return log_p.gather(2, target)[..., 0].view(S, K, B, L).exp()
+
+
+def _clock(denoiser: Any) -> Tensor:
+    """[K] the mask rates at which functions of the clock are held, 1 the last; one is enough if nobody looks."""
+    if not denoiser.config.conditioned:
+        return torch.ones(1, dtype=torch.float64)
+    return (1.0 - torch.cos(torch.pi * torch.arange(CLOCK_NODES, dtype=torch.float64) / (CLOCK_NODES - 1))) / 2
+
+
+def _later(clock: Tensor, masks: int) -> Tensor:
+    """[K, K] takes g at the nodes v to E g(v b), b ~ Beta(masks, 1): E b^m = masks / (masks + m) on every power v^m."""
+    power = torch.arange(len(clock), dtype=torch.float64)
+    values = clock[:, None] ** power
+    return values * (masks / (masks + power)) @ torch.linalg.inv(values)

@@ -1,0 +1,243 @@
+"""The laws of samplers: what they write, against the enumerated law of the Markov chain that they say they walk.
+
+The chain is the one thing that must be known about a sampler: `chain` registers it for a class (and its subclasses).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from unmask import random
+from unmask.laws import exact
+from unmask.laws.base import Finding, describe, law
+from unmask.laws.statistics import chi_square
+from unmask.laws.tables import (
+    CausalTable,
+    SameRow,
+    Table,
+    Watched,
+    causal_oracle,
+    every_canvas,
+    oracle,
+    random_causal_table,
+    random_joint,
+    random_table,
+)
+from unmask.random import Purpose
+from unmask.samplers.ar import LeftToRight
+from unmask.samplers.base import Canvas, Sampler, State, sample, walk
+from unmask.samplers.reveal import Reveal
+
+V, L, MASK = 4, 3, 1
+SAMPLES = 16384
+UNLIKELY = 4.0
+"""Counts may be as unlikely as 10^-4 under the law that they are compared with."""
+BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
+
+Chain = Callable[[Any, Any, Tensor], Tensor]
+_CHAINS: dict[type[Sampler], Chain] = {}
+
+
+def chain(*classes: type[Sampler]) -> Callable[[Chain], Chain]:
+    """Enumerate the chain of samplers of some classes: `(sampler, denoiser, start [L]) -> law [V^L] of the result`."""
+
+    def add(function: Chain) -> Chain:
+        _CHAINS.update(dict.fromkeys(classes, function))
+        return function
+
+    return add
+
+
+def chain_of(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
+    """[V^L] the law of what a sampler makes of a canvas [L], or a message that says what to write for a new one."""
+    for parent in type(sampler).__mro__:
+        if parent in _CHAINS:
+            return _CHAINS[parent](sampler, denoiser, start)
+    raise NotImplementedError(
+        f"The laws do not know the Markov chain of {describe(sampler)}: write a function (sampler, denoiser, start) -> "
+        f"law [V^L] that enumerates it and register it with @chain({type(sampler).__name__}) in unmask.laws.samplers."
+    )
+
+
+@chain(Reveal)
+def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
+    """Ancestral sampling in T steps of the posterior, or the limit of one position at a time."""
+    if sampler.steps is None:
+        return _over_canvases(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
+    rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
+    return exact.step_law(denoiser, start, rates)
+
+
+@chain(LeftToRight)
+def left_to_right_chain(sampler: LeftToRight, denoiser: Any, start: Tensor) -> Tensor:
+    """Every masked position from the tokens before it."""
+    return _over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
+
+
+def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
+    """Random tables of the kind that a sampler walks."""
+    return [random_causal_table()] if sampler.causal else [random_table(), random_table(conditioned=True)]
+
+
+@law("sampler")
+def samples_follow_their_chain(sampler: Sampler) -> Iterator[Finding]:
+    """Finished canvases are counted and compared with the enumerated chain, for denoisers that contradict themselves,
+    conditioned or not, from a blank canvas and from one with a given token (law 7)."""
+    for denoiser in denoisers(sampler):
+        for start in (BLANK, STARTED):
+            should = chain_of(sampler, denoiser, start)
+            yield Finding(abs(float(should.sum()) - 1), 1e-6, "the enumerated chain loses mass")
+            unlikely = _surprise(_counts(sampler, denoiser, start), should)
+            words = f"-log10 of the p-value with {int((start == MASK).sum())} positions to write"
+            yield Finding(unlikely, UNLIKELY, words + (", conditioned" if denoiser.config.conditioned else ""))
+
+
+@law("sampler", when=lambda s: getattr(s, "steps", None) is None)
+def oracle_gives_the_data(sampler: Sampler) -> Iterator[Finding]:
+    """One position at a time with the true conditionals samples the law of the data itself (law 7)."""
+    joint = random_joint()
+    denoiser = (causal_oracle if sampler.causal else oracle)(joint, V, L, MASK)
+    difference = (chain_of(sampler, denoiser, BLANK) - joint).abs().max()
+    yield Finding(float(difference), 1e-9, "the enumerated chain against the law of the data")
+    counts = _counts(sampler, denoiser, BLANK)
+    yield Finding(_surprise(counts, joint), UNLIKELY, "-log10 of the p-value against the law of the data")
+
+
+@law("sampler")
+def promises_are_kept(sampler: Sampler) -> Iterator[Finding]:
+    """Given tokens and pads never change, no mask is left, and the network is called as often as was said (law 8)."""
+    canvas = _ragged()
+    given = ~canvas.masked
+    for rows in (slice(None), *(slice(b, b + 1) for b in range(len(canvas.ids)))):
+        part = _rows(canvas, rows)
+        denoiser = Watched(denoisers(sampler)[0])
+        states = list(walk(sampler, denoiser, part))
+        first, last = states[0], states[-1]
+        changed = sum(int((state.ids != part.ids)[given[rows]].sum()) for state in states)
+        yield Finding(changed, 0, "given tokens that changed")
+        yield Finding(float((last.ids == MASK)[part.attention_mask].sum()), 0, "masks left")
+        yield Finding(abs(len(denoiser.calls) - first.total), 0, "calls of the network against those promised")
+        if len(part.ids) == 1:
+            yield Finding(abs(first.total - int(first.calls[0])), 0, "calls of a lone sequence against its own count")
+        yield Finding(_unaccounted(states), 0, "tokens written that `order` does not account for")
+        yield Finding(float((last.order.ge(0) != part.masked).sum()), 0, "positions with a wrong sign of order")
+
+
+def _unaccounted(states: list[State]) -> int:
+    """How many changes between states are not those of the call that `order` names."""
+    pairs = itertools.pairwise(states)
+    return sum(int(((after.ids != before.ids) & (after.order != before.call)).sum()) for before, after in pairs)
+
+
+@law("sampler")
+def confidence_is_the_probability(sampler: Sampler) -> Iterator[Finding]:
+    """The confidence of a written token is its probability on the canvas before it was written; of a given one, 1."""
+    table = denoisers(sampler)[-1]
+    worst = 0.0
+    for seed in range(8):
+        denoiser = Watched(table)
+        states = list(walk(sampler, denoiser, Canvas.of(STARTED[None], MASK, seed)))
+        said = torch.ones(L, dtype=torch.float64)
+        for call, before in enumerate(states[:-1]):
+            written = states[-1].order[0] == call
+            said[written] = _probability(denoiser, before, states[-1].ids, call)[written]
+        worst = max(worst, float((states[-1].confidence[0] - said).abs().max()))
+    yield Finding(worst, 1e-6, "confidence against the probability")
+
+
+def _probability(denoiser: Watched, before: State, written: Tensor, call: int) -> Tensor:
+    """[L] the probability that call number `call` gave to the written tokens [1, L]."""
+    alpha = denoiser.alphas[call]
+    if alpha is None:
+        return (-exact.left_to_right_nll(denoiser.denoiser, written, written[0] >= 0)[0]).exp()
+    log_p = exact.log_conditionals(denoiser.denoiser, before.ids, alpha.double())
+    return log_p[0].gather(1, written[0, :, None])[:, 0].exp()
+
+
+@law("sampler")
+def company_does_not_matter(sampler: Sampler) -> Iterator[Finding]:
+    """A sequence is written bit for bit the same alone, among others, and with pads behind it."""
+    canvas = _ragged()
+    for denoiser in denoisers(sampler):
+        together = sample(sampler, denoiser, canvas)
+        for b in range(len(canvas.ids)):
+            length = int(canvas.attention_mask[b].sum())
+            lone = Canvas(
+                canvas.ids[b : b + 1, :length], canvas.attention_mask[b : b + 1, :length], canvas.seeds[b : b + 1], MASK
+            )
+            alone = sample(sampler, denoiser, lone)
+            yield Finding(float((alone.ids != together.ids[b, :length]).sum()), 0, "tokens that differ in company")
+            differ = alone.confidence != together.confidence[b, :length]
+            yield Finding(float(differ.sum()), 0, "confidences that differ in company")
+
+
+AIM, TAIL_BITS = 24, 27
+
+
+@law("sampler")
+def tails_are_kept(sampler: Sampler) -> Iterator[Finding]:
+    """A token of probability 2^-27 is drawn as often as it should be, which a float32 Gumbel draw cannot do (law 7).
+
+    To see it within a few thousand draws, the random bits of that token are aimed: it gets one of the lowest 2^8 of the
+    2^32 numbers, where alone it can win. How often it then wins is known exactly.
+    """
+    tail, head = 2.0**-TAIL_BITS, 1.0 - 2.0**-TAIL_BITS
+    denoiser = SameRow(torch.tensor([head, tail, 0.1], dtype=torch.float64).log(), mask_token_id=2)
+    with mock.patch.object(random, "bits", _aimed):
+        canvas = Canvas.of(torch.full((SAMPLES, 1), 2), mask_token_id=2)
+        won = float((sample(sampler, denoiser, canvas).ids == 1).double().mean())
+    cell = torch.arange(1 << (32 - AIM), dtype=torch.float64)
+    wins = torch.exp(torch.log1p(-(2 * cell + 1) * 2.0**-33) * head / tail).mean()
+    error = math.sqrt(float(wins * (1 - wins)) / SAMPLES)
+    yield Finding(abs(won - float(wins)) / error, 4.0, "standard errors from the mass of the tail")
+
+
+_random_bits = random.bits
+
+
+def _aimed(seed: Any, purpose: Purpose, *args: Any, **kwargs: Any) -> Tensor:
+    """The true bits, but token 1 is only dealt the lowest numbers. Tokens are the last dimension of what is drawn."""
+    cell = _random_bits(seed, purpose, *args, **kwargs)
+    if purpose is not Purpose.TOKEN:
+        return cell
+    return torch.where(torch.arange(cell.shape[-1]) == 1, cell >> AIM, cell)
+
+
+def _ragged() -> Canvas:
+    """Sequences with something given here and there, one with a pad behind it and one with nothing to write."""
+    ids = torch.tensor([[1, 1, 1], [1, 2, 1], [3, 1, 1], [1, 1, 0], [0, 2, 3], [1, 1, 1], [1, 0, 0]])
+    attention = torch.ones_like(ids, dtype=torch.bool)
+    attention[3, 2] = False
+    attention[6, 1:] = False
+    return Canvas.of(ids, MASK, seed=40, attention_mask=attention)
+
+
+def _rows(canvas: Canvas, rows: slice) -> Canvas:
+    return Canvas(canvas.ids[rows], canvas.attention_mask[rows], canvas.seeds[rows], canvas.mask_token_id)
+
+
+def _counts(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
+    """[V^L] how often each finished canvas comes out of `SAMPLES` sequences."""
+    canvas = Canvas.of(start.expand(SAMPLES, -1), MASK, seed=1000)
+    codes = (sample(sampler, denoiser, canvas).ids * V ** torch.arange(L)).sum(dim=1)
+    return torch.bincount(codes, minlength=V**L)
+
+
+def _over_canvases(denoiser: Any, start: Tensor, nll: Callable[[Tensor], Tensor]) -> Tensor:
+    """[V^L] exp(-nll) at the finished canvases that agree with `start` [L], 0 elsewhere."""
+    vocab_size = denoiser.config.vocab_size
+    finished = exact.outcomes(start, vocab_size, denoiser.config.mask_token_id)
+    law_of_x = torch.zeros(len(every_canvas(vocab_size, len(start))), dtype=torch.float64)
+    law_of_x[(finished * vocab_size ** torch.arange(len(start))).sum(dim=1)] = (-nll(finished)).exp()
+    return law_of_x
+
+
+def _surprise(counts: Tensor, should: Tensor) -> float:
+    return -math.log10(max(chi_square(counts, should), 1e-300))

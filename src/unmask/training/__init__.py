@@ -1,0 +1,8 @@
+"""Training on Accelerate: the loop and its pieces. Whoever needs to know of devices and processes lives here."""
+
+from __future__ import annotations
+
+from unmask.training.loop import Interrupted, TrainingResult, train
+from unmask.training.progress import Progress, progress_for
+
+__all__ = ["Interrupted", "Progress", "TrainingResult", "progress_for", "train"]

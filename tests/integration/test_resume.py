@@ -1,0 +1,215 @@
+"""Stop and resume equals an unbroken run, bit by bit; a crash leaves the last checkpoint whole."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from unmask import checkpoint
+from unmask.config import Recipe, parse_recipe
+from unmask.errors import UnmaskError
+from unmask.training import Interrupted, Progress, train
+from unmask.training.log import read_log
+from unmask.training.runfolder import all_checkpoints, find_latest
+
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(60)))
+    return path
+
+
+def recipe(text: Path, objective: str = "subs", **changes: dict[str, Any]) -> Recipe:
+    values: dict[str, dict[str, Any]] = {
+        "data": {"source": {"name": "text", "paths": str(text), "separator": "line"}, "length": 16, "validation": 0.2},
+        "model": {
+            "name": "causal" if objective == "ar" else "dit",
+            "size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.2,
+        },
+        "objective": {"name": objective},
+        "optimizer": {"learning_rate": 3e-3, "warmup": 5, "ema": 0.9},
+        "training": {
+            "steps": STEPS, "batch_size": 8, "accumulation": 2,
+            "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5, "keep": 5,
+        },
+    }  # fmt: skip
+    for section, options in changes.items():
+        values[section] = {**values[section], **options}
+    return parse_recipe(values)
+
+
+class StopAt(Progress):
+    """Presses Ctrl-C when a step begins."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def stepped(self) -> None:
+        self.left -= 1
+        if not self.left:
+            signal.raise_signal(signal.SIGINT)
+
+
+def tensors(out: Path) -> dict[str, torch.Tensor]:
+    """Everything in the newest checkpoint: averaged weights, raw weights, optimiser, random state."""
+    latest = find_latest(out)
+    assert latest is not None
+    files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
+    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def timeless(out: Path) -> list[dict[str, Any]]:
+    """The log without what a clock says."""
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in read_log(out)]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    left, right = tensors(one), tensors(other)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert timeless(one) == timeless(other)
+
+
+@pytest.mark.parametrize("objective", ["subs", "ar"])
+def test_stop_and_resume_equals_an_unbroken_run(text: Path, tmp_path: Path, objective: str) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    whole = train(recipe(text, objective), unbroken)
+    with pytest.raises(Interrupted):
+        train(recipe(text, objective), broken, progress=StopAt(6))
+    torch.rand(100)
+    with pytest.raises(Interrupted):
+        train(recipe(text, objective), broken, resume=True, progress=StopAt(3))
+    result = train(recipe(text, objective), broken, resume=True)
+    assert_same_run(unbroken, broken)
+    assert result.bound == whole.bound
+
+
+def test_a_killed_run_repeats_what_it_had_not_saved(text: Path, tmp_path: Path) -> None:
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    train(recipe(text), unbroken)
+
+    class Kill(Progress):
+        def trained(self, record: dict[str, Any]) -> None:
+            if record["step"] == 8:
+                raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(recipe(text), killed, progress=Kill())
+    assert [line["step"] for line in read_log(killed)][-1] == 8
+    train(recipe(text), killed, resume=True)
+    assert_same_run(unbroken, killed)
+
+
+def test_more_steps_may_be_asked_for(text: Path, tmp_path: Path) -> None:
+    unbroken, longer = tmp_path / "unbroken", tmp_path / "longer"
+    train(recipe(text), unbroken)
+    train(recipe(text, training={"steps": 8}), longer)
+    result = train(recipe(text), longer, resume=True)
+    assert_same_run(unbroken, longer)
+    assert result.steps == STEPS
+    assert train(recipe(text), longer, resume=True).bound == result.bound
+
+
+def test_a_crash_while_writing_leaves_the_last_checkpoint(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unmask.training import checkpoints
+
+    unbroken, out = tmp_path / "unbroken", tmp_path / "run"
+    train(recipe(text), unbroken)
+    write = checkpoints._write_state
+
+    def full_disk(folder: Path, stepper: Any, progressed: Any) -> None:
+        write(folder, stepper, progressed)
+        if progressed.step == 10:
+            (folder / "optimizer.safetensors").write_bytes(b"half")
+            raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_write_state", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            train(recipe(text), out)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000005"]
+    checkpoint.load(out)
+    train(recipe(text), out, resume=True)
+    assert_same_run(unbroken, out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"hidden_size": 64}}, r"model\.hidden_size=32 and the recipe now says 64"),
+        ({"data": {"length": 32}}, r"data\.length=16 and the recipe now says 32"),
+        ({"training": {"batch_size": 16}}, r"training\.batch_size=8 and the recipe now says 16"),
+        ({"schedule": {"name": "cosine"}}, r"schedule\.name=loglinear and the recipe now says cosine"),
+        ({"optimizer": {"ema": 0.5}}, r"optimizer\.ema=0\.9 and the recipe now says 0\.5"),
+    ],
+)
+def test_another_recipe_is_refused(text: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    out = tmp_path / "run"
+    train(recipe(text, training={"steps": 1}, schedule={"name": "loglinear"}), out)
+    with pytest.raises(UnmaskError, match=said):
+        train(recipe(text, **{"schedule": {"name": "loglinear"}, **changes}), out, resume=True)
+
+
+def test_other_text_under_the_same_name_is_refused(text: Path, tmp_path: Path) -> None:
+    train(recipe(text, training={"steps": 1}), tmp_path / "run")
+    text.write_text(text.read_text() * 2)
+    with pytest.raises(UnmaskError, match=r"was trained on \d+ rows of text and its data now have \d+; put the data back"):
+        train(recipe(text), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "ema.safetensors", "optimizer.safetensors", "trainer.safetensors", "trainer.json"]
+)
+def test_a_damaged_checkpoint_is_named(text: Path, tmp_path: Path, file: str) -> None:
+    out = tmp_path / "run"
+    train(recipe(text, training={"steps": 2, "save_every": 1}), out)
+    damaged = out / "checkpoints" / "step-00000002" / "state" / file
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UnmaskError, match=rf"step-00000002' is damaged: {file} cannot be read .*remove that folder"):
+        train(recipe(text), out, resume=True)
+    shutil.rmtree(damaged.parents[1])
+    assert train(recipe(text), out, resume=True).steps == STEPS
+
+
+def test_a_checkpoint_of_another_model_is_named(text: Path, tmp_path: Path) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    train(recipe(text, training={"steps": 1}), small)
+    train(recipe(text, training={"steps": 1}, model={"hidden_size": 64}), large)
+    shutil.copytree(all_checkpoints(large)[0] / "state", small / "latest" / "state", dirs_exist_ok=True)
+    shutil.copyfile(large / "recipe.yaml", small / "recipe.yaml")
+    state = small / "latest" / "state" / "trainer.json"
+    state.write_text(state.read_text().replace('"hidden_size": 64', '"hidden_size": 32'))
+    with pytest.raises(UnmaskError, match=r"belongs to another model: 'vocab_embed.embedding' is \[258, 64\] there and"):
+        train(recipe(text), small, resume=True)
+
+
+def test_without_links_the_files_are_copied(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError("symbolic links need a privilege")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    unbroken, out = tmp_path / "unbroken", tmp_path / "run"
+    train(recipe(text), unbroken)
+    with pytest.raises(Interrupted):
+        train(recipe(text), out, progress=StopAt(6))
+    train(recipe(text), out, resume=True)
+    assert not any(path.is_symlink() for path in out.iterdir())
+    assert_same_run(unbroken, out)
+    newest = load_file(find_latest(out) / "model.safetensors")
+    assert all(torch.equal(tensor, newest[name]) for name, tensor in checkpoint.load(out).model.state_dict().items())

@@ -1,0 +1,194 @@
+"""`train` from a text file to a run folder: it learns, logs, stops cleanly and refuses what cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from unmask import checkpoint
+from unmask.config import Recipe, parse_recipe
+from unmask.errors import UnmaskError
+from unmask.training import Interrupted, Progress, train
+from unmask.training.log import read_log
+from unmask.training.runfolder import all_checkpoints
+
+LETTERS = "abcdefgh"
+UNIGRAM_BITS = math.log2(len(LETTERS))
+TINY = {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Lines of a Markov chain: a letter is followed by the next one with probability 0.9, else by any."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for _ in range(40):
+        letter, line = draw.integers(8), ""
+        for _ in range(96):
+            letter = (letter + 1) % 8 if draw.random() < 0.9 else draw.integers(8)
+            line += LETTERS[letter]
+        lines.append(line)
+    path = tmp_path / "markov.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def recipe(text: Path, objective: str = "subs", **changes: dict[str, Any]) -> Recipe:
+    values: dict[str, dict[str, Any]] = {
+        "data": {
+            "source": {"name": "text", "paths": str(text), "separator": "line"},
+            "tokenizer": {"name": "char", "alphabet": LETTERS},
+            "length": 16,
+            "validation": 0.2,
+        },
+        "model": {"name": "causal" if objective == "ar" else "dit", **TINY},
+        "objective": {"name": objective},
+        "optimizer": {"learning_rate": 5e-3, "warmup": 10, "ema": 0.98},
+        "training": {
+            "steps": 6, "batch_size": 8, "log_every": 2, "validate_every": 4, "validation_rows": 16, "save_every": 3
+        },
+    }  # fmt: skip
+    for section, options in changes.items():
+        values[section] = {**values[section], **options}
+    return parse_recipe(values)
+
+
+class StopAt(Progress):
+    """Presses Ctrl-C when a step begins."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def stepped(self) -> None:
+        self.left -= 1
+        if not self.left:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("objective", "bits"), [("subs", 2.2), ("ar", 1.6)])
+def test_a_markov_text_is_learnt(text: Path, tmp_path: Path, objective: str, bits: float) -> None:
+    long = {"steps": 250, "batch_size": 32, "log_every": 50, "validate_every": 250, "save_every": 250}
+    result = train(recipe(text, objective, training=long), tmp_path / "run")
+    assert result.bound.bits_per_token + 4 * result.bound.error("bits_per_token") < bits < UNIGRAM_BITS - 0.5
+    losses = [line["bits_per_token"] for line in read_log(tmp_path / "run") if "loss" in line]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = train(recipe(text), out)
+    loaded = checkpoint.load(out)
+    assert loaded.card.length == 16
+    assert loaded.card.protocol["tokenizer"]["alphabet"] == LETTERS
+    assert loaded.tokenizer.mask_token_id == loaded.model.config.mask_token_id == 8
+    assert result.path == out
+    assert result.steps == 6
+    estimator = loaded.card.objective.estimators()[result.bound.estimator]
+    from unmask.likelihood import bound
+    from unmask.training.parts import build_parts
+    from unmask.training.validation import sample
+
+    rows = sample(build_parts(recipe(text)).validation, 16)
+    again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator)
+    assert again == result.bound
+    raw = checkpoint.load(out).model
+    from safetensors.torch import load_file
+
+    raw.load_state_dict(load_file(out / "latest" / "state" / "model.safetensors"))
+    assert bound(raw, estimator, loaded.card.schedule, rows).nats != result.bound.nats
+
+
+def test_every_line_of_the_log_is_there(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = train(recipe(text, training={"steps": 5}), out)
+    lines = read_log(out)
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 5]
+    assert [line["step"] for line in lines if "validation" in line] == [4, 5]
+    first = lines[0]
+    assert first["bits_per_token"] == pytest.approx(first["loss"] / math.log(2))
+    assert first["learning_rate"] == pytest.approx(5e-3 * 2 / 10)
+    assert len(first["cross_entropy"]) == 10
+    assert first["grad_norm"] > 0
+    assert first["tokens_per_second"] > 0
+    assert lines[-1]["validation"]["bits_per_token"] == result.bound.bits_per_token
+    assert lines[-1]["validation"]["bits_per_token_mc_stderr"] > 0
+    assert parse_recipe(yaml.safe_load((out / "recipe.yaml").read_text())) == recipe(text, training={"steps": 5})
+    assert json.dumps(result.as_dict(), allow_nan=False)
+
+
+def test_old_checkpoints_go(text: Path, tmp_path: Path) -> None:
+    train(recipe(text, training={"save_every": 1, "keep": 2}), tmp_path / "run")
+    assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000005", "step-00000006"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": {"name": "d3pm", "zero_masking": False}},
+        {"data": {"policy": "padded"}, "training": {"accumulation": 2}},
+        {"model": {"conditioned": True}, "optimizer": {"ema": 0.0}, "training": {"precision": "bf16"}},
+    ],
+)
+def test_other_objectives_policies_and_precisions_run(text: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    result = train(recipe(text, **changes), tmp_path / "run")
+    assert math.isfinite(result.bound.nats)
+    assert checkpoint.load(tmp_path / "run").card.objective.name == changes.get("objective", {"name": "subs"})["name"]
+
+
+def test_ctrl_c_saves_and_tells_how_to_go_on(text: Path, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match="step 2; go on with: unmask train .*run/recipe.yaml --out .*run --resume") as stop:
+        train(recipe(text), tmp_path / "run", progress=StopAt(2))
+    assert stop.value.step == 2
+    assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000002"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert train(recipe(text), tmp_path / "run", resume=True).steps == 6
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unmask.training.step import Stepper
+
+    step = Stepper.step
+
+    def poisoned(self: Stepper, micro_batches: Any, number: int) -> None:
+        if number == 4:
+            with torch.no_grad():
+                next(iter(self.parameters.values())).fill_(math.nan)
+        step(self, micro_batches, number)
+
+    monkeypatch.setattr(Stepper, "step", poisoned)
+    with pytest.raises(UnmaskError, match=r"step 5 is not finite, .*step-00000003'; train again"):
+        train(recipe(text), tmp_path / "run")
+    assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000003"]
+
+
+def test_a_folder_with_something_in_it_is_refused(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "mine").touch()
+    with pytest.raises(UnmaskError, match=r"run' exists and is not empty; choose another folder, or add --resume"):
+        train(recipe(text), out)
+    with pytest.raises(UnmaskError, match="no checkpoint to resume from"):
+        train(recipe(text), out, resume=True)
+    assert [path.name for path in out.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(("objective", "model"), [("ar", "dit"), ("subs", "causal"), ("d3pm", "causal")])
+def test_a_network_of_the_wrong_direction_is_refused(text: Path, tmp_path: Path, objective: str, model: str) -> None:
+    wrong = recipe(text, objective, model={"name": model})
+    with pytest.raises(UnmaskError, match=f"model '{model}' reads .*objective '{objective}' needs"):
+        train(wrong, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,196 @@
+"""The autoregressive twin: what a row may see, its cache, and Hugging Face's view of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from unmask.errors import UnmaskError
+from unmask.models import CausalConfig, CausalLM, CausalSpec, DiT, DiTConfig
+
+torch.set_num_threads(1)
+
+V, MASK, L = 23, 21, 12
+SHAPE = {"vocab_size": V, "mask_token_id": MASK, "hidden_size": 32, "num_attention_heads": 4, "max_length": L}
+
+
+def randomise(model: CausalLM | DiT) -> CausalLM | DiT:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.2 * noise if "norm" in name and "weight" in name else 0.3 * noise)
+    return model.eval()
+
+
+def make(layers: int = 2, **options: object) -> CausalLM:
+    return randomise(CausalLM(CausalConfig(num_hidden_layers=layers, **(SHAPE | options))))
+
+
+def some_ids(batch: int = 3, length: int = L) -> Tensor:
+    return torch.randint(0, V, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_a_row_sees_what_is_before_it_and_nothing_after() -> None:
+    model, ids = make(), some_ids()
+    rows = model.hidden(ids)
+    changed = ids.clone()
+    changed[:, 5] = (ids[:, 5] + 1) % V
+    moved = (model.hidden(changed) - rows).abs().amax(-1)
+    assert (moved[:, :5] == 0).all()
+    assert (moved[:, 5:] > 1e-4).all()
+
+
+def test_one_block_equals_the_bidirectional_trunk_on_every_prefix() -> None:
+    """With one block, the last row of a prefix is the same whether or not the rows before it look ahead."""
+    causal, ids = make(layers=1), some_ids()
+    trunk = DiT(DiTConfig(num_hidden_layers=1, **SHAPE)).eval()
+    trunk.load_state_dict(causal.state_dict())
+    rows = causal.hidden(ids)
+    for end in range(1, L + 1):
+        torch.testing.assert_close(rows[:, end - 1], trunk.hidden(ids[:, :end])[:, -1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [[1] * L, [5, 1, 1, 5], [4, 8]])
+def test_cached_logits_equal_uncached(pieces: list[int]) -> None:
+    model, ids = make(), some_ids()
+    cache, logits = DynamicCache(), []
+    for piece in ids.split(pieces, dim=1):
+        output = model(piece, past_key_values=cache)
+        assert output.past_key_values is cache
+        logits.append(output.logits)
+    assert cache.get_seq_length() == L
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(ids, use_cache=False).logits, rtol=0, atol=1e-5)
+
+
+def test_a_cache_is_started_when_asked_for_or_outside_training() -> None:
+    model, ids = make(), some_ids()
+    assert model(ids).past_key_values.get_seq_length() == L
+    assert model(ids, use_cache=False).past_key_values is None
+    assert model.train()(ids).past_key_values is None
+    assert model(ids, use_cache=True).past_key_values.get_seq_length() == L
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pads_on_either_side_change_no_token(side: str) -> None:
+    model, ids = make(), some_ids()
+    lengths = torch.tensor([[L], [7], [4]])
+    mask = torch.arange(L) < lengths if side == "right" else torch.arange(L) >= L - lengths
+    rows = model.hidden(ids, mask)
+    assert rows.isfinite().all()
+    for row in range(3):
+        alone = model.hidden(ids[row, mask[row]][None])
+        torch.testing.assert_close(rows[row, mask[row]], alone[0], rtol=0, atol=1e-5)
+    if side == "right":
+        torch.testing.assert_close(model.hidden(ids)[mask], rows[mask], rtol=0, atol=1e-5)
+
+
+def test_pads_and_cache_together() -> None:
+    model, ids = make(), some_ids()
+    mask = (torch.arange(L) >= torch.tensor([[0], [2], [3]])).long()
+    cache = DynamicCache()
+    first = model(ids[:, :8], mask[:, :8], past_key_values=cache).logits
+    second = model(ids[:, 8:], mask, past_key_values=cache).logits
+    torch.testing.assert_close(torch.cat((first, second), dim=1), model(ids, mask).logits, rtol=0, atol=1e-5)
+    with pytest.raises(UnmaskError, match=r"attention mask of shape \(3, 4\)"):
+        model(ids[:, 8:], mask[:, 8:], past_key_values=model(ids[:, :8]).past_key_values)
+
+
+def test_no_position_predicts_the_mask_token() -> None:
+    model = make()
+    rows = model.hidden(some_ids())
+    assert (model.head(rows).softmax(-1)[..., MASK] == 0).all()
+    assert model.head(rows, mask_logit=True).isfinite().all()
+
+
+def test_labels_are_shifted() -> None:
+    model, ids = make(), some_ids().clamp(max=MASK - 1)
+    labels = ids.clone()
+    labels[0, :6] = -100
+    output = model(ids, labels=labels)
+    picked = output.logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    torch.testing.assert_close(output.loss, -picked[labels[:, 1:] != -100].mean())
+
+
+def test_logits_to_keep_keeps_the_last_rows() -> None:
+    model, ids = make(), some_ids()
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, model(ids).logits[:, -2:])
+
+
+def test_greedy_generation_follows_the_argmax() -> None:
+    model = make()
+    begin = torch.full((2, 1), model.config.bos_token_id)
+    begin = torch.cat((begin, torch.tensor([[3], [8]])), dim=1)
+    expected = begin
+    for _ in range(6):
+        expected = torch.cat((expected, model(expected, use_cache=False).logits[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(model.generate(begin, max_new_tokens=6, do_sample=False), expected)
+    assert model.generate(max_new_tokens=3, do_sample=False).shape == (1, 4)
+
+
+def test_too_long_with_its_cache() -> None:
+    model, ids = make(), some_ids()
+    cache = model(ids).past_key_values
+    with pytest.raises(UnmaskError, match=f"{L + 1} tokens.* {L} "):
+        model(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize(("given", "bos"), [({}, MASK), ({"bos_token_id": 4}, 4), ({"bos_token_id": None}, None)])
+def test_auto_class_gives_back_the_same_network(given: dict, bos: int | None, tmp_path: Path) -> None:
+    model, ids = make(**given), some_ids()
+    assert model.config.bos_token_id == bos
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is CausalLM
+    assert loaded.config.bos_token_id == bos
+    assert loaded.config.max_length == L
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_begin_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(UnmaskError, match=f"bos_token_id={V}"):
+        make(bos_token_id=V)
+
+
+def test_compiles_as_one_graph() -> None:
+    model, ids = make(), some_ids()
+    torch._dynamo.reset()
+    hidden = torch.compile(model.hidden, fullgraph=True, backend="eager")
+    torch.testing.assert_close(hidden(ids), model.hidden(ids))
+    mask = torch.arange(L) < torch.tensor([[L], [7], [4]])
+    torch.testing.assert_close(hidden(ids, mask), model.hidden(ids, mask))
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = make(dropout=0.3).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(0)
+        model(some_ids(), labels=some_ids().clamp(max=MASK - 1)).loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, checkpointed)
+
+
+def test_fresh_twin_starts_silent_and_uniform() -> None:
+    model = CausalSpec(size="nano", layers=2).build(V, MASK, L).eval()
+    ids = some_ids()
+    assert torch.equal(model.hidden(ids), model.output_layer.norm_final(model.vocab_embed(ids)))
+    others = torch.arange(V) != MASK
+    assert torch.equal(model(ids).logits[..., others], torch.zeros(3, L, V - 1))
+
+
+def test_bfloat16_autocast() -> None:
+    model, ids = make(), some_ids()
+    exact = model(ids).logits.softmax(-1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(ids).logits.float().softmax(-1)
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)

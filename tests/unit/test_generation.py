@@ -1,0 +1,155 @@
+"""The front door: generate, fill, stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.conftest import LENGTH, make_checkpoint
+from unmask.errors import UnmaskError
+from unmask.generation import load, token_rule
+from unmask.templates import GLYPH, parse_blanks
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours(mdlm):
+    together = mdlm.sample(5, length=24, steps=6, seed=10, batch_size=3)
+    for i, one in enumerate(together):
+        alone = mdlm.sample(1, length=24, steps=6, seed=10 + i)[0]
+        assert (alone.ids, alone.order, alone.calls) == (one.ids, one.order, one.calls)
+    assert len({one.text for one in together}) == 5
+
+
+@pytest.mark.parametrize("steps", [1, 4, None])
+def test_calls_are_counted_and_every_mask_is_written(mdlm, steps):
+    calls = []
+    hidden = mdlm.denoiser.hidden
+    mdlm.denoiser.hidden = lambda *a, **k: calls.append(1) or hidden(*a, **k)
+    try:
+        one = mdlm.sample(1, length=20, steps=steps, seed=3)[0]
+    finally:
+        del mdlm.denoiser.hidden
+    assert one.calls == len(calls) == max(one.order) + 1
+    assert one.calls == 20 if steps is None else one.calls <= steps
+    assert mdlm.denoiser.config.mask_token_id not in one.ids
+    assert all(0 < c <= 1 for c in one.confidence)
+
+
+def test_a_prompt_is_kept_and_marked_as_given(mdlm):
+    one = mdlm.sample(1, prompt="def f(", length=20, steps=5)[0]
+    assert bytes(one.ids[:6]) == b"def f("
+    assert one.order[:6] == [-1] * 6
+    assert min(one.order[6:]) >= 0
+
+
+def test_fill_keeps_what_is_known(mdlm):
+    text = "The [MASK] sat on [MASK:3]."
+    one = mdlm.fill_details([text], seed=1)[0]
+    assert bytes(one.ids[:4]) == b"The "
+    assert bytes(one.ids[5:13]) == b" sat on "
+    assert one.ids[-1] == ord(".")
+    assert [i for i, o in enumerate(one.order) if o >= 0] == [4, 13, 14, 15]
+    assert one.calls == 4
+
+
+def test_fill_of_ragged_lines_equals_fill_of_each(mdlm):
+    lines = ["a[MASK]b", "a much longer [MASK:5] line with [MASK] two", "[MASK:2]"]
+    batch = mdlm.fill(lines, seed=5)
+    assert batch == [mdlm.fill(line, seed=5 + i) for i, line in enumerate(lines)]
+
+
+def test_greedy_takes_the_most_likely_token(mdlm):
+    one = mdlm.fill_details(["ab[MASK]cd"], rule=token_rule(0.0))[0]
+    ids = torch.tensor([[*b"ab", mdlm.denoiser.config.mask_token_id, *b"cd"]])
+    probabilities = mdlm.denoiser(ids).logits.detach().softmax(-1)[0, 2]
+    assert one.ids[2] == int(probabilities.argmax())
+    assert one.confidence[2] == pytest.approx(float(probabilities.max()), rel=1e-5)
+    assert mdlm.fill("ab[MASK]cd", greedy=True, seed=1) == mdlm.fill("ab[MASK]cd", greedy=True, seed=2)
+
+
+def test_top_k_one_is_greedy_and_temperature_spreads(mdlm):
+    text = "ab[MASK:6]cd"
+    assert mdlm.fill(text, top_k=1, seed=4) == mdlm.fill(text, greedy=True, seed=4)
+    assert mdlm.fill(text, temperature=0.0, seed=4) == mdlm.fill(text, greedy=True, seed=4)
+
+
+def test_stream_goes_from_masks_to_the_generated_text(mdlm):
+    frames = list(mdlm.stream(length=16, steps=4, seed=2))
+    assert frames[0].text == GLYPH * 16
+    assert [frame.call for frame in frames] == list(range(frames[-1].calls + 1))
+    assert frames[-1].text == mdlm.generate(1, length=16, steps=4, seed=2)[0]
+    masks = [frame.ids.count(mdlm.denoiser.config.mask_token_id) for frame in frames]
+    assert masks == sorted(masks, reverse=True)
+    assert masks[-1] == 0
+
+
+def test_autoregressive_generation_draws_from_its_own_conditionals(ar):
+    one = ar.sample(1, prompt="ab", length=12, seed=0)[0]
+    assert one.calls == 10
+    assert one.order == [-1, -1, *range(10)]
+    bos = ar.denoiser.config.bos_token_id
+    logits = ar.denoiser(torch.tensor([[bos, *one.ids[:-1]]])).logits[0]
+    expected = logits.softmax(-1).gather(1, torch.tensor(one.ids)[:, None])[:, 0]
+    assert one.confidence[2:] == pytest.approx(expected[2:].tolist(), rel=1e-4)
+
+
+def test_autoregressive_rows_with_prompts_of_any_length(ar):
+    """Given tokens of the longer prompt are read, not written, and each row is what it is alone."""
+    lines = ["ab[MASK:4]", "abcdef[MASK:2]"]
+    both = ar.fill(lines, seed=0)
+    assert both == [ar.fill(lines[0], seed=0), ar.fill(lines[1], seed=1)]
+
+
+def test_texts_end_at_eos_where_the_policy_says_so(tmp_path):
+    lm = load(make_checkpoint(tmp_path / "padded", policy="padded"))
+    eos = lm.tokenizer.eos_token_id
+    assert lm._text([97, 98, eos, 99]) == "ab"
+    row = lm.fill_details(["a[MASK]c"], seed=0)[0]
+    assert row.ids[-1] == eos
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda lm: lm.generate(1, length=LENGTH + 1), "longer than"),
+        (lambda lm: lm.generate(1, length=0), "at least one token"),
+        (lambda lm: lm.generate(0), "at least one"),
+        (lambda lm: lm.generate(1, prompt="x" * 9, length=8), "prompt"),
+        (lambda lm: lm.generate(1, length=4, top_p=0.0), "top_p"),
+        (lambda lm: lm.generate(1, length=4, top_p=1.5), "top_p"),
+        (lambda lm: lm.generate(1, length=4, top_k=0), "top_k"),
+        (lambda lm: lm.generate(1, length=4, temperature=-1), "temperature"),
+        (lambda lm: lm.generate(1, length=4, steps=0), "steps"),
+        (lambda lm: lm.fill("no blank here"), "no blank"),
+        (lambda lm: lm.fill("a [MASK:0] b"), r"\[MASK:0\]"),
+        (lambda lm: lm.fill("a [MASK:x] b"), r"\[MASK:x\]"),
+        (lambda lm: lm.fill("[MASK:99]"), "shorten"),
+    ],
+)
+def test_bad_input_is_one_sentence(mdlm, call, words):
+    with pytest.raises(UnmaskError, match=words) as caught:
+        call(mdlm)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_autoregressive_model_cannot_fill_before_known_text(ar):
+    with pytest.raises(UnmaskError, match="autoregressive"):
+        ar.fill("a [MASK] b")
+
+
+def test_blanks_are_parsed():
+    assert parse_blanks("[MASK]a[MASK:12][MASK]") == [1, "a", 12, 1]
+    assert parse_blanks("[mask] x") == ["[mask] x"]
+
+
+def test_load_names_what_is_wrong(tmp_path):
+    with pytest.raises(UnmaskError, match="no checkpoint at"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(UnmaskError, match=r"unmask\.json"):
+        load(tmp_path)
+    with pytest.raises(UnmaskError, match="No checkpoint was named"):
+        load()
+    folder = make_checkpoint(tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UnmaskError, match="cannot be opened"):
+        load(folder)

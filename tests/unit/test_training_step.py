@@ -1,0 +1,99 @@
+"""One optimiser step: the loss is nats over counted tokens of the whole batch, however it is cut."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from unmask.config import OptimizerConfig, TrainingConfig
+from unmask.data.policies import Padded, rows_of_texts
+from unmask.models import CausalSpec, DiTSpec
+from unmask.objectives.ar import AR
+from unmask.objectives.base import Objective
+from unmask.objectives.subs import Subs
+from unmask.schedules import LogLinear
+from unmask.training.data import Feed, parts_of
+from unmask.training.device import make_accelerator
+from unmask.training.step import Stepper
+
+VOCABULARY, LENGTH, BATCH = 12, 10, 8
+TINY = {"size": "nano", "hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0.0}
+
+
+def feed(accumulation: int) -> Feed:
+    """Texts of very different lengths, so that micro-batches count different numbers of tokens."""
+    texts = [[(7 * i + j) % 10 for j in range(1 + (3 * i) % LENGTH)] for i in range(20)]
+    rows = rows_of_texts(Padded(), texts, LENGTH, eos_id=None)
+    return Feed(rows, BATCH, parts_of(BATCH, accumulation), seed=0, data_seed=0)
+
+
+def stepper(objective: Objective, **options: float) -> Stepper:
+    torch.manual_seed(0)
+    spec = CausalSpec(**TINY) if objective.causal else DiTSpec(**TINY)
+    denoiser = spec.build(VOCABULARY, VOCABULARY - 1, LENGTH)
+    with torch.no_grad():
+        for parameter in denoiser.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    accelerator = make_accelerator(TrainingConfig())
+    return Stepper(accelerator, denoiser, objective, LogLinear(), OptimizerConfig(**options))
+
+
+def gradients(one: Stepper) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in one.parameters.items() if p.grad is not None}
+
+
+@pytest.mark.parametrize("objective", [Subs(), AR()])
+def test_gradient_is_that_of_nats_over_counted_tokens(objective: Objective) -> None:
+    one = stepper(objective)
+    (batch,) = feed(1).micro_batches(3)
+    terms = objective.loss(one.denoiser, batch.batch, LogLinear(), batch.noise)
+    expected = terms.total / terms.counted.sum()
+    expected.backward()
+    plain = gradients(one)
+    one.optimizer.zero_grad()
+    loss = one.gradients([batch])
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-6)
+    for name, gradient in gradients(one).items():
+        torch.testing.assert_close(gradient, plain[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("objective", [Subs(), AR()])
+@pytest.mark.parametrize("accumulation", [3, 4, 8])
+def test_accumulation_changes_nothing(objective: Objective, accumulation: int) -> None:
+    whole, cut = stepper(objective), stepper(objective)
+    loss = whole.gradients(feed(1).micro_batches(0))
+    cut_loss = cut.gradients(feed(accumulation).micro_batches(0))
+    assert float(cut_loss) == pytest.approx(float(loss), rel=1e-6)
+    for name, gradient in gradients(whole).items():
+        torch.testing.assert_close(gradients(cut)[name], gradient, rtol=1e-5, atol=1e-6)
+    assert cut.meter.read().tokens == whole.meter.read().tokens
+
+
+def test_clipped_gradient_has_the_asked_norm_and_the_full_one_is_noted() -> None:
+    one = stepper(Subs(), clip=1e-3)
+    seen: list[float] = []
+    one.optimizer.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(math.sqrt(sum(float(g.square().sum()) for g in gradients(one).values())))
+    )
+    one.step(feed(1).micro_batches(0), 0)
+    assert seen[0] == pytest.approx(1e-3, rel=1e-3)
+    assert one.meter.read().grad_norm > 1e-2
+
+
+def test_weights_move_by_the_warmed_up_rate() -> None:
+    one = stepper(Subs(), learning_rate=1.0, warmup=100, eps=1e-12)
+    before = {name: p.detach().clone() for name, p in one.parameters.items()}
+    one.step(feed(1).micro_batches(0), 4)
+    moved = max(float((p.detach() - before[name]).abs().max()) for name, p in one.parameters.items())
+    assert moved == pytest.approx(0.05, rel=1e-3)
+
+
+def test_a_step_that_is_not_finite_is_noticed() -> None:
+    one = stepper(Subs())
+    one.step(feed(1).micro_batches(0), 0)
+    with torch.no_grad():
+        next(iter(one.parameters.values())).fill_(math.nan)
+    one.step(feed(1).micro_batches(1), 1)
+    assert one.meter.first_bad_step() == 2
