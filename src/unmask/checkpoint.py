@@ -42,7 +42,7 @@ class Card(BaseModel):
 
 @dataclass(frozen=True)
 class Loaded:
-    """An opened checkpoint: the Hugging Face model (in eval mode), its tokenizer, its card."""
+    """An opened checkpoint: the Hugging Face model (in eval mode), its tokenizer (None if it has none), its card."""
 
     model: Any
     tokenizer: Any
@@ -54,7 +54,8 @@ def write(folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict
     """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights."""
     with without_bars():
         model.save_pretrained(folder, state_dict=state_dict)
-    tokenizer.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
     (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -127,6 +128,8 @@ def _open_model(path: Path, causal: bool) -> Any:
 def _open_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
+    if not (path / "tokenizer_config.json").is_file():
+        return None
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:

@@ -69,6 +69,13 @@ class MaskedDiffusionLM:
         """Where the network computes."""
         return device_of(self.denoiser)
 
+    @property
+    def words(self) -> Any:
+        """The tokenizer, which verbs on texts need; converted weights may come without one."""
+        if self.tokenizer is None:
+            raise UnmaskError("This checkpoint has no tokenizer; convert it again and name one with --tokenizer.")
+        return self.tokenizer
+
     def generate(
         self,
         n: int = 1,
@@ -218,14 +225,14 @@ class MaskedDiffusionLM:
         return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
 
     def _scored_rows(self, texts: list[str], given: list[str] | None) -> Rows:
-        ids = encode(self.tokenizer, texts)
+        ids = encode(self.words, texts)
         for text, tokens in zip(texts, ids, strict=True):
             if not tokens:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give some text.")
-        length, eos = self.row_length, self.tokenizer.eos_token_id
+        length, eos = self.row_length, self.words.eos_token_id
         if given is None:
             return rows_of_texts(self.card.policy, ids, length, eos, texts=texts)
-        return rows_given(self.card.policy, encode(self.tokenizer, given), ids, length, eos, texts=texts)
+        return rows_given(self.card.policy, encode(self.words, given), ids, length, eos, texts=texts)
 
     @property
     def row_length(self) -> int:
@@ -233,7 +240,7 @@ class MaskedDiffusionLM:
         return min(self.card.length, self.denoiser.config.max_length)
 
     def _open_row(self, prompt: str, length: int | None) -> list[int]:
-        return self._extend(encode(self.tokenizer, [prompt])[0] if prompt else [], length)
+        return self._extend(encode(self.words, [prompt])[0] if prompt else [], length)
 
     def _extend(self, ids: list[int], length: int | None) -> list[int]:
         """Masks behind the given tokens, up to the length of the canvas."""
@@ -254,7 +261,7 @@ class MaskedDiffusionLM:
     def _blank_ids(self, text: str) -> list[int]:
         """Token ids of a text with `[MASK]` and `[MASK:n]` blanks."""
         parts = parse_blanks(text)
-        known = iter(encode(self.tokenizer, [part for part in parts if isinstance(part, str)]))
+        known = iter(encode(self.words, [part for part in parts if isinstance(part, str)]))
         mask = self.denoiser.config.mask_token_id
         return [i for part in parts for i in (next(known) if isinstance(part, str) else [mask] * part)]
 
@@ -267,12 +274,12 @@ class MaskedDiffusionLM:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
         if self.causal and any(i != mask for i in ids[ids.index(mask) :]):
             raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
-        return self.card.policy.frame(ids, self.row_length, self.tokenizer.eos_token_id)
+        return self.card.policy.frame(ids, self.row_length, self.words.eos_token_id)
 
     def _canvas(self, rows: list[list[int]], seed: int) -> Canvas:
         """A canvas of ragged rows, padded on the right."""
         width = max(len(row) for row in rows)
-        pad = self.tokenizer.pad_token_id or 0
+        pad = self.words.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
         real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=self.device)
         return Canvas.of(ids, self.denoiser.config.mask_token_id, seed, real)
@@ -294,10 +301,10 @@ class MaskedDiffusionLM:
 
     def _text(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
-        eos = self.tokenizer.eos_token_id
+        eos = self.words.eos_token_id
         if self.card.policy.ends_with_eos and eos in ids:
             ids = ids[: ids.index(eos)]
-        return decode_canvas(self.tokenizer, ids, self.denoiser.config.mask_token_id)
+        return decode_canvas(self.words, ids, self.denoiser.config.mask_token_id)
 
 
 def load(path: str | Path | None = None, *, device: str | torch.device | None = None) -> MaskedDiffusionLM:

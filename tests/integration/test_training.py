@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from unmask import checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.errors import UnmaskError
+from unmask.likelihood import bound
 from unmask.training import Interrupted, Progress, train
 from unmask.training.log import read_log
+from unmask.training.parts import build_parts
 from unmask.training.runfolder import all_checkpoints
+from unmask.training.step import Stepper
+from unmask.training.validation import sample
 
 LETTERS = "abcdefgh"
 UNIGRAM_BITS = math.log2(len(LETTERS))
 TINY = {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def recipe(text: Path, objective: str = "subs", **changes: dict[str, Any]) -> Recipe:
+def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
     values: dict[str, dict[str, Any]] = {
         "data": {
             "source": {"name": "text", "paths": str(text), "separator": "line"},
@@ -54,8 +54,8 @@ def recipe(text: Path, objective: str = "subs", **changes: dict[str, Any]) -> Re
             "length": 16,
             "validation": 0.2,
         },
-        "model": {"name": "causal" if objective == "ar" else "dit", **TINY},
-        "objective": {"name": objective},
+        "model": {"name": "causal" if kind == "ar" else "dit", **TINY},
+        "objective": {"name": kind},
         "optimizer": {"learning_rate": 5e-3, "warmup": 10, "ema": 0.98},
         "training": {
             "steps": 6, "batch_size": 8, "log_every": 2, "validate_every": 4, "validation_rows": 16, "save_every": 3
@@ -78,9 +78,9 @@ class StopAt(Progress):
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(("objective", "bits"), [("subs", 2.2), ("ar", 1.6)])
+@pytest.mark.parametrize(("objective", "bits"), [("subs", 2.2), ("ar", 1.2)])
 def test_a_markov_text_is_learnt(text: Path, tmp_path: Path, objective: str, bits: float) -> None:
-    long = {"steps": 250, "batch_size": 32, "log_every": 50, "validate_every": 250, "save_every": 250}
+    long = {"steps": 160, "batch_size": 32, "log_every": 40, "validate_every": 160, "save_every": 160}
     result = train(recipe(text, objective, training=long), tmp_path / "run")
     assert result.bound.bits_per_token + 4 * result.bound.error("bits_per_token") < bits < UNIGRAM_BITS - 0.5
     losses = [line["bits_per_token"] for line in read_log(tmp_path / "run") if "loss" in line]
@@ -92,21 +92,15 @@ def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tm
     result = train(recipe(text), out)
     loaded = checkpoint.load(out)
     assert loaded.card.length == 16
-    assert loaded.card.protocol["tokenizer"]["alphabet"] == LETTERS
+    assert loaded.card.protocol["data"]["tokenizer"]["alphabet"] == LETTERS
     assert loaded.tokenizer.mask_token_id == loaded.model.config.mask_token_id == 8
     assert result.path == out
     assert result.steps == 6
     estimator = loaded.card.objective.estimators()[result.bound.estimator]
-    from unmask.likelihood import bound
-    from unmask.training.parts import build_parts
-    from unmask.training.validation import sample
-
     rows = sample(build_parts(recipe(text)).validation, 16)
     again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator)
     assert again == result.bound
     raw = checkpoint.load(out).model
-    from safetensors.torch import load_file
-
     raw.load_state_dict(load_file(out / "latest" / "state" / "model.safetensors"))
     assert bound(raw, estimator, loaded.card.schedule, rows).nats != result.bound.nats
 
@@ -150,7 +144,7 @@ def test_other_objectives_policies_and_precisions_run(text: Path, tmp_path: Path
 
 def test_ctrl_c_saves_and_tells_how_to_go_on(text: Path, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Interrupted, match="step 2; go on with: unmask train .*run/recipe.yaml --out .*run --resume") as stop:
+    with pytest.raises(Interrupted, match=r"step 2; go on with: unmask train .*recipe.yaml --out .* --resume") as stop:
         train(recipe(text), tmp_path / "run", progress=StopAt(2))
     assert stop.value.step == 2
     assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000002"]
@@ -159,8 +153,6 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(text: Path, tmp_path: Path) -> None
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unmask.training.step import Stepper
-
     step = Stepper.step
 
     def poisoned(self: Stepper, micro_batches: Any, number: int) -> None:

@@ -17,6 +17,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+import unmask
 from unmask import checkpoint
 from unmask.conversion import convert, export
 from unmask.conversion.importing import ConversionReport
@@ -493,18 +494,25 @@ def test_folders_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
     refuses("config.json", wrong)
 
 
-def test_the_tokenizer_must_be_there_and_fit(tmp_path: Path) -> None:
+def test_without_a_tokenizer_the_checkpoint_knows_ids_alone(tmp_path: Path) -> None:
+    report, loaded = converted(bare(tmp_path / "w.pt", FULL), tokenizer=None, length=None)
+    assert loaded.tokenizer is None
+    assert (report.mask_token_id, report.length) == (report.vocab_size - 1, 1024)
+    lm = unmask.load(report.folder)
+    assert lm.denoiser.config.vocab_size == report.vocab_size
+    with pytest.raises(UnmaskError, match="no tokenizer.*--tokenizer"):
+        lm.generate(1, length=4)
+
+
+def test_the_tokenizer_must_fit(tmp_path: Path) -> None:
     source = bare(tmp_path / "w.pt", FULL)
-    refuses("no tokenizer beside its weights.*--tokenizer", source, tokenizer=None)
     refuses("has 28 tokens .*has 258; .*--tokenizer", source, tokenizer="char")
     (tmp_path / "nothing").mkdir()
     refuses("no tokenizer in it", source, tokenizer=tmp_path / "nothing")
-    refuses("no tokenizer beside", folder(tmp_path / "published", published_weights(0), **CONFIG), tokenizer=None)
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     source = bare(tmp_path / "w.pt", FULL)
-    refuses("give --length", source, length=None)
     refuses("length of 0", source, length=0)
     refuses("not those of 2 heads", source, heads=2)
     refuses("width 32 .* does not split into 5 attention heads", source, heads=5)

@@ -196,11 +196,13 @@ def test_pads_are_not_seen(conditioned: bool) -> None:
     assert (full[1] - padded[1]).abs().max() > 0.01
 
 
-def test_a_row_of_pads_alone_stays_finite() -> None:
-    model = make().train()
+def test_a_row_of_pads_alone_is_seen_whole_and_stays_finite() -> None:
+    model, ids = make(), some_ids()
     mask = torch.ones(3, L, dtype=torch.bool)
     mask[1] = False
-    model.hidden(some_ids(), None, mask).sum().backward()
+    rows = model.hidden(ids, None, mask)
+    torch.testing.assert_close(rows, model.hidden(ids), rtol=0, atol=1e-5)
+    rows.sum().backward()
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
 
 
@@ -315,6 +317,13 @@ def test_autocast_keeps_the_norms_in_float32(conditioned: bool) -> None:
     assert dtypes == {torch.float32}
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float().softmax(-1), exact, rtol=0, atol=0.05)
+
+
+def test_a_norm_rounds_once() -> None:
+    norm = make(conditioned=False).blocks[0].norm1
+    x = 3 * torch.randn(64, D, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = F.layer_norm(x.float(), (D,), norm.weight, norm.bias)
+    assert torch.equal(norm(x), exact.bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

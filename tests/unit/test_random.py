@@ -42,7 +42,7 @@ def along(axis: str, size: int = 1 << 14, start: int = 0, **others: int) -> torc
 def test_bits_are_the_hash_in_plain_integers(value):
     for others in ((3, 4, 5), (2**40 + 1, -9, 2**33)):
         for place in range(4):
-            arguments = list(others[:place]) + [value] + list(others[place:])
+            arguments = [*others[:place], value, *others[place:]]
             expected = plain_bits(Purpose.TOKEN, *arguments)
             assert bits(arguments[0], Purpose.TOKEN, *arguments[1:]).item() == expected
             tensors = [torch.tensor(argument) for argument in arguments]

@@ -16,13 +16,16 @@ def convert(
     ],
     target: Annotated[Path, typer.Argument(help="The checkpoint folder to write.", metavar="DST")],
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of the tokenizer the weights were trained with.")
+        str | None, typer.Option(help="Folder or name of the tokenizer; without one the checkpoint knows ids alone.")
     ] = None,
     weights: Annotated[Literal["ema", "raw"], typer.Option(help="Which weights of a Lightning checkpoint.")] = "ema",
     time_conditioning: Annotated[
         bool, typer.Option("--time-conditioning", help="The network was trained with the time as an input.")
     ] = False,
-    length: Annotated[int | None, typer.Option(min=1, help="Sequence length it was trained with.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a row; 1024 where the file does not tell.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads, where the file does not tell.")] = None,
+    objective: Annotated[Literal["subs", "sedd"], typer.Option(help="What a masked network was trained on.")] = "subs",
+    policy: Annotated[str, typer.Option(help="Length policy it was trained with: packed, padded ...")] = "packed",
     reverse: Annotated[
         bool, typer.Option("--reverse", help="SRC is a checkpoint of ours; write published key names.")
     ] = False,
@@ -42,8 +45,17 @@ def convert(
     if reverse:
         report = conversion.export(source, target)
     else:
-        options = {"tokenizer": tokenizer, "weights": weights, "time_conditioning": time_conditioning, "length": length}
-        report = conversion.convert(source, target, **options)  # type: ignore[arg-type]
+        report = conversion.convert(
+            source,
+            target,
+            tokenizer=tokenizer,
+            weights=weights,
+            time_conditioning=time_conditioning,
+            length=length,
+            heads=heads,
+            objective=objective,
+            policy=policy,
+        )
     if as_json:
         print_json(report.as_dict())
         return

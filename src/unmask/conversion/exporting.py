@@ -112,7 +112,8 @@ def _write_folder(state: dict[str, Tensor], loaded: Loaded, path: Path) -> None:
     with atomic_folder(path) as folder:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(_published_config(loaded), indent=2) + "\n", encoding="utf-8")
-        loaded.tokenizer.save_pretrained(folder)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save_pretrained(folder)
 
 
 def _published_config(loaded: Loaded) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from unmask.registry import build
 
 Objective = Literal["subs", "sedd"]
 
+PUBLISHED_LENGTH = 1024
 FIXED_TOKENIZERS = ("byte", "char")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -83,10 +84,11 @@ def convert(
         src: A Lightning checkpoint, a Hugging Face folder, or a state dict file (safetensors or `torch.save`).
         dst: The folder to write, new or empty.
         tokenizer: A tokenizer object, the folder or hub name of one, "byte" or "char"; None takes the one in `src`.
+            Without any, the checkpoint knows ids alone, and its mask is the last of them, as published.
         weights: The average (EMA) or the raw weights of a Lightning checkpoint; other sources have one set only.
         time_conditioning: Keep the network conditioned on alpha; it is kept too when a config.json says it was trained
             so. Otherwise its constant modulation (of sigma = 0) is folded into the unconditioned trunk.
-        length: Tokens of a row; needed where no config.json tells the length the network was trained with.
+        length: Tokens of a row; without it what a config.json tells, else 1024, as published for OpenWebText.
         heads: Attention heads, where neither a config.json nor the rotary buffer tells them; else width / 64.
         objective: What a DiT was trained on.
         policy: The length policy, a name or a mapping with its options.
@@ -97,7 +99,8 @@ def convert(
     must_be_new(Path(dst), "name a new folder")
     published = read_published(Path(src), weights)
     vocabulary = _tokenizer(tokenizer, published)
-    model = _network(published, vocabulary.mask_token_id, time_conditioning, _length(length, published), heads)
+    mask = published.layout.vocab_size - 1 if vocabulary is None else vocabulary.mask_token_id
+    model = _network(published, mask, time_conditioning, _length(length, published), heads)
     card = Card(
         objective=_objective(objective, model),
         policy=chosen_policy,
@@ -150,10 +153,7 @@ def _length(given: int | None, published: Published) -> int:
         raise UnmaskError(f"A length of {given} tokens is not possible; give 1 or more.")
     trained = published.config.model_length
     if given is None and trained is None:
-        raise UnmaskError(
-            f"{published.where} does not say how long its texts are; give --length "
-            "(published models: 1024 for OpenWebText, 128 for LM1B)."
-        )
+        return PUBLISHED_LENGTH
     return max(given or 1, trained or 1)
 
 
@@ -166,8 +166,10 @@ def _objective(objective: Objective, model: DiT | CausalLM) -> str:
 
 
 def _tokenizer(given: Any, published: Published) -> Any:
-    """A tokenizer whose vocabulary, its mask token included, is that of the network."""
+    """A tokenizer whose vocabulary, its mask token included, is that of the network; None where there is none."""
     tokenizer = _open_tokenizer(given, published)
+    if tokenizer is None:
+        return None
     if tokenizer.mask_token_id is None:
         tokenizer = deepcopy(tokenizer)
         tokenizer.add_special_tokens({"mask_token": MASK})
@@ -194,7 +196,7 @@ def _own_tokenizer(published: Published) -> Any:
     """The tokenizer in the source folder, read apart from its config.json, which names a network unknown here."""
     files = [published.path / name for name in TOKENIZER_FILES if (published.path / name).is_file()]
     if not files:
-        raise UnmaskError(f"{published.where} has no tokenizer beside its weights; give one with --tokenizer.")
+        return None
     with tempfile.TemporaryDirectory() as folder:
         for file in files:
             shutil.copy(file, folder)

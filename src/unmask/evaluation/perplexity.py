@@ -18,10 +18,10 @@ def held_out_rows(
 ) -> Rows:
     """Rows of the texts at `paths`, or of the validation split of the training data; the `first` of them."""
     if paths:
-        tokens = TokenCache.build(TextSource(paths=list(paths), separator=separator).documents, lm.tokenizer)
+        tokens = TokenCache.build(TextSource(paths=list(paths), separator=separator).documents, lm.words)
     else:
         tokens = _validation(lm)
-    rows = lm.card.policy.rows(tokens, lm.row_length, lm.tokenizer.eos_token_id, lm.tokenizer.pad_token_id)
+    rows = lm.card.policy.rows(tokens, lm.row_length, lm.words.eos_token_id, lm.words.pad_token_id)
     return rows if first is None else rows.first(first)
 
 
@@ -30,4 +30,4 @@ def _validation(lm: MaskedDiffusionLM) -> TokenCache:
     if described is None:
         raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
     data = DataConfig(**described)
-    return prepare(data.source, lm.tokenizer, data.validation, data.seed).validation
+    return prepare(data.source, lm.words, data.validation, data.seed).validation

@@ -70,7 +70,7 @@ def chain_of(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
 def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
     """Ancestral sampling in T steps of the posterior, or the limit of one position at a time."""
     if sampler.steps is None:
-        return _over_canvases(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
+        return over_canvases(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
     rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
     return exact.step_law(denoiser, start, rates)
 
@@ -78,7 +78,7 @@ def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
 @chain(LeftToRight)
 def left_to_right_chain(sampler: LeftToRight, denoiser: Any, start: Tensor) -> Tensor:
     """Every masked position from the tokens before it."""
-    return _over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
+    return over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
 
 
 def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
@@ -230,7 +230,7 @@ def _counts(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
     return torch.bincount(codes, minlength=V**L)
 
 
-def _over_canvases(denoiser: Any, start: Tensor, nll: Callable[[Tensor], Tensor]) -> Tensor:
+def over_canvases(denoiser: Any, start: Tensor, nll: Callable[[Tensor], Tensor]) -> Tensor:
     """[V^L] exp(-nll) at the finished canvases that agree with `start` [L], 0 elsewhere."""
     vocab_size = denoiser.config.vocab_size
     finished = exact.outcomes(start, vocab_size, denoiser.config.mask_token_id)

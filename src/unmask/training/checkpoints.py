@@ -4,7 +4,7 @@ state/model.safetensors        the weights themselves (the checkpoint's own are 
 state/ema.safetensors          the average, where there is one
 state/optimizer.safetensors    what AdamW keeps for each weight
 state/trainer.safetensors      torch's random state and the meter of a half-finished log line
-state/trainer.json             step, samples, seconds, the data's rows and the recipe
+state/trainer.json             step, samples, seconds, the data's fingerprint and the recipe
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ADAMW = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Progressed:
-    """How far a run is: steps, sequences, seconds (and those since the last log line), the data's rows, the recipe."""
+    """How far a run is: steps, sequences, seconds (`lap`: since the last log line), on which data, by which recipe."""
 
     step: int
     samples: int
     seconds: float
     lap: float
-    rows: int
+    data: str
     recipe: dict[str, Any]
 
 

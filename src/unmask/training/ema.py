@@ -14,7 +14,7 @@ class EMA:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
         self.decay = decay
-        self._live = list(parameters.values())
+        self._live: list[Tensor] = list(parameters.values())
         self.weights: dict[str, Tensor] = dict(parameters)
         if decay:
             self.weights = {name: live.detach().float().clone() for name, live in parameters.items()}

@@ -23,7 +23,7 @@ from unmask.training.optimizer import learning_rate
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress
 from unmask.training.runfolder import find_latest, latest_or_error
-from unmask.training.same_run import check_same_rows, check_same_run
+from unmask.training.same_run import check_same_data, check_same_run, fingerprint
 from unmask.training.step import Stepper
 from unmask.training.validation import sample, validate
 
@@ -108,7 +108,7 @@ class Trainer:
 
     def restore(self, checkpoint: Path, progressed: Progressed) -> None:
         """Stand where the run stood when it wrote this checkpoint."""
-        check_same_rows(self.out, progressed.rows, len(self.parts.train))
+        check_same_data(self.out, progressed.data, self.parts.train)
         checkpoints.restore(checkpoint, self.stepper)
         self.step = progressed.step
         self.log.truncate(self.step)
@@ -182,7 +182,7 @@ class Trainer:
             samples=self.step * self.config.batch_size,
             seconds=self.clock.seconds,
             lap=self.clock.lap,
-            rows=len(self.parts.train),
+            data=fingerprint(self.parts.train),
             recipe=self.recipe.model_dump(mode="json"),
         )
         parts = self.parts

@@ -1,0 +1,198 @@
+"""The command line as a user meets it: words, JSON, exit codes, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unmask.cli import main
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a verb in this process; gives (exit code, standard output, standard error)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "list")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples_and_json(run, verb):
+    code, out, _ = run(verb, "--help")
+    assert code == 0
+    assert f"unmask {verb}" in out
+    assert "Examples" in out
+    assert "--json" in out
+
+
+def test_sample_prints_texts_and_their_calls(run, mdlm_folder):
+    code, out, _ = run("sample", mdlm_folder, "-n", 2, "--length", 12, "--steps", 3, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert [one["seed"] for one in result["texts"]] == [0, 1]
+    assert all(1 <= one["calls"] <= 3 and len(one["ids"]) == 12 for one in result["texts"])
+    assert result["sampler"]["name"] == "reveal"
+    code, out, _ = run("sample", mdlm_folder, "--length", 12, "--steps", 3)
+    assert code == 0
+    assert "network calls" in out
+
+
+def test_sample_draws_a_picture(run, mdlm_folder, tmp_path):
+    picture = tmp_path / "canvas.png"
+    code, _, _ = run("sample", mdlm_folder, "--length", 12, "--steps", 3, "--png", picture)
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_fill_writes_the_blanks(run, mdlm_folder):
+    code, out, _ = run("fill", mdlm_folder, "a[MASK]c", "[MASK:2]z", "--greedy", "--json")
+    assert code == 0
+    first, second = json.loads(out)["texts"]
+    assert (first["ids"][0], first["ids"][2], second["ids"][2]) == (97, 99, 122)
+    assert first["order"] == [-1, 0, -1]
+
+
+def test_score_reports_every_unit_with_its_error(run, mdlm_folder, ar_folder):
+    code, out, _ = run("score", mdlm_folder, "some text", "--steps", 8, "--precision", 0.2, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["agree"] is True
+    assert set(result["bounds"]) == {"mask-count", "continuous"}
+    assert result["discrete"]["8"]["nats"] > 0
+    headline = result["headline"]
+    for unit in ("bits_per_token", "bits_per_byte", "bits_per_char", "perplexity"):
+        assert headline[f"{unit}_mc_stderr"] > 0
+    code, out, _ = run("score", ar_folder, "some text", "other text", "--json")
+    assert code == 0
+    exact = json.loads(out)["headline"]
+    assert exact["exact"]
+    assert exact["mc_stderr"] == 0
+    assert exact["data_stderr"] > 0
+
+
+def test_eval_on_a_file(run, mdlm_folder, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text("a few words to be judged\n" * 8)
+    code, out, _ = run("eval", mdlm_folder, "--data", text, "--json")
+    assert code == 0
+    assert json.loads(out)["headline"]["bytes"] == text.stat().st_size
+    code, out, _ = run("eval", mdlm_folder, "--data", text)
+    assert code == 0
+    assert "perplexity" in out
+    assert "±" in out
+
+
+def test_estimators_that_disagree_are_an_error(run, mdlm_folder, monkeypatch):
+    from unmask.objectives.subs import MaskCount
+
+    loss = MaskCount.loss
+
+    def wrong(self, denoiser, batch, schedule, noise):
+        terms = loss(self, denoiser, batch, schedule, noise)
+        return type(terms)(**{**vars(terms), "diffusion": 2 * terms.diffusion})
+
+    monkeypatch.setattr(MaskCount, "loss", wrong)
+    code, _, err = run("score", mdlm_folder, "a text of several words", "--precision", 0.05)
+    assert code == 1
+    assert "disagree" in err
+
+
+def test_train_a_text_file_then_use_it(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("the cat sat on the mat. " * 200)
+    small = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=4"]
+    code, out, err = run("train", "my.txt", "training.steps=3", *small)
+    assert code == 0, err
+    assert "±" in out
+    code, out, _ = run("sample", "runs/my", "--length", 8, "--json")
+    assert code == 0
+    code, out, _ = run("eval", "runs/my", "--json")
+    assert code == 0
+    code, out, err = run("train", "my.txt", "training.steps=3", *small)
+    assert code == 2
+    assert "--resume" in err
+    code, out, _ = run("train", "my.txt", "training.steps=5", *small, "--resume", "--json")
+    assert code == 0
+    assert json.loads(out)["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sample", "nowhere"), "no checkpoint at 'nowhere'"),
+        (("sample", "{mdlm}", "--top-p", "1.5"), "top_p=1.5"),
+        (("sample", "{mdlm}", "--length", "9999"), "longer than"),
+        (("sample", "{mdlm}", "--prompt", "x" * 60), "prompt"),
+        (("sample", "{mdlm}", "--steps", "0"), "--steps"),
+        (("fill", "{mdlm}", "nothing to fill"), "no blank"),
+        (("fill", "{ar}", "a [MASK] b"), "autoregressive"),
+        (("score", "{mdlm}", ""), "no tokens"),
+        (("eval", "{mdlm}"), "--data"),
+        (("eval", "{mdlm}", "--data", "missing.txt"), "missing.txt"),
+        (("train", "missing.txt"), "neither a text file"),
+        (("train", "dmeo"), "Did you mean 'demo'"),
+        (("train", "demo", "trainng.steps=3"), "Did you mean 'training'"),
+        (("train", "demo", "training.stepz=3"), "Did you mean 'steps'"),
+        (("train", "demo", "schedule=cosin"), "Did you mean 'cosine'"),
+        (("train", "demo", "schedule={name: polynomial, powr: 3}"), "Did you mean 'power'"),
+        (("train", "demo", "training.steps=many"), "training.steps"),
+        (("train", "demo", "objective=ar"), "model.name=causal"),
+        (("list", "schedul"), "Did you mean 'schedule'"),
+        (("convert", "nowhere.ckpt", "out"), "nowhere.ckpt"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(run, mdlm_folder, ar_folder, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    filled = [a.format(mdlm=mdlm_folder, ar=ar_folder) if a.startswith(("{mdlm", "{ar")) else a for a in arguments]
+    code, out, err = run(*filled)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_shows_every_axis(run):
+    code, out, _ = run("list", "--json")
+    assert code == 0
+    axes = json.loads(out)
+    assert "loglinear" in axes["schedule"]
+    assert "demo" in axes["recipe"]
+    code, out, _ = run("list", "schedule")
+    assert code == 0
+    assert "power" in out
+
+
+def test_import_is_quick_and_leaves_torch_alone():
+    """`import unmask` costs next to nothing; the best of three, since machines hiccup."""
+    program = (
+        "import sys, time; start = time.perf_counter(); import unmask; unmask.__version__; "
+        "print(time.perf_counter() - start, 'torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(3)]
+    results = [run.stdout.split() for run in runs]
+    assert min(float(seconds) for seconds, _, _ in results) < 0.5
+    assert results[0][1:] == ["False", "False"]
+
+
+def test_a_pipe_gets_no_progress_bar(mdlm_folder):
+    command = [sys.executable, "-c", "from unmask.cli import main; main()", "sample", str(mdlm_folder), "--length", "6", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    json.loads(done.stdout)
+    assert done.stderr == ""

@@ -1,0 +1,80 @@
+"""What a GPU must do as the CPU does. Skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tests.conftest import LENGTH
+from unmask.config import parse_recipe
+from unmask.generation import load
+from unmask.random import Purpose, exponential, uniform
+from unmask.training import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+TEXTS = ["a short text", "another one, a little longer than the first"]
+
+
+def test_random_numbers_are_those_of_the_cpu():
+    sample, position = torch.arange(512)[:, None], torch.arange(1024)[None]
+    here = uniform(7, Purpose.MASK, 3, sample, position)
+    there = uniform(7, Purpose.MASK, 3, sample.cuda(), position.cuda())
+    assert torch.equal(here, there.cpu())
+    compiled = torch.compile(lambda s, p: uniform(7, Purpose.MASK, 3, s, p))(sample.cuda(), position.cuda())
+    assert torch.equal(here, compiled.cpu())
+    assert torch.allclose(exponential(7, Purpose.TOKEN, 0, sample.cuda()).cpu(), exponential(7, Purpose.TOKEN, 0, sample))
+
+
+@pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
+def test_scores_and_samples_are_those_of_the_cpu(folder, request):
+    path = request.getfixturevalue(folder)
+    cpu, gpu = load(path, device="cpu"), load(path, device="cuda")
+    one, other = cpu.score(TEXTS, precision=None), gpu.score(TEXTS, precision=None)
+    assert other.nats == pytest.approx(one.nats, rel=1e-4)
+    assert gpu.generate(4, length=32, steps=8, seed=0) == cpu.generate(4, length=32, steps=8, seed=0)
+
+
+def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
+    lm = load(mdlm_folder, device="cuda")
+    ids = torch.randint(0, 256, (4, LENGTH), device="cuda")
+    with torch.no_grad():
+        plain = lm.denoiser.hidden(ids)
+        fused = torch.compile(lm.denoiser.hidden, fullgraph=True)(ids)
+    assert torch.allclose(plain, fused, atol=1e-3)
+
+
+def recipe(tmp_path, **training):
+    text = tmp_path / "text.txt"
+    if not text.exists():
+        text.write_text("the cat sat on the mat. the dog ran to the door. " * 200)
+    return parse_recipe(
+        {
+            "data": {"source": {"name": "text", "paths": [str(text)]}, "length": 64},
+            "model": {"name": "dit", "size": "nano", "hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.1},
+            "optimizer": {"learning_rate": 0.003, "warmup": 10, "ema": 0.9},
+            "training": {"batch_size": 16, "validation_rows": 8, "log_every": 10, **training},
+        }
+    )
+
+
+def test_training_in_bf16_learns(tmp_path):
+    result = train(recipe(tmp_path, steps=200), tmp_path / "run")
+    assert result.bound.bits_per_token < 2.5
+    assert torch.cuda.is_bf16_supported()
+
+
+def test_a_deterministic_run_resumes_to_the_bit(tmp_path):
+    options = {"deterministic": True, "save_every": 10, "validate_every": 20}
+    train(recipe(tmp_path, steps=20, **options), tmp_path / "whole")
+    train(recipe(tmp_path, steps=10, **options), tmp_path / "parts")
+    train(recipe(tmp_path, steps=20, **options), tmp_path / "parts", resume=True)
+    for name in ("model.safetensors", "state/optimizer.safetensors"):
+        whole, parts = ((tmp_path / run / "latest" / name).read_bytes() for run in ("whole", "parts"))
+        assert whole == parts
+    last = [json.loads((tmp_path / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("whole", "parts")]
+    assert last[0]["validation"]["nats"] == last[1]["validation"]["nats"]

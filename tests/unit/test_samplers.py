@@ -1,0 +1,187 @@
+"""Samplers step by step: plans, calls, prompts and the states in between. Their laws are in tests/laws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from unmask import registry
+from unmask.errors import UnmaskError
+from unmask.laws.statistics import chi_square
+from unmask.laws.tables import SameRow, Watched, random_causal_table, random_table
+from unmask.samplers.ar import LeftToRight
+from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.reveal import Reveal
+
+MASK = 1
+
+
+def blank(rows: int, length: int, seed: int = 0) -> Canvas:
+    return Canvas.of(torch.full((rows, length), MASK), MASK, seed)
+
+
+def flat(vocab_size: int = 5) -> SameRow:
+    """A network to which all tokens are alike."""
+    return SameRow(torch.zeros(vocab_size, dtype=torch.float64), MASK)
+
+
+def test_one_step_reveals_everything_in_one_call():
+    state = sample(Reveal(steps=1), flat(), blank(3, 20))
+    assert state.total == 1
+    assert (state.order == 0).all()
+
+
+def test_one_at_a_time_takes_a_call_for_every_position():
+    state = Reveal().begin(blank(4, 9))
+    assert state.calls.tolist() == [9] * 4
+    assert torch.equal(state.plan.group.sort(dim=1).values, torch.arange(9).expand(4, -1))
+
+
+def test_groups_are_revealed_from_the_latest_time_to_the_earliest():
+    for sampler in (Reveal(), Reveal(steps=5)):
+        plan = sampler.plan(blank(6, 12))
+        calls = plan.group.max(dim=1).values
+        for row in range(6):
+            times = plan.time[row, : calls[row] + 1]
+            assert (times.diff() < 0).all()
+            assert ((times > 0) & (times <= 1)).all()
+
+
+def test_steps_only_merge_calls_of_the_one_at_a_time_walk():
+    """The same seeds give the same reveal times: T steps bucket them and never reorder them."""
+    fine, coarse = Reveal().plan(blank(20, 8)), Reveal(steps=3).plan(blank(20, 8))
+    for row in range(20):
+        order = fine.group[row].argsort()
+        assert (coarse.group[row][order].diff() >= 0).all()
+        reveal_time = fine.time[row, fine.group[row]]
+        assert torch.equal(coarse.time[row, coarse.group[row]], torch.ceil(reveal_time * 3) / 3)
+
+
+@pytest.mark.parametrize(("steps", "length"), [(4, 4), (16, 8), (8, 32)])
+def test_empty_steps_cost_nothing(steps, length):
+    """T equally likely steps and L positions leave T (1 - (1 - 1/T)^L) of them to walk, on average."""
+    calls = Reveal(steps=steps).begin(blank(4000, length)).calls.double()
+    expected = steps * (1 - (1 - 1 / steps) ** length)
+    assert abs(float(calls.mean()) - expected) < 4 * float(calls.std()) / 4000**0.5
+    assert calls.max() <= min(steps, length)
+
+
+def test_every_position_may_come_first():
+    first = Reveal().plan(blank(4000, 5)).group.argmin(dim=1)
+    assert stats.chisquare(torch.bincount(first, minlength=5).numpy()).pvalue > 1e-3
+
+
+def test_given_tokens_do_not_move_the_plan_of_the_others():
+    canvas = blank(1, 6)
+    ids = canvas.ids.clone()
+    ids[0, 2] = 3
+    given = Canvas.of(ids, MASK)
+    whole, part = Reveal().plan(canvas).group[0], Reveal().plan(given).group[0]
+    others = torch.tensor([0, 1, 3, 4, 5])
+    assert part[2] == -1
+    assert torch.equal(whole[others].argsort(), part[others].argsort())
+
+
+def test_only_sequences_with_something_left_call_the_network():
+    ids = torch.full((3, 4), MASK)
+    ids[0, 1:] = 2
+    ids[1] = 3
+    denoiser = Watched(flat())
+    state = sample(Reveal(), denoiser, Canvas.of(ids, MASK))
+    assert state.calls.tolist() == [1, 0, 4]
+    assert [len(call) for call in denoiser.calls] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=3), LeftToRight()])
+def test_nothing_to_write_is_no_call(sampler):
+    canvas = Canvas.of(torch.tensor([[2, 3]]), MASK)
+    states = list(walk(sampler, None, canvas))
+    assert len(states) == 1
+    assert states[0].total == 0
+    assert states[0].confidence.tolist() == [[1.0, 1.0]]
+
+
+def test_walk_shows_every_canvas():
+    states = list(walk(Reveal(), random_table(), blank(1, 3)))
+    assert [int((state.ids == MASK).sum()) for state in states] == [3, 2, 1, 0]
+    assert [state.call for state in states] == [0, 1, 2, 3]
+    assert (states[0].ids == MASK).all()
+
+
+@pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=2), LeftToRight()])
+def test_seeds_decide(sampler):
+    one = sample(sampler, flat(), blank(8, 16, seed=1)).ids
+    assert torch.equal(one, sample(sampler, flat(), blank(8, 16, seed=1)).ids)
+    assert torch.equal(one[1:], sample(sampler, flat(), blank(8, 16, seed=2)).ids[:-1])
+    assert len(one.unique(dim=0)) == 8
+
+
+def test_token_rule_reaches_the_draw():
+    peaked = SameRow(torch.tensor([0.0, 0.0, 1.0, 0.5], dtype=torch.float64), MASK)
+    for sampler in (Reveal(), LeftToRight()):
+        assert (sample(sampler, peaked, blank(4, 6), TokenRule(temperature=0)).ids == 2).all()
+
+
+def test_conditioned_networks_are_told_the_alpha_of_each_call():
+    sampler = Reveal(steps=4, schedule=registry.build("schedule", "cosine"))
+    denoiser = Watched(flat())
+    state = sampler.begin(blank(1, 6))
+    sample(sampler, denoiser, blank(1, 6))
+    told = torch.cat(denoiser.alphas)
+    assert torch.allclose(told, sampler.schedule.alpha(state.plan.time[0, : state.total]))
+    assert (told.diff() > 0).all()
+    grid = sampler.schedule.alpha(torch.arange(5) / 4)
+    assert all((grid - alpha).abs().min() < 1e-6 for alpha in told)
+
+
+def test_left_to_right_reads_a_prompt_once_and_then_a_token_a_call():
+    ids = torch.full((2, 6), MASK)
+    ids[:, :3] = 2
+    denoiser = Watched(flat())
+    sample(LeftToRight(), denoiser, Canvas.of(ids, MASK))
+    assert [call.shape[1] for call in denoiser.calls] == [4, 1, 1]
+    assert denoiser.calls[0][0].tolist() == [MASK, 2, 2, 2]
+
+
+def test_left_to_right_writes_around_given_tokens():
+    ids = torch.tensor([[MASK, 3, MASK], [2, MASK, 0]])
+    state = sample(LeftToRight(), random_causal_table(), Canvas.of(ids, MASK))
+    assert state.ids[0, 1] == 3
+    assert state.ids[1, [0, 2]].tolist() == [2, 0]
+    assert (state.ids != MASK).all()
+    assert state.calls.tolist() == [3, 1]
+    assert state.order.tolist() == [[0, -1, 2], [-1, 1, -1]]
+
+
+def test_network_without_a_begin_token_needs_a_prompt():
+    table = random_causal_table(begin=False)
+    with pytest.raises(UnmaskError, match="prompt"):
+        sample(LeftToRight(), table, blank(1, 3))
+    ids = torch.tensor([[2, MASK, MASK]])
+    assert (sample(LeftToRight(), table, Canvas.of(ids, MASK)).ids != MASK).all()
+
+
+def test_network_without_a_begin_token_follows_its_chain():
+    table, rows = random_causal_table(begin=False), 8192
+    ids = torch.tensor([[2, MASK, MASK]]).expand(rows, -1)
+    written = sample(LeftToRight(), table, Canvas.of(ids, MASK)).ids
+    first = table.head(table.hidden(torch.tensor([[2]]))[:, -1]).softmax(dim=-1)[0]
+    law = torch.zeros(4, 4, dtype=torch.float64)
+    for token in (0, 2, 3):
+        row = table.head(table.hidden(torch.tensor([[2, token]]))[:, -1]).softmax(dim=-1)[0]
+        law[token] = first[token] * row
+    counts = torch.bincount(written[:, 1] * 4 + written[:, 2], minlength=16)
+    assert chi_square(counts, law.flatten()) > 1e-3
+
+
+def test_sampler_is_written_with_its_schedule():
+    sampler = registry.build("sampler", {"name": "reveal", "steps": 8, "schedule": {"name": "polynomial", "power": 3}})
+    assert sampler.model_dump() == {
+        "name": "reveal",
+        "steps": 8,
+        "schedule": {"name": "polynomial", "power": 3.0},
+    }
+    with pytest.raises(UnmaskError, match="steps"):
+        registry.build("sampler", {"name": "reveal", "steps": 0})
