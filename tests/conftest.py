@@ -26,7 +26,9 @@ def make_checkpoint(folder: Path, model: str = "dit", policy: str = "packed", **
     """Save a random byte-level model of two layers."""
     torch.manual_seed(0)
     tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
-    spec = registry.build("model", {"name": model, "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0, **options})
+    spec = registry.build(
+        "model", {"name": model, "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0, **options}
+    )
     network = spec.build(len(tokenizer), tokenizer.mask_token_id, LENGTH)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -61,8 +61,9 @@ def must_be_new(path: Path, remedy: str) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Ask the disk to keep every file of a folder before the folder gets its name."""
+    """Ask the disk to keep every file of a folder before the folder gets its name, and let others read them."""
     for path in folder.rglob("*"):
         if path.is_file():
+            path.chmod(0o644)
             with path.open("rb") as file:
                 os.fsync(file.fileno())

@@ -157,7 +157,7 @@ def test_train_a_text_file_then_use_it(run, tmp_path, monkeypatch):
         (("convert", "nowhere.ckpt", "out"), "nowhere.ckpt"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(run, mdlm_folder, ar_folder, tmp_path, monkeypatch, arguments, words):
+def test_bad_input_is_one_sentence_and_exit_2(run, mdlm_folder, ar_folder, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     filled = [a.format(mdlm=mdlm_folder, ar=ar_folder) if a.startswith(("{mdlm", "{ar")) else a for a in arguments]
     code, out, err = run(*filled)
@@ -185,14 +185,15 @@ def test_import_is_quick_and_leaves_torch_alone():
         "import sys, time; start = time.perf_counter(); import unmask; unmask.__version__; "
         "print(time.perf_counter() - start, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(3)]
-    results = [run.stdout.split() for run in runs]
+    command = [sys.executable, "-c", program]
+    results = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
     assert min(float(seconds) for seconds, _, _ in results) < 0.5
     assert results[0][1:] == ["False", "False"]
 
 
 def test_a_pipe_gets_no_progress_bar(mdlm_folder):
-    command = [sys.executable, "-c", "from unmask.cli import main; main()", "sample", str(mdlm_folder), "--length", "6", "--json"]
+    program = [sys.executable, "-c", "from unmask.cli import main; main()"]
+    command = [*program, "sample", str(mdlm_folder), "--length", "6", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     json.loads(done.stdout)
     assert done.stderr == ""

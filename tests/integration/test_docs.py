@@ -31,7 +31,7 @@ def own_registry(monkeypatch):
 def test_the_extending_page_runs(own_registry):
     space: dict[str, object] = {"__name__": "extending"}
     for block in blocks(ROOT / "docs" / "extending.md", "python"):
-        exec(compile("from __future__ import annotations\n" + block, "docs/extending.md", "exec", dont_inherit=True), space)
+        exec(compile("from __future__ import annotations\n" + block, "extending.md", "exec", dont_inherit=True), space)
     assert registry.build("schedule", "falling").name == "falling"
     assert registry.build("sampler", "left-first").name == "left-first"
 
@@ -51,7 +51,8 @@ def test_the_readme_python_runs(mdlm_folder, monkeypatch, tmp_path):
     """The Python of the README, with the checkpoint it names replaced by a small one."""
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(ROOT / "README.md", "python")
-    exec(compile(block.replace("runs/demo/mdlm", str(mdlm_folder)).replace("length=128", "length=40"), "README.md", "exec"), {})
+    code = block.replace("runs/demo/mdlm", str(mdlm_folder)).replace("length=128", "length=40")
+    exec(compile(code, "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("command", readme_commands())

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-
 from tests.conftest import LENGTH
+
 from unmask.config import parse_recipe
 from unmask.generation import load
 from unmask.random import Purpose, exponential, uniform
@@ -27,7 +27,9 @@ def test_random_numbers_are_those_of_the_cpu():
     assert torch.equal(here, there.cpu())
     compiled = torch.compile(lambda s, p: uniform(7, Purpose.MASK, 3, s, p))(sample.cuda(), position.cuda())
     assert torch.equal(here, compiled.cpu())
-    assert torch.allclose(exponential(7, Purpose.TOKEN, 0, sample.cuda()).cpu(), exponential(7, Purpose.TOKEN, 0, sample))
+    assert torch.allclose(
+        exponential(7, Purpose.TOKEN, 0, sample.cuda()).cpu(), exponential(7, Purpose.TOKEN, 0, sample)
+    )
 
 
 @pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])

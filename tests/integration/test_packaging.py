@@ -45,7 +45,11 @@ def test_the_wheel_runs_on_its_own(wheel, tmp_path):
     command = [sys.executable, "-S", "-c", program, str(tmp_path), "list", "recipe"]
     site = [path for path in sys.path if path.endswith("site-packages")]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": ":".join(site), "PATH": "/usr/bin:/bin"}
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(site), "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 0, done.stderr
     assert "demo-ar" in done.stdout

@@ -23,7 +23,6 @@ from unmask.training.log import read_log
 from unmask.training.parts import build_parts
 from unmask.training.runfolder import all_checkpoints
 from unmask.training.step import Stepper
-from unmask.training.validation import sample
 
 LETTERS = "abcdefgh"
 UNIGRAM_BITS = math.log2(len(LETTERS))
@@ -97,7 +96,7 @@ def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tm
     assert result.path == out
     assert result.steps == 6
     estimator = loaded.card.objective.estimators()[result.bound.estimator]
-    rows = sample(build_parts(recipe(text)).validation, 16)
+    rows = build_parts(recipe(text)).validation.spread(16)
     again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator)
     assert again == result.bound
     raw = checkpoint.load(out).model

@@ -500,7 +500,7 @@ def test_without_a_tokenizer_the_checkpoint_knows_ids_alone(tmp_path: Path) -> N
     assert (report.mask_token_id, report.length) == (report.vocab_size - 1, 1024)
     lm = unmask.load(report.folder)
     assert lm.denoiser.config.vocab_size == report.vocab_size
-    with pytest.raises(UnmaskError, match="no tokenizer.*--tokenizer"):
+    with pytest.raises(UnmaskError, match=r"no tokenizer.*--tokenizer"):
         lm.generate(1, length=4)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from tests.conftest import LENGTH, make_checkpoint
+
 from unmask.errors import UnmaskError
 from unmask.generation import load, token_rule
 from unmask.templates import GLYPH, parse_blanks

@@ -115,6 +115,7 @@ def test_estimators_four_errors_apart_are_called_out():
 
 def test_discrete_bounds_come_down_to_the_continuous_one(mdlm):
     rows = mdlm._scored_rows(TEXTS, None)
+
     def at(objective):
         return estimate(mdlm.denoiser, objective, mdlm.card.schedule, rows, passes=32, batch_size=8)
 

@@ -1,4 +1,4 @@
-"""Rows with a given part, the first rows of a table, and texts framed as in training."""
+"""Rows with a given part, some rows of a table, and texts framed as in training."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_what_does_not_fit_is_named():
         rows_given(Packed(), [[1, 2, 3]], [[4, 5]], length=5, eos_id=EOS, texts=["de"])
 
 
-def test_the_first_rows_know_their_tokens_but_not_their_bytes():
+def test_some_rows_know_their_tokens_but_not_their_bytes():
     rows = rows_of_texts(Packed(), [[1] * 30], length=8, eos_id=EOS, texts=["a" * 30])
-    part = rows.first(2)
+    part = rows.spread(2)
     assert len(part) == 2
-    assert np.array_equal(part[[1]].input_ids, rows[[1]].input_ids)
+    assert np.array_equal(part[[1]].input_ids, rows[[2]].input_ids)
     assert part.counted == 16
     assert part.document_bytes.sum() == 0
-    assert rows.first(99) is rows
+    assert rows.spread(99) is rows
 
 
 def test_texts_are_framed_as_the_policy_shows_them():

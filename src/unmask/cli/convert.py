@@ -22,10 +22,12 @@ def convert(
     time_conditioning: Annotated[
         bool, typer.Option("--time-conditioning", help="The network was trained with the time as an input.")
     ] = False,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a row; 1024 where the file does not tell.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a row; 1024 where the file does not tell.")
+    ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads, where the file does not tell.")] = None,
     objective: Annotated[Literal["subs", "sedd"], typer.Option(help="What a masked network was trained on.")] = "subs",
-    policy: Annotated[str, typer.Option(help="Length policy it was trained with: packed, padded ...")] = "packed",
+    policy: Annotated[str, typer.Option(help="Length policy it was trained with: packed, padded.")] = "packed",
     reverse: Annotated[
         bool, typer.Option("--reverse", help="SRC is a checkpoint of ours; write published key names.")
     ] = False,

@@ -25,7 +25,7 @@ def evaluate(
         float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is this many bits per token.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Only the first rows; bits per byte are then not given.")
+        int | None, typer.Option(min=1, help="Only so many rows, evenly spread; bits per byte are then not given.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time; the result does not depend on it.")] = 32,
     seed: Seed = 0,

@@ -96,9 +96,9 @@ class Rows(ABC):
         """[documents] characters of each text; 0 where the text in the rows is not known."""
         return self._sizes_of(self.tokens.character_counts)
 
-    def first(self, rows: int) -> Rows:
-        """The first rows alone; bytes and characters of a part are not known."""
-        return self if rows >= len(self) else FirstRows(self, rows)
+    def spread(self, count: int) -> Rows:
+        """At most `count` rows: all of them, or that many spread evenly."""
+        return self if len(self) <= count else SpreadRows(self, count)
 
     def __getitem__(self, indices: int | slice | npt.ArrayLike) -> RowBatch:
         """The rows with these numbers (one number, a slice or a list of b numbers)."""
@@ -214,29 +214,28 @@ class DocumentRows(Rows):
         return RowBatch.free(ids_BL, ~pad_BL, document_BL)
 
 
-class FirstRows(Rows):
-    """The first rows of a table."""
+class SpreadRows(Rows):
+    """Some rows of a table, spread evenly over it. They cut documents, so bytes and characters are not known."""
 
-    def __init__(self, table: Rows, rows: int) -> None:
-        super().__init__(
-            Tokens(table.tokens.ids, table.tokens.offsets, None, None), table.length, table.eos_id, table.pad_id
-        )
+    def __init__(self, table: Rows, count: int) -> None:
+        tokens = Tokens(table.tokens.ids, table.tokens.offsets, None, None)
+        super().__init__(tokens, table.length, table.eos_id, table.pad_id)
         self._table = table
-        self._rows = rows
-        self.counted = int(table[:rows].attention_mask.sum())
+        self._chosen = np.arange(count) * len(table) // count
+        self.counted = int(table[self._chosen].attention_mask.sum())
 
     def __len__(self) -> int:
-        return self._rows
+        return len(self._chosen)
 
     def _read(self, rows_B: Integers) -> RowBatch:
-        return self._table[rows_B]
+        return self._table[self._chosen[rows_B]]
 
 
 class GivenRows(DocumentRows):
     """One text a row, behind a text that is given: the first `given` [n] tokens of each document are frozen."""
 
     def __init__(self, tokens: Tokens, given: Integers, length: int, eos_id: int | None, learnt_pads: bool) -> None:
-        super().__init__(tokens, length, eos_id, None, "truncate", learnt_pads)
+        super().__init__(tokens, length, eos_id, eos_id if learnt_pads else None, "truncate", learnt_pads)
         self._given = given
 
     def _read(self, rows_B: Integers) -> RowBatch:
@@ -261,13 +260,13 @@ class Policy(Component):
             return list(ids)
         return [*ids, *[eos_id] * (room if self.learnt_pads else 1)]
 
+    @abstractmethod
     def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
         """The table of rows of some documents.
 
         length: L, the tokens a row. eos_id: put after each document; None where the tokenizer has none. pad_id: what
         stands at positions that are not counted; 0 where the tokenizer has no pad token.
         """
-        raise NotImplementedError
 
 
 class Packed(Policy):

@@ -16,6 +16,7 @@ import lzma
 import os
 import sys
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -42,9 +43,9 @@ class Document:
 class Source(Component):
     """What every source is: documents, and perhaps an opinion on which of them are for validation."""
 
+    @abstractmethod
     def documents(self) -> Iterator[Document]:
         """All documents, in one fixed order, from the start at each call."""
-        raise NotImplementedError
 
     def held_out(self, name: str) -> bool | None:
         """Whether the document is for validation; None leaves that to the split."""

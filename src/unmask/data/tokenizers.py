@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -43,9 +44,9 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 class TokenizerComponent(Component):
     """What every tokenizer component does."""
 
+    @abstractmethod
     def build(self, documents: Documents) -> PreTrainedTokenizerFast:
         """Make the tokenizer. ``documents`` gives the training text, from its start at each call."""
-        raise NotImplementedError
 
 
 class ByteTokenizer(TokenizerComponent):

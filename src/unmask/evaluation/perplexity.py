@@ -14,15 +14,15 @@ from unmask.generation import MaskedDiffusionLM
 
 
 def held_out_rows(
-    lm: MaskedDiffusionLM, paths: Sequence[str] | None = None, separator: str | None = None, first: int | None = None
+    lm: MaskedDiffusionLM, paths: Sequence[str] | None = None, separator: str | None = None, count: int | None = None
 ) -> Rows:
-    """Rows of the texts at `paths`, or of the validation split of the training data; the `first` of them."""
+    """Rows of the texts at `paths`, or of the validation split of the training data; `count` of them."""
     if paths:
         tokens = TokenCache.build(TextSource(paths=list(paths), separator=separator).documents, lm.words)
     else:
         tokens = _validation(lm)
     rows = lm.card.policy.rows(tokens, lm.row_length, lm.words.eos_token_id, lm.words.pad_token_id)
-    return rows if first is None else rows.first(first)
+    return rows if count is None else rows.spread(count)
 
 
 def _validation(lm: MaskedDiffusionLM) -> TokenCache:

@@ -38,7 +38,9 @@ def derivative_is_that_of_alpha(schedule: Schedule) -> Iterator[Finding]:
     yield Finding(_relative(schedule.dalpha(TIMES), slope, 1e-6), 1e-7, "dalpha against autograd, relative")
     h = 1e-4 * TIMES
     quotient = (schedule.mask_rate(TIMES - h) - schedule.mask_rate(TIMES + h)) / (2 * h)
-    yield Finding(_relative(schedule.dalpha(TIMES), quotient, 1e-6), 1e-4, "dalpha against a difference quotient, relative")
+    yield Finding(
+        _relative(schedule.dalpha(TIMES), quotient, 1e-6), 1e-4, "dalpha against a difference quotient, relative"
+    )
     node, weight = gauss_legendre(64)
     fall = (weight * schedule.dalpha(node**2) * 2 * node).sum()
     yield Finding(abs(float(fall) + 1.0), 1e-6, "integral of dalpha, against -1")

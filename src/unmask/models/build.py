@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,9 @@ SIZES: dict[Size, dict[str, int]] = {
 
 class _TrunkSpec(Component):
     """A size, and what differs from it."""
+
+    causal: ClassVar[bool] = False
+    """Whether its networks see only what stands before."""
 
     size: Size = "small"
     hidden_size: int | None = Field(default=None, ge=1)
@@ -63,6 +66,7 @@ class CausalSpec(_TrunkSpec):
     """The autoregressive twin, which begins every sequence with the mask token."""
 
     name: Literal["causal"] = "causal"
+    causal: ClassVar[bool] = True
 
     def build(self, vocab_size: int, mask_token_id: int, length: int) -> CausalLM:
         """A fresh network for a vocabulary of vocab_size tokens (the mask included) and sequences of up to length."""

@@ -11,7 +11,7 @@ from typing import Any
 from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.files import atomic_text, must_be_new
-from unmask.likelihood import Bound
+from unmask.likelihood import Bound, bound
 from unmask.training import checkpoints
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
@@ -25,10 +25,10 @@ from unmask.training.progress import Progress
 from unmask.training.runfolder import find_latest, latest_or_error
 from unmask.training.same_run import check_same_data, check_same_run, fingerprint
 from unmask.training.step import Stepper
-from unmask.training.validation import sample, validate
 
 RECIPE = "recipe.yaml"
 VALIDATION_BATCH = 32
+VALIDATION_OFFSETS = 8
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Trainer:
         accelerator = make_accelerator(recipe.training)
         self.stepper = Stepper(accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer)
         self.feed = _feed(recipe, parts, pin=accelerator.device.type == "cuda")
-        self.validation = sample(parts.validation, recipe.training.validation_rows)
+        self.validation = parts.validation.spread(recipe.training.validation_rows)
         self.log = Log(out)
         self.clock = Clock()
         self.step = 0
@@ -171,9 +171,12 @@ class Trainer:
         self.progress.validated(record)
 
     def _measure(self) -> Bound:
-        objective, schedule = self.recipe.objective, self.recipe.schedule
+        """The bound of the averaged weights by the estimator that counts, with the same draws every time."""
+        name, estimator = next(iter(self.recipe.objective.estimators().items()))
+        options: dict[str, Any] = {"name": name, "offsets": VALIDATION_OFFSETS, "batch_size": VALIDATION_BATCH}
         with self.clock.paused(), self.stepper.ema.applied():
-            return validate(self.stepper.denoiser, objective, schedule, self.validation, VALIDATION_BATCH)
+            denoiser: Any = self.stepper.denoiser
+            return bound(denoiser, estimator, self.recipe.schedule, self.validation, **options)
 
     def _save(self) -> None:
         self._check_finite()

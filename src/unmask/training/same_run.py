@@ -10,7 +10,6 @@ from typing import Any
 from unmask.config import Recipe
 from unmask.data.policies import Rows
 from unmask.errors import UnmaskError
-from unmask.training.validation import sample
 
 MAY_CHANGE = (
     "expect",
@@ -41,7 +40,7 @@ def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe) -> None:
 
 def fingerprint(rows: Rows) -> str:
     """What tells a table of rows from another one: how many there are, and a checksum of some of them."""
-    some = sample(rows, FINGERPRINT_ROWS)
+    some = rows.spread(FINGERPRINT_ROWS)
     return f"{len(rows)} rows, {zlib.crc32(some[:].input_ids.tobytes()):08x}"
 
 
