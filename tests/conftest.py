@@ -49,9 +49,9 @@ def ar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mdlm(mdlm_folder: Path) -> MaskedDiffusionLM:
-    return load(mdlm_folder)
+    return load(mdlm_folder, device="cpu")
 
 
 @pytest.fixture(scope="session")
 def ar(ar_folder: Path) -> MaskedDiffusionLM:
-    return load(ar_folder)
+    return load(ar_folder, device="cpu")

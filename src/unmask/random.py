@@ -2,7 +2,7 @@
 
 `uniform(seed, purpose, step, sample, position)` hashes five integers with tensor operations, so the same call gives the
 same float on CPU and GPU, eager and compiled, on one process or eight, today or after a resume. Every argument may be
-an int or an integer tensor; they broadcast.
+an int or an integer tensor; they broadcast. Ints before the first tensor are hashed by Python itself, by the same lines.
 
 The mixer works on 32-bit words held in int64. Its multipliers are written as signed numbers below 2^31 in magnitude, so
 no product leaves int64 and the wrap-around is an explicit `& 0xFFFFFFFF`.
@@ -45,10 +45,10 @@ def bits(
     """32 random bits (in int64) for every broadcast combination of the arguments."""
     if device is None:
         device = next((x.device for x in (seed, step, sample, position) if isinstance(x, Tensor)), None)
-    state = torch.zeros((), dtype=torch.int64, device=device)
+    state: Integer = 0
     for value in (int(purpose), seed, step, sample, position):
-        state = _absorb(state, torch.as_tensor(value, dtype=torch.int64, device=device))
-    return state
+        state = _mix(state ^ _mix(_fold(value)))
+    return state if isinstance(state, Tensor) else torch.full((), state, dtype=torch.int64, device=device)
 
 
 def uniform(
@@ -79,13 +79,17 @@ def exponential(
     return -torch.log1p(-uniform(seed, purpose, step, sample, position, device))
 
 
-def _absorb(state: Tensor, value: Tensor) -> Tensor:
-    """Mix a 64-bit value into the state, low word first."""
-    state = _mix(state ^ (value & _WORD))
-    return _mix((state + 0x9E3779B9) & _WORD ^ ((value >> 32) & _WORD))
+def _fold(value: Integer) -> Integer:
+    """One 32-bit word of a 64-bit value; 0 does not stay 0.
+
+    It is mixed before it meets the state, so that two sequences never see one another's numbers in another order.
+    """
+    if isinstance(value, Tensor):
+        value = value.to(torch.int64)
+    return (value & _WORD) ^ _mix((value >> 32) & _WORD) ^ 0x9E3779B9
 
 
-def _mix(word: Tensor) -> Tensor:
+def _mix(word: Integer) -> Integer:
     """A bijection of 32-bit words in which every input bit moves every output bit."""
     word = word ^ (word >> 16)
     word = (word * _MULTIPLIER_1) & _WORD

@@ -97,7 +97,7 @@ def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tm
     assert result.steps == 6
     estimator = loaded.card.objective.estimators()[result.bound.estimator]
     rows = build_parts(recipe(text)).validation.spread(16)
-    again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator)
+    again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator, offsets=8)
     assert again == result.bound
     raw = checkpoint.load(out).model
     raw.load_state_dict(load_file(out / "latest" / "state" / "model.safetensors"))

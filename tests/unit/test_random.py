@@ -27,8 +27,8 @@ def mix(word: int) -> int:
 def plain_bits(*values: int) -> int:
     state = 0
     for value in values:
-        state = mix(state ^ (value & WORD))
-        state = mix((state + 0x9E3779B9) % 2**32 ^ (value >> 32 & WORD))
+        word = (value & WORD) ^ mix(value >> 32 & WORD) ^ 0x9E3779B9
+        state = mix(state ^ mix(word))
     return state
 
 

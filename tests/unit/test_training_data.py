@@ -9,7 +9,6 @@ import torch
 from unmask.data.policies import Packed, Rows, rows_of_texts
 from unmask.errors import UnmaskError
 from unmask.training.data import Feed, MicroBatch, parts_of
-from unmask.training.validation import sample
 
 LENGTH = 8
 
@@ -76,7 +75,7 @@ def test_more_micro_batches_than_sequences_is_refused() -> None:
 
 def test_validation_sample_is_spread_over_the_table() -> None:
     table = rows(40)
-    chosen = sample(table, 4)
+    chosen = table.spread(4)
     assert chosen[np.arange(4)].input_ids[:, 0].tolist() == [0, 10, 20, 30]
     assert chosen.documents == table.documents
-    assert sample(table, 40) is table
+    assert table.spread(40) is table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -9,6 +10,9 @@ import typer
 from unmask.cli import convert, demo, evaluate, fill, listing, sample, score, train
 from unmask.errors import UnmaskError
 from unmask.version import __version__
+
+# Threads that wait should sleep, not spin: on a machine that others use too, spinning makes training several times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
     name="unmask",

@@ -176,8 +176,9 @@ def frozen_and_padded_tokens_are_left_alone(objective: Objective) -> Iterator[Fi
     noise = _real_noise(64, seed=3)
     terms = objective.loss(denoiser, batch, LogLinear(), noise)
     yield Finding(float((terms.counted != batch.open).sum()), 0, "positions counted that are not open, or the reverse")
-    for name in ("diffusion", "reconstruction", "prior", "cross_entropy"):
-        yield Finding(float(getattr(terms, name)[~batch.open].abs().sum()), 0, f"{name} where nothing is counted")
+    for name in ("diffusion", "reconstruction", "prior", "cross_entropy", "surrogate"):
+        if (term := getattr(terms, name)) is not None:
+            yield Finding(float(term[~batch.open].abs().sum()), 0, f"{name} where nothing is counted")
     if terms.masked is not None:
         touched = sum(int((ids != batch.input_ids)[~batch.open].sum()) for ids in denoiser.calls)
         yield Finding(touched, 0, "tokens corrupted that are frozen or pads")
@@ -210,7 +211,7 @@ def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Finding]:
     u = torch.linspace(0.001, 0.999, len(t) * L).view(L, -1).T
     for schedule in members("schedule"):
         terms = objective.loss(table, Batch.of(TEXT.expand(len(t), -1)), schedule, Noise(t, u))
-        (gradient,) = torch.autograd.grad(terms.total, table.logits)
+        (gradient,) = torch.autograd.grad(terms.trained, table.logits)
         bad = int((~terms.nelbo.isfinite()).sum() + (~gradient.isfinite()).sum())
         yield Finding(bad, 0, f"values or gradients that are not finite with {describe(schedule)}")
 

@@ -114,20 +114,20 @@ def oracle_gives_the_data(sampler: Sampler) -> Iterator[Finding]:
 def promises_are_kept(sampler: Sampler) -> Iterator[Finding]:
     """Given tokens and pads never change, no mask is left, and the network is called as often as was said (law 8)."""
     canvas = _ragged()
-    given = ~canvas.masked
+    writable = (canvas.ids == MASK) & canvas.attention_mask
     for rows in (slice(None), *(slice(b, b + 1) for b in range(len(canvas.ids)))):
         part = _rows(canvas, rows)
         denoiser = Watched(denoisers(sampler)[0])
         states = list(walk(sampler, denoiser, part))
         first, last = states[0], states[-1]
-        changed = sum(int((state.ids != part.ids)[given[rows]].sum()) for state in states)
+        changed = sum(int((state.ids != part.ids)[~writable[rows]].sum()) for state in states)
         yield Finding(changed, 0, "given tokens that changed")
         yield Finding(float((last.ids == MASK)[part.attention_mask].sum()), 0, "masks left")
         yield Finding(abs(len(denoiser.calls) - first.total), 0, "calls of the network against those promised")
         if len(part.ids) == 1:
             yield Finding(abs(first.total - int(first.calls[0])), 0, "calls of a lone sequence against its own count")
         yield Finding(_unaccounted(states), 0, "tokens written that `order` does not account for")
-        yield Finding(float((last.order.ge(0) != part.masked).sum()), 0, "positions with a wrong sign of order")
+        yield Finding(float((last.order.ge(0) != writable[rows]).sum()), 0, "positions with a wrong sign of order")
 
 
 def _unaccounted(states: list[State]) -> int:
@@ -212,7 +212,7 @@ def _aimed(seed: Any, purpose: Purpose, *args: Any, **kwargs: Any) -> Tensor:
 
 def _ragged() -> Canvas:
     """Sequences with something given here and there, one with a pad behind it and one with nothing to write."""
-    ids = torch.tensor([[1, 1, 1], [1, 2, 1], [3, 1, 1], [1, 1, 0], [0, 2, 3], [1, 1, 1], [1, 0, 0]])
+    ids = torch.tensor([[1, 1, 1], [1, 2, 1], [3, 1, 1], [1, 1, 1], [0, 2, 3], [1, 1, 0], [1, 0, 1]])
     attention = torch.ones_like(ids, dtype=torch.bool)
     attention[3, 2] = False
     attention[6, 1:] = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.cache_utils import Cache
 
 
@@ -50,8 +52,19 @@ def attend(qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: Cache | N
     value = qkv[:, :, 2].transpose(1, 2)
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, layer)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask, is_causal=scope.is_causal)
+    with _sound_kernels(query):
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask, is_causal=scope.is_causal)
     return mixed.transpose(1, 2).flatten(2)
+
+
+def _sound_kernels(query: Tensor) -> AbstractContextManager[Any]:
+    """Keep off cuDNN's kernel where its backward pass can be NaN: lengths that do not fill its tiles of 128.
+
+    pytorch/pytorch#196678; also seen here without a mask, on an H200 with torch 2.11 in bf16 at length 64.
+    """
+    if not query.is_cuda or query.shape[-2] % 128 == 0:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def see_all(attention_mask: Tensor | None) -> Scope:

@@ -46,6 +46,8 @@ class LossTerms:
     cross_entropy: Tensor
     masked: Tensor | None = None
     mask_rate: Tensor | None = None
+    surrogate: Tensor | None = None
+    """[B, L] what training minimises in the place of the bound, where an objective is asked to weigh otherwise."""
 
     @property
     def nelbo(self) -> Tensor:
@@ -56,6 +58,11 @@ class LossTerms:
     def total(self) -> Tensor:
         """The nats of the whole batch, a scalar."""
         return self.nelbo.sum()
+
+    @property
+    def trained(self) -> Tensor:
+        """What training minimises, summed over the batch: the bound, or the surrogate in its place."""
+        return self.total if self.surrogate is None else self.surrogate.sum()
 
     @property
     def count(self) -> Tensor:

@@ -20,17 +20,22 @@ class Subs(Objective):
 
     `steps=T`: the bound of the T-step process, (alpha_s - alpha_t)/(1 - alpha_t) at t = i/T (eq. 8), one i drawn and
     multiplied by T. Reconstruction and prior are zero: z_0 = x is carried over, and alpha(1) = 0.
+
+    `weight="flat"` trains on the plain cross-entropy of masked tokens, whose gradient has far less variance than the
+    bound's (no 1/t); what is reported stays the bound.
     """
 
     name: Literal["subs"] = "subs"
     steps: int | None = Field(default=None, ge=1)
+    weight: Literal["bound", "flat"] = "bound"
 
     def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
         mask_rate, weight = self._weighted(schedule, noise.t)
         z, masked = corrupt(batch, mask_rate, noise.u, denoiser.config.mask_token_id)
         nll = masked_cross_entropy(denoiser, z, mask_rate, batch, masked)
         zero = torch.zeros_like(nll)
-        return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate)
+        surrogate = nll if self.weight == "flat" else None
+        return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate, surrogate)
 
     def estimators(self) -> dict[str, Objective]:
         return {"mask-count": MaskCount(), "continuous": Subs()}

@@ -70,7 +70,7 @@ class Stepper:
         self.meter.end_step(step + 1, loss, grad_norm)
 
     def gradients(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """Leave in the parameters the gradient of the loss: nats of the global batch over its counted tokens.
+        """Leave in the parameters the gradient of what is minimised, over the counted tokens of the global batch.
 
         Gradients of nats are summed over micro-batches and divided once, so it does not matter how the batch is cut.
         Returns the loss, a scalar.
@@ -81,7 +81,7 @@ class Stepper:
             with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(self.loss):
                 here = micro_batch.to(device)
                 terms = self.loss(here.batch, here.noise)
-                self.accelerator.backward(terms.total)
+                self.accelerator.backward(terms.trained)
             self.meter.add(terms)
             nats += terms.total.detach()
             tokens += terms.count
