@@ -171,6 +171,7 @@ def evaluate(
     steps: tuple[int, ...] = (),
     seed: int = 0,
     precision: float | None = None,
+    offsets: int = OFFSETS,
     batch_size: int = 32,
     each: bool = False,
     progress: Progress | None = None,
@@ -182,14 +183,15 @@ def evaluate(
     """
     (name, first), *others = objective.estimators().items()
     others += [(f"discrete T={T}", Subs(steps=T)) for T in steps if not objective.exact]
-    options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "each": each, "progress": progress}
+    options: dict[str, Any] = {"seed": seed, "offsets": offsets, "batch_size": batch_size, "each": each}
+    options["progress"] = progress
     if precision is None or first.exact:
         headline = bound(denoiser, first, schedule, rows, name=name, **options)
     else:
         headline = bound_to(precision, denoiser, first, schedule, rows, name=name, **options)
     bounds = {name: headline}
     for other, estimator in others:
-        passes = headline.draws // OFFSETS
+        passes = headline.draws // offsets
         bounds[other] = bound(denoiser, estimator, schedule, rows, name=other, passes=passes, **options)
     discrete = {T: bounds.pop(f"discrete T={T}") for T in steps if not objective.exact}
     return Evaluation(bounds, discrete)
@@ -246,11 +248,11 @@ def bound(
     return _summarise(label, nats_RD, tokens_D.round(), rows, offsets * passes, estimator.exact, each)
 
 
-def evaluation_work(objective: Objective, rows: Rows, steps: tuple[int, ...] = ()) -> int:
-    """The draws that `evaluate` will report as progress when no precision is asked for."""
+def evaluation_work(objective: Objective, rows: Rows, steps: int = 0, offsets: int = OFFSETS) -> int:
+    """The draws that `evaluate` will report as progress when no precision is asked for; `steps` T-step bounds."""
     if objective.exact:
         return len(rows)
-    return len(rows) * OFFSETS * (len(objective.estimators()) + len(steps))
+    return len(rows) * offsets * (len(objective.estimators()) + steps)
 
 
 def device_of(denoiser: Any) -> torch.device:

@@ -2,7 +2,7 @@
 
 `uniform(seed, purpose, step, sample, position)` hashes five integers with tensor operations, so the same call gives the
 same float on CPU and GPU, eager and compiled, on one process or eight, today or after a resume. Every argument may be
-an int or an integer tensor; they broadcast. Ints before the first tensor are hashed by Python itself, by the same lines.
+an int or an integer tensor; they broadcast. Ints before the first tensor are hashed by Python, by the same lines.
 
 The mixer works on 32-bit words held in int64. Its multipliers are written as signed numbers below 2^31 in magnitude, so
 no product leaves int64 and the wrap-around is an explicit `& 0xFFFFFFFF`.

@@ -106,7 +106,7 @@ def test_seeds_steps_and_positions_draw_independently():
 def test_chunks_do_not_move_a_draw(monkeypatch):
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(1))
     whole = TokenRule(top_p=0.8).choose(logits, torch.arange(7), 2, torch.arange(7))
-    monkeypatch.setattr(draws, "ENTRIES_PER_CHUNK", 2 * 11)
+    monkeypatch.setattr(draws, "ENTRIES_PER_CHUNK", {"cpu": 2 * 11})
     parts = TokenRule(top_p=0.8).choose(logits, torch.arange(7), 2, torch.arange(7))
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)

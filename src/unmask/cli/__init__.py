@@ -11,8 +11,8 @@ from unmask.cli import convert, demo, evaluate, fill, listing, sample, score, tr
 from unmask.errors import UnmaskError
 from unmask.version import __version__
 
-# Threads that wait should sleep, not spin: on a machine that others use too, spinning makes training several times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads that wait should soon sleep, not spin: where others use the machine too, spinning makes training far slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 app = typer.Typer(
     name="unmask",

@@ -51,7 +51,7 @@ def evaluate(
     lm = load(checkpoint, device=device)
     table = held_out_rows(lm, data, separator, rows)
     wanted = tuple(steps or ())
-    total = None if precision else evaluation_work(lm.card.objective, table, wanted)
+    total = None if precision else evaluation_work(lm.card.objective, table, len(wanted))
     with progress("scoring", total, quiet=as_json) as advance:
         result = judge(
             lm.denoiser,

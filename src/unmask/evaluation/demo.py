@@ -18,6 +18,7 @@ from unmask.training.loop import TrainingResult, train
 from unmask.training.progress import Progress as TrainingProgress
 from unmask.training.runfolder import find_latest
 
+OFFSETS = 8
 RECIPES = {"mdlm": "demo", "ar": "demo-ar"}
 SENTENCES = (
     "Return the [MASK:4] of the list.",
@@ -64,14 +65,13 @@ def baselines(recipe: Recipe, lm: MaskedDiffusionLM) -> list[NGramScore]:
 
 def judge(lm: MaskedDiffusionLM, progress: Progress | None = None, batch_size: int = 32) -> Evaluation:
     """The held-out bound of a twin by all its estimators."""
-    rows = held_out_rows(lm)
-    card = lm.card
-    return evaluate(lm.denoiser, card.objective, card.schedule, rows, batch_size=batch_size, progress=progress)
+    options: dict[str, Any] = {"offsets": OFFSETS, "batch_size": batch_size, "progress": progress}
+    return evaluate(lm.denoiser, lm.card.objective, lm.card.schedule, held_out_rows(lm), **options)
 
 
 def judging_work(lm: MaskedDiffusionLM) -> int:
     """How many steps `judge` reports."""
-    return evaluation_work(lm.card.objective, held_out_rows(lm))
+    return evaluation_work(lm.card.objective, held_out_rows(lm), offsets=OFFSETS)
 
 
 def open_twin(twin: Twin) -> MaskedDiffusionLM:

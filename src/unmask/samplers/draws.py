@@ -9,7 +9,8 @@ from torch import Tensor
 from unmask.random import Purpose, exponential
 from unmask.registry import Component
 
-ENTRIES_PER_CHUNK = 1 << 24
+ENTRIES_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Logits drawn from at a time: what a CPU's cache holds, what fills a GPU."""
 
 
 class TokenRule(Component):
@@ -39,7 +40,7 @@ class TokenRule(Component):
         return log_w
 
     def _draw(self, log_p: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> Tensor:
-        rows = max(1, ENTRIES_PER_CHUNK // log_p.shape[-1])
+        rows = max(1, ENTRIES_PER_CHUNK.get(log_p.device.type, 1 << 22) // log_p.shape[-1])
         parts = [
             draw(self.truncate(log_p[i : i + rows]), seeds_N[i : i + rows], step, positions_N[i : i + rows])
             for i in range(0, log_p.shape[0], rows)
@@ -54,7 +55,7 @@ def draw(log_w_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> T
     draw -log(-log(u)) in float32 cuts that tail.
     """
     token = torch.arange(log_w_NV.shape[-1], device=log_w_NV.device)
-    noise = exponential(seeds_N[:, None], Purpose.TOKEN, step, token[None], positions_N[:, None])
+    noise = exponential(seeds_N[:, None], Purpose.TOKEN, step, positions_N[:, None], token[None])
     return (log_w_NV - noise.log()).argmax(-1)
 
 
