@@ -31,6 +31,7 @@ def demo(
         unmask demo --fresh --json
     """
     from unmask.evaluation import demo as show
+    from unmask.generation import token_rule
 
     started = time.monotonic()
     models = {twin.name: _trained(twin, fresh, quiet=as_json) for twin in show.twins(out)}
@@ -38,7 +39,7 @@ def demo(
     ngrams = show.baselines(show.twins(out)[0].recipe, lm)
     judged = {name: _judged(name, model, quiet=as_json) for name, model in models.items()}
     samples = lm.sample(2, length=lm.row_length, steps=64, seed=0)
-    fills = lm.fill_details(show.SENTENCES, seed=0)
+    fills = lm.fill_details(show.SENTENCES, rule=token_rule(temperature=0.0))
     result = {
         "baselines": [vars(one) for one in ngrams],
         "bounds": {name: one.as_dict() for name, one in judged.items()},
@@ -86,7 +87,7 @@ def _show(
     for index, text in enumerate(result["samples"]):
         console.rule(f"a sample: seed {index}, at most 64 network calls", style="dim")
         console.print(text, markup=False, highlight=False)
-    console.rule("three blanks filled", style="dim")
+    console.rule("blanks filled with the most likely tokens", style="dim")
     for before, after in zip(sentences, result["fills"], strict=True):
         console.print(f"{before}\n  → {after}", markup=False, highlight=False)
     console.rule(style="dim")

@@ -21,9 +21,9 @@ from unmask.training.runfolder import find_latest
 OFFSETS = 8
 RECIPES = {"mdlm": "demo", "ar": "demo-ar"}
 SENTENCES = (
-    "Return the [MASK:4] of the list.",
-    "The function raises a [MASK:3] if the file does not exist.",
-    "This module [MASK:2] an interface [MASK:1] the operating system.",
+    "Return the [MASK:2] of the list.",
+    "This function raises [MASK:2] if the file does not exist.",
+    "This module [MASK] an interface [MASK] the operating system.",
 )
 
 
