@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from unmask.version import __version__
 
 if TYPE_CHECKING:
+    from unmask.bounds import Bound
     from unmask.errors import UnmaskError
     from unmask.generation import Frame, Generation, MaskedDiffusionLM, load
-    from unmask.likelihood import Bound
     from unmask.registry import register
 
 _WHERE = {
-    "Bound": "unmask.likelihood",
+    "Bound": "unmask.bounds",
     "Frame": "unmask.generation",
     "Generation": "unmask.generation",
     "MaskedDiffusionLM": "unmask.generation",

@@ -16,8 +16,10 @@ from unmask.errors import UnmaskError
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its name when the block ends well and vanishes when it does not.
 
-    A folder that is already at `path` stays whole until the new one is complete.
+    A folder that is already at `path` stays whole until the new one is complete. A full disk is the user's to mend.
     """
+    from safetensors import SafetensorError
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
@@ -32,6 +34,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise UnmaskError(
+            f"'{path}' could not be written ({error}); free space or choose another place. What was there is unharmed."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from unmask import checkpoint
+from unmask.bounds import Bound, Evaluation
 from unmask.checkpoint import Card
-from unmask.data.policies import Rows, rows_given, rows_of_texts
+from unmask.data.policies import rows_given, rows_of_texts
+from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.likelihood import Bound, Evaluation, Progress, device_of, evaluate
+from unmask.likelihood import Progress, device_of, evaluate
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
 from unmask.samplers.draws import TokenRule

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.data.policies import Rows
+from unmask.bounds import Bound, Evaluation
+from unmask.data.rows import Rows
 from unmask.models.protocol import Denoiser
 from unmask.objectives.base import Noise, Objective
 from unmask.objectives.subs import Subs
@@ -28,138 +28,8 @@ from unmask.times import low_discrepancy, van_der_corput
 
 OFFSETS = 16
 MAX_PASSES = 1024
-AGREEMENT = 4.0
-"""Two estimators of one bound agree when they are at most this many joint standard errors apart."""
 
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """An upper bound on -log p of some text (or, for AR, -log p itself), in nats, with both its errors in nats.
-
-    `mc_stderr` is the Monte-Carlo standard error (0 for an exact likelihood); `data_stderr` is the standard error from
-    the spread over documents, None with fewer than two. `each` holds the same per document where that was asked for.
-    """
-
-    estimator: str
-    nats: float
-    tokens: int
-    bytes: int
-    characters: int
-    mc_stderr: float
-    data_stderr: float | None
-    draws: int
-    exact: bool = False
-    each: tuple[Bound, ...] = ()
-
-    @property
-    def stderr(self) -> float:
-        """The Monte-Carlo standard error in nats: how well this number is known for this very text."""
-        return self.mc_stderr
-
-    @property
-    def nats_per_token(self) -> float:
-        return self.nats / self.tokens
-
-    @property
-    def bits_per_token(self) -> float:
-        return _ratio(self.nats, self.tokens)
-
-    @property
-    def bits_per_byte(self) -> float:
-        return _ratio(self.nats, self.bytes)
-
-    @property
-    def bits_per_char(self) -> float:
-        return _ratio(self.nats, self.characters)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats per token)."""
-        return math.exp(min(self.nats / self.tokens, 700.0))
-
-    def error(self, unit: str = "nats", of: str = "mc") -> float | None:
-        """The standard error of `nats`, `bits_per_token`, `bits_per_byte`, `bits_per_char` or `perplexity`.
-
-        `of="mc"`: of the draws; `of="data"`: of the documents.
-        """
-        nats = self.mc_stderr if of == "mc" else self.data_stderr
-        if nats is None:
-            return None
-        scale = {
-            "nats": 1.0,
-            "bits_per_token": _ratio(1.0, self.tokens),
-            "bits_per_byte": _ratio(1.0, self.bytes),
-            "bits_per_char": _ratio(1.0, self.characters),
-            "perplexity": self.perplexity / self.tokens,
-        }[unit]
-        return nats * scale
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON: every unit with both its errors; None where one is not known."""
-        out = asdict(replace(self, each=()))
-        out.pop("each")
-        for unit in ("bits_per_token", "bits_per_byte", "bits_per_char", "perplexity"):
-            out[unit] = _known(getattr(self, unit))
-            out[f"{unit}_mc_stderr"] = _known(self.error(unit, "mc"))
-            out[f"{unit}_data_stderr"] = _known(self.error(unit, "data"))
-        if self.each:
-            out["each"] = [bound.as_dict() for bound in self.each]
-        return out
-
-    def __len__(self) -> int:
-        return len(self.each)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[Bound]:
-        return iter(self.each)
-
-    def __getitem__(self, index: int) -> Bound:
-        return self.each[index]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A text judged by every estimator of its model's objective, which must agree, and by T-step bounds beside them."""
-
-    bounds: dict[str, Bound]
-    discrete: dict[int, Bound]
-
-    @property
-    def headline(self) -> Bound:
-        """The estimate that counts: the first."""
-        return next(iter(self.bounds.values()))
-
-    @property
-    def disagreement(self) -> str | None:
-        """A sentence when two estimators of the same number are too far apart, else None."""
-        named = list(self.bounds.items())
-        for i, (name, one) in enumerate(named):
-            for other_name, other in named[i + 1 :]:
-                if not agree(one, other):
-                    return (
-                        f"The estimators disagree: {name} {one.nats:.6g} +- {one.mc_stderr:.2g} nats against "
-                        f"{other_name} {other.nats:.6g} +- {other.mc_stderr:.2g}; do not trust this model's bound."
-                    )
-        return None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        return {
-            "headline": self.headline.as_dict(),
-            "bounds": {name: bound.as_dict() for name, bound in self.bounds.items()},
-            "discrete": {str(steps): bound.as_dict() for steps, bound in self.discrete.items()},
-            "agree": self.disagreement is None,
-        }
-
-
-def agree(one: Bound, other: Bound) -> bool:
-    """Whether two estimates of one bound are within four joint standard errors (and rounding) of each other."""
-    joint = math.hypot(one.mc_stderr, other.mc_stderr)
-    return abs(one.nats - other.nats) <= AGREEMENT * joint + 1e-5 * abs(one.nats)
 
 
 def evaluate(
@@ -342,11 +212,3 @@ def _data_error(nats_D: np.ndarray, tokens_D: np.ndarray) -> float | None:
         return None
     residual = nats_D - nats_D.sum() / tokens_D.sum() * tokens_D
     return float(math.sqrt(count / (count - 1) * np.square(residual).sum()))
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
-
-
-def _ratio(nats: float, units: int) -> float:
-    return nats / units / math.log(2.0) if units else math.nan

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from unmask import registry
+from unmask.laws import LawBroken
 from unmask.laws import samplers as sampler_laws
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def test_the_extending_page_runs(own_registry):
 
 def test_a_sampler_without_its_chain_is_told_what_to_write(own_registry):
     sampler_laws._CHAINS.clear()
-    with pytest.raises(NotImplementedError, match=r"@chain\(Reveal\)"):
+    with pytest.raises(LawBroken, match=r"@chain\(Reveal\)"):
         sampler_laws.chain_of(registry.build("sampler", "reveal"), None, sampler_laws.BLANK)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from unmask import registry
 from unmask.data.cache import TokenCache, Tokens
-from unmask.data.policies import Rows, rows_of_texts
+from unmask.data.policies import rows_of_texts
+from unmask.data.rows import Rows
 from unmask.data.sources import Document
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError

@@ -10,7 +10,7 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 LAYERS = [
     {"version", "errors"},
-    {"registry", "files"},
+    {"registry", "files", "bounds"},
     {"data", "random", "schedules"},
     {"batch"},
     {"times", "process", "losses"},

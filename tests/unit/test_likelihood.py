@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from unmask.bounds import Bound, Evaluation, agree
 from unmask.errors import UnmaskError
 from unmask.laws.exact import any_order_nll
-from unmask.likelihood import Bound, Evaluation, agree
 from unmask.likelihood import bound as estimate
 from unmask.objectives.subs import MaskCount, Subs
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from unmask.data.policies import Packed, Rows, rows_of_texts
+from unmask.data.policies import Packed, rows_of_texts
+from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.training.data import Feed, MicroBatch, parts_of
 

@@ -39,3 +39,18 @@ def test_old_and_half_written_checkpoints_are_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / ".step-00000011.x.tmp" / "state").mkdir(parents=True)
     prune(tmp_path, keep=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000010"]
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_and_anything_else_is_kept(tmp_path: Path) -> None:
+    from unmask.training.runfolder import clear_abandoned
+
+    abandoned, other = tmp_path / "run", tmp_path / "other"
+    (abandoned / "checkpoints" / ".step-00000001.x.tmp").mkdir(parents=True)
+    (abandoned / "recipe.yaml").write_text("")
+    clear_abandoned(abandoned)
+    assert not abandoned.exists()
+    other.mkdir()
+    (other / "recipe.yaml").write_text("")
+    (other / "thesis.tex").write_text("years of work")
+    clear_abandoned(other)
+    assert (other / "thesis.tex").exists()

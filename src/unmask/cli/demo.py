@@ -11,8 +11,8 @@ import typer
 from unmask.cli.common import Json, console, errors, print_json, progress
 
 if TYPE_CHECKING:
+    from unmask.bounds import Evaluation
     from unmask.evaluation.ngrams import NGramScore
-    from unmask.likelihood import Evaluation
 
 
 def demo(

@@ -10,7 +10,7 @@ from rich.table import Table
 from unmask.cli.common import console, errors, print_json
 
 if TYPE_CHECKING:
-    from unmask.likelihood import Bound, Evaluation
+    from unmask.bounds import Bound, Evaluation
 
 UNITS = {
     "bits_per_token": "bits/token",

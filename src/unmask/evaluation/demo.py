@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.bounds import Evaluation
 from unmask.config import Recipe, read_recipe
 from unmask.data.cache import TokenCache
 from unmask.data.split import Corpus, prepare
 from unmask.evaluation.ngrams import NGramScore, score_ngrams
 from unmask.evaluation.perplexity import held_out_rows
 from unmask.generation import MaskedDiffusionLM, load
-from unmask.likelihood import Evaluation, Progress, evaluate, evaluation_work
+from unmask.likelihood import Progress, evaluate, evaluation_work
 from unmask.training.loop import TrainingResult, train
 from unmask.training.progress import Progress as TrainingProgress
 from unmask.training.runfolder import find_latest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
-from unmask.data.policies import Rows
+from unmask.data.rows import Rows
 from unmask.data.sources import TextSource
 from unmask.data.split import prepare
 from unmask.errors import UnmaskError

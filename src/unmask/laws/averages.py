@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.laws import exact
-from unmask.laws.base import describe
+from unmask.laws.base import LawBroken, describe
 from unmask.laws.tables import every_canvas
 from unmask.objectives.ar import AR
 from unmask.objectives.base import Noise, Objective
@@ -54,7 +54,7 @@ def draws_of(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
     for parent in type(objective).__mro__:
         if parent in _EXPECTATIONS:
             return _EXPECTATIONS[parent](objective, schedule, open_)
-    raise NotImplementedError(
+    raise LawBroken(
         f"The laws cannot average {describe(objective)} over its noise: write a function (objective, schedule, open) "
         f"-> Draws that enumerates it and register it with @expectation({type(objective).__name__}), see "
         "unmask.laws.averages."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unmask import random
 from unmask.laws import exact
-from unmask.laws.base import Finding, describe, law
+from unmask.laws.base import Finding, LawBroken, describe, law
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import (
     CausalTable,
@@ -60,7 +60,7 @@ def chain_of(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
     for parent in type(sampler).__mro__:
         if parent in _CHAINS:
             return _CHAINS[parent](sampler, denoiser, start)
-    raise NotImplementedError(
+    raise LawBroken(
         f"The laws do not know the Markov chain of {describe(sampler)}: write a function (sampler, denoiser, start) -> "
         f"law [V^L] that enumerates it and register it with @chain({type(sampler).__name__}) in unmask.laws.samplers."
     )

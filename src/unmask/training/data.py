@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.data.order import sample_rows
-from unmask.data.policies import Rows
+from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.objectives.base import Noise
 from unmask.times import draw_times

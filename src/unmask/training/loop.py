@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.bounds import Bound
 from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.files import atomic_text, must_be_new
-from unmask.likelihood import Bound, bound
+from unmask.likelihood import bound
 from unmask.training import checkpoints
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
@@ -22,7 +23,7 @@ from unmask.training.log import Log
 from unmask.training.optimizer import learning_rate
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress
-from unmask.training.runfolder import find_latest, latest_or_error
+from unmask.training.runfolder import clear_abandoned, find_latest, latest_or_error
 from unmask.training.same_run import check_same_data, check_same_run, fingerprint
 from unmask.training.step import Stepper
 
@@ -66,6 +67,7 @@ def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: Pr
     out, progress = Path(out), progress or Progress()
     check_fit(recipe.model, recipe.objective)
     if not resume:
+        clear_abandoned(out)
         must_be_new(out, "choose another folder, or add --resume to continue the run in it")
     saved = _saved_run(out, recipe) if resume else None
     with deterministic_kernels(recipe.training.deterministic), closing(progress):

@@ -9,7 +9,7 @@ import torch
 
 from unmask.checkpoint import Card
 from unmask.config import Recipe
-from unmask.data.policies import Rows
+from unmask.data.rows import Rows
 from unmask.data.split import Progress, prepare
 from unmask.errors import UnmaskError
 from unmask.objectives.base import Objective

@@ -36,6 +36,13 @@ def find_latest(out: Path) -> Path | None:
     return next(reversed(all_checkpoints(out)), None)
 
 
+def clear_abandoned(out: Path) -> None:
+    """Remove a run that never came to its first checkpoint, so that the same command can begin it again."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if names and names <= {"recipe.yaml", "log.jsonl", CHECKPOINTS} and find_latest(out) is None:
+        shutil.rmtree(out)
+
+
 def latest_or_error(out: Path) -> Path:
     """The newest checkpoint of a run that is to be resumed."""
     latest = find_latest(out)

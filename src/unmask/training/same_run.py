@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.config import Recipe
-from unmask.data.policies import Rows
+from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 
 MAY_CHANGE = (

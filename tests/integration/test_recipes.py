@@ -1,0 +1,36 @@
+"""Every shipped recipe loads, reads back as itself, says what to expect, and trains for two steps when made small."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from unmask.config import parse_recipe, read_recipe, shipped_recipes
+from unmask.training import train
+
+SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32"]
+SHORT = ["training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_recipe_reads_back_as_itself(name):
+    recipe = read_recipe(name)
+    assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name != "default"])
+def test_a_recipe_says_what_to_expect(name):
+    expect = read_recipe(name).expect
+    assert expect.bits_per_token or expect.bits_per_byte
+    assert expect.note
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_recipe_trains(name, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a few plain words on every line\n" * 40)
+    source = f"data.source={{name: text, paths: ['{text}'], separator: line}}"
+    tokenizer = "data.tokenizer=char" if name == "paper/text8" else "data.tokenizer=byte"
+    result = train(read_recipe(name, [source, tokenizer, *SMALL, *SHORT]), tmp_path / "run")
+    assert result.steps == 2
+    assert result.bound.nats > 0
