@@ -197,3 +197,18 @@ def test_a_pipe_gets_no_progress_bar(mdlm_folder):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     json.loads(done.stdout)
     assert done.stderr == ""
+
+
+def test_a_model_of_standard_input_is_judged_on_named_texts(run, tmp_path, monkeypatch):
+    import io
+
+    monkeypatch.chdir(tmp_path)
+    text = "the cat sat on the mat. " * 100
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    small = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=4"]
+    code, _, err = run("train", "-", "training.steps=2", *small, "--out", "run")
+    assert code == 0, err
+    code, _, err = run("eval", "run")
+    assert code == 2
+    assert "standard input" in err
+    assert "--data" in err

@@ -33,14 +33,14 @@ def finish(result: Evaluation, as_json: bool) -> None:
 
 
 def evaluation_table(result: Evaluation) -> Table:
-    """One row an estimator, then the T-step bounds."""
+    """One column an estimator, then the T-step bounds; one row a unit."""
+    bounds = [*result.bounds.values(), *result.discrete.values()]
     table = Table(box=None, header_style="bold")
-    table.add_column("estimator")
-    for unit in UNITS.values():
-        table.add_column(unit, justify="right")
-    table.add_column("tokens", justify="right")
-    for bound in [*result.bounds.values(), *result.discrete.values()]:
-        table.add_row(bound.estimator, *(figure(bound, unit) for unit in UNITS), f"{bound.tokens:,}")
+    table.add_column(f"{result.headline.tokens:,} tokens", no_wrap=True)
+    for bound in bounds:
+        table.add_column(bound.estimator, justify="right", no_wrap=True)
+    for unit, words in UNITS.items():
+        table.add_row(words, *(figure(bound, unit) for bound in bounds))
     return table
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 from pydantic import field_validator
 
@@ -42,6 +42,9 @@ class Document:
 
 class Source(Component):
     """What every source is: documents, and perhaps an opinion on which of them are for validation."""
+
+    lasting: ClassVar[bool] = True
+    """Whether another program run can read the same documents again."""
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
@@ -134,6 +137,7 @@ class StdinSource(_SeparatedText):
     """Standard input, read once and kept, so that it can be walked again."""
 
     name: Literal["stdin"] = "stdin"
+    lasting: ClassVar[bool] = False
 
     @cached_property
     def _raw(self) -> bytes:

@@ -30,4 +30,6 @@ def _validation(lm: MaskedDiffusionLM) -> TokenCache:
     if described is None:
         raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
     data = DataConfig(**described)
+    if not data.source.lasting:
+        raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
     return prepare(data.source, lm.words, data.validation, data.seed).validation
