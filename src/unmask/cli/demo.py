@@ -38,8 +38,8 @@ def demo(
     lm = models["mdlm"]
     ngrams = show.baselines(show.twins(out)[0].recipe, lm)
     judged = {name: _judged(name, model, quiet=as_json) for name, model in models.items()}
-    samples = lm.sample(2, length=lm.row_length, steps=64, seed=0)
-    fills = lm.fill_details(show.SENTENCES, rule=token_rule(temperature=0.0))
+    samples = lm.sample(2, length=lm.row_length, steps=64, seed=0, rule=token_rule(top_p=0.9))
+    fills = lm.fill_details(show.SENTENCES, rule=token_rule(top_p=0.5))
     result = {
         "baselines": [vars(one) for one in ngrams],
         "bounds": {name: one.as_dict() for name, one in judged.items()},
@@ -85,9 +85,9 @@ def _show(
     console.print(_table(ngrams, judged))
     console.print("first ± error of the draws, second ± spread over documents", style="dim", highlight=False)
     for index, text in enumerate(result["samples"]):
-        console.rule(f"a sample: seed {index}, at most 64 network calls", style="dim")
+        console.rule(f"a sample: seed {index}, at most 64 network calls, top-p 0.9", style="dim")
         console.print(text, markup=False, highlight=False)
-    console.rule("blanks filled with the most likely tokens", style="dim")
+    console.rule("blanks filled, top-p 0.5", style="dim")
     for before, after in zip(sentences, result["fills"], strict=True):
         console.print(f"{before}\n  → {after}", markup=False, highlight=False)
     console.rule(style="dim")

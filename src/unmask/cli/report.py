@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,23 +26,26 @@ def finish(result: Evaluation, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
     else:
-        console.print(evaluation_table(result))
+        for table in evaluation_tables(result):
+            console.print(table)
         console.print("± error of the draws, ± error of the data (spread over documents)", style="dim", highlight=False)
     if result.disagreement:
         errors.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
         raise typer.Exit(1)
 
 
-def evaluation_table(result: Evaluation) -> Table:
-    """One column an estimator, then the T-step bounds; one row a unit."""
+def evaluation_tables(result: Evaluation) -> Iterator[Table]:
+    """One column an estimator, then the T-step bounds; one row a unit; two columns a table, to fit 80 characters."""
     bounds = [*result.bounds.values(), *result.discrete.values()]
-    table = Table(box=None, header_style="bold")
-    table.add_column(f"{result.headline.tokens:,} tokens", no_wrap=True)
-    for bound in bounds:
-        table.add_column(bound.estimator, justify="right", no_wrap=True)
-    for unit, words in UNITS.items():
-        table.add_row(words, *(figure(bound, unit) for bound in bounds))
-    return table
+    for start in range(0, len(bounds), 2):
+        shown = bounds[start : start + 2]
+        table = Table(box=None, header_style="bold")
+        table.add_column(f"{result.headline.tokens:,} tokens", no_wrap=True)
+        for bound in shown:
+            table.add_column(bound.estimator, justify="right", no_wrap=True)
+        for unit, words in UNITS.items():
+            table.add_row(words, *(figure(bound, unit) for bound in shown))
+        yield table
 
 
 def figure(bound: Bound, unit: str) -> str:
