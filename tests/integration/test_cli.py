@@ -212,3 +212,15 @@ def test_a_model_of_standard_input_is_judged_on_named_texts(run, tmp_path, monke
     assert code == 2
     assert "standard input" in err
     assert "--data" in err
+
+
+def test_texts_are_printed_as_they_are(run, mdlm_folder, mdlm):
+    """No wrapping at the width of a terminal that is not there, and no markup."""
+    text = "[bold]" + "x" * 37 + "[MASK]"
+    code, out, _ = run("fill", mdlm_folder, text, "--greedy")
+    assert code == 0
+    assert out == mdlm.fill(text, greedy=True) + "\n"
+    long = mdlm.generate(1, length=48, steps=4)[0]
+    code, out, _ = run("sample", mdlm_folder, "--length", 48, "--steps", 4)
+    assert code == 0
+    assert out.split("\n", 1)[1] == long + "\n"

@@ -86,10 +86,10 @@ def _show(
     console.print("first ± error of the draws, second ± spread over documents", style="dim", highlight=False)
     for index, text in enumerate(result["samples"]):
         console.rule(f"a sample: seed {index}, at most 64 network calls, top-p 0.9", style="dim")
-        console.print(text, markup=False, highlight=False)
+        typer.echo(text)
     console.rule("blanks filled, top-p 0.5", style="dim")
     for before, after in zip(sentences, result["fills"], strict=True):
-        console.print(f"{before}\n  → {after}", markup=False, highlight=False)
+        typer.echo(f"{before}\n  → {after}")
     console.rule(style="dim")
     console.print(f"Done in {result['seconds']:.0f} s. Next:", highlight=False)
     console.print(f"  unmask sample {out / 'mdlm'} -n 3 --steps 32", highlight=False)

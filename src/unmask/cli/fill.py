@@ -16,7 +16,6 @@ from unmask.cli.common import (
     Temperature,
     TopK,
     TopP,
-    console,
     print_json,
     read_lines,
 )
@@ -56,4 +55,4 @@ def fill(
         print_json({"rule": rule.model_dump(), "texts": [asdict(one) for one in done]})
         return
     for one in done:
-        console.print(one.text, markup=False, highlight=False)
+        typer.echo(one.text)

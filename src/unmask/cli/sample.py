@@ -64,7 +64,7 @@ def sample(
         return
     for one in done:
         console.rule(f"seed {one.seed}, {one.calls} network calls", style="dim")
-        console.print(one.text, markup=False, highlight=False)
+        typer.echo(one.text)
     if png is not None:
         console.print(f"Picture: {png}", style="dim")
 
