@@ -21,7 +21,7 @@ types: $(READY)
 
 check: $(READY)
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m gpu tests/integration/test_gpu.py
+	$(BIN)/python -m pytest -m gpu tests/integration/test_gpu.py tests/unit/test_random.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
