@@ -37,18 +37,22 @@ class Bound:
 
     @property
     def nats_per_token(self) -> float:
+        """Nats over counted tokens, EOS included."""
         return self.nats / self.tokens
 
     @property
     def bits_per_token(self) -> float:
+        """Bits over counted tokens, EOS included."""
         return _ratio(self.nats, self.tokens)
 
     @property
     def bits_per_byte(self) -> float:
+        """All bits over the UTF-8 bytes of the text; NaN where those are not known."""
         return _ratio(self.nats, self.bytes)
 
     @property
     def bits_per_char(self) -> float:
+        """All bits over the characters of the text; NaN where those are not known."""
         return _ratio(self.nats, self.characters)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -10,9 +9,6 @@ import typer
 from unmask.cli import convert, demo, evaluate, fill, listing, sample, score, train
 from unmask.errors import UnmaskError
 from unmask.version import __version__
-
-# Threads that wait should soon sleep, not spin: where others use the machine too, spinning makes training far slower.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 app = typer.Typer(
     name="unmask",
