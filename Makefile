@@ -20,8 +20,8 @@ types: $(READY)
 	$(BIN)/mypy
 
 check: $(READY)
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m gpu tests/integration/test_gpu.py tests/unit/test_random.py
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu" $(PYTEST_ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

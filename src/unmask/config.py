@@ -60,7 +60,14 @@ class TrainingConfig(Section):
     validation_rows: int = Field(default=256, ge=1)
     save_every: int = Field(default=500, ge=1)
     keep: int = Field(default=2, ge=1)
-    """Checkpoints that stay on disk."""
+    """Newest checkpoints that stay on disk."""
+    keep_best: int = Field(default=1, ge=0)
+    """Checkpoints with the lowest validation bound that stay as well."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
+    """Where the log is shown besides log.jsonl."""
+    sample_every: int | None = Field(default=None, ge=1)
+    """Steps between texts written with the average weights, into the log and the trackers."""
+    samples: int = Field(default=2, ge=1)
     deterministic: bool = False
     """On a GPU, ask for bit-identical kernels, so that a resumed run equals an unbroken one."""
 

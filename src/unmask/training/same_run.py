@@ -21,6 +21,10 @@ MAY_CHANGE = (
     "training.validation_rows",
     "training.save_every",
     "training.keep",
+    "training.keep_best",
+    "training.trackers",
+    "training.sample_every",
+    "training.samples",
     "training.deterministic",
 )
 FINGERPRINT_ROWS = 64
