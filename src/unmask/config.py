@@ -53,6 +53,8 @@ class TrainingConfig(Section):
     """Sequences of one optimiser step, over all processes and accumulation."""
     accumulation: int = Field(default=1, ge=1)
     """Micro-batches one optimiser step is cut into, to save memory. The result does not depend on it."""
+    shard: bool = False
+    """Slice weights, gradients and optimiser over the processes (FSDP2), for networks too large for one device."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     seed: int = 0
     log_every: int = Field(default=20, ge=1)

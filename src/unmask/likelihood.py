@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,7 +23,7 @@ from unmask.batch import Batch
 from unmask.bounds import Bound, Evaluation
 from unmask.data.rows import Rows
 from unmask.models.protocol import Denoiser
-from unmask.objectives.base import Noise, Objective
+from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.objectives.subs import Subs
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule
@@ -30,6 +33,7 @@ OFFSETS = 16
 MAX_PASSES = 1024
 
 Progress = Callable[[int], None]
+Floats = npt.NDArray[np.float64]
 
 
 def evaluate(
@@ -101,21 +105,64 @@ def bound(
     """The bound of all counted tokens of `rows`: `offsets` independent sets of `passes` draws a row."""
     if estimator.exact:
         offsets = passes = 1
-    nats_RD = np.zeros((offsets, rows.documents))
-    tokens_D = np.zeros(rows.documents)
-    strata = van_der_corput(len(rows) * passes)
+    draws = Draws(seed, offsets, passes, batch_size)
     with evaluating(denoiser):
-        for item in torch.arange(len(rows) * passes * offsets).split(batch_size):
-            draw, offset = item // offsets, item % offsets
-            batch, document = _fetch(rows, draw // passes, device_of(denoiser))
-            terms = estimator.loss(denoiser, batch, schedule, _noise(seed, offset, draw, strata, batch))
-            place = offset.numpy()[:, None] * rows.documents + document
-            nats_RD += _sums(terms.nelbo, terms.counted, place, nats_RD.size).reshape(nats_RD.shape) / passes
-            tokens_D += _sums(terms.counted, terms.counted, document, len(tokens_D)) / (offsets * passes)
-            if progress is not None:
-                progress(len(item))
-    label = name or estimator.name  # type: ignore[attr-defined]
-    return _summarise(label, nats_RD, tokens_D.round(), rows, offsets * passes, estimator.exact, each)
+        found = tally(partial(_terms, estimator, denoiser, schedule), rows, draws, device_of(denoiser), progress)
+    return summarise(name or estimator.name, found, rows, draws, estimator.exact, each)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How often a bound is drawn: `offsets` independent sets of `passes` draws a row, so many at once."""
+
+    seed: int = 0
+    offsets: int = OFFSETS
+    passes: int = 1
+    batch_size: int = 32
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What draws add up to: `nats` [offsets, documents] a pass, and `tokens` [documents] that are counted."""
+
+    nats: Floats
+    tokens: Floats
+
+
+def tally(
+    terms_of: Callable[[Batch, Noise], LossTerms],
+    rows: Rows,
+    draws: Draws,
+    device: torch.device,
+    progress: Progress | None = None,
+    share: tuple[int, int] = (0, 1),
+) -> Tally:
+    """Draw what `share` = (which, of how many) asks for: every k-th batch; the tallies of all shares add up.
+
+    All shares call the network equally often (the last call of some counts nothing), as sharded networks need.
+    """
+    nats_RD = np.zeros((draws.offsets, rows.documents))
+    tokens_D = np.zeros(rows.documents)
+    strata = van_der_corput(len(rows) * draws.passes)
+    batches = torch.arange(len(rows) * draws.passes * draws.offsets).split(draws.batch_size)
+    which, shares = share
+    for number in range(which, -(-len(batches) // shares) * shares, shares):
+        item = batches[min(number, len(batches) - 1)]
+        draw, offset = item // draws.offsets, item % draws.offsets
+        batch, document = _fetch(rows, draw // draws.passes, device)
+        terms = terms_of(batch, _noise(draws.seed, offset, draw, strata, batch))
+        if number >= len(batches):
+            break
+        place = offset.numpy()[:, None] * rows.documents + document
+        nats_RD += _sums(terms.nelbo, terms.counted, place, nats_RD.size).reshape(nats_RD.shape) / draws.passes
+        tokens_D += _sums(terms.counted, terms.counted, document, len(tokens_D)) / (draws.offsets * draws.passes)
+        if progress is not None:
+            progress(len(item))
+    return Tally(nats_RD, tokens_D)
+
+
+def _terms(estimator: Objective, denoiser: Denoiser, schedule: Schedule, batch: Batch, noise: Noise) -> LossTerms:
+    return estimator.loss(denoiser, batch, schedule, noise)
 
 
 def evaluation_work(objective: Objective, rows: Rows, steps: int = 0, offsets: int = OFFSETS) -> int:
@@ -166,9 +213,10 @@ def _sums(values: Tensor, counted: Tensor, place: np.ndarray, size: int) -> np.n
     return np.bincount(place[counted_BL], weights=weights, minlength=size)
 
 
-def _summarise(
-    name: str, nats_RD: np.ndarray, tokens_D: np.ndarray, rows: Rows, draws: int, exact: bool, each: bool
-) -> Bound:
+def summarise(name: str, found: Tally, rows: Rows, draws: Draws, exact: bool = False, each: bool = False) -> Bound:
+    """A bound with its errors from a whole tally."""
+    nats_RD, tokens_D = found.nats, found.tokens.round()
+    draws_of_each = draws.offsets * draws.passes
     nats_D = nats_RD.mean(axis=0)
     per_document: tuple[Bound, ...] = ()
     if each:
@@ -181,7 +229,7 @@ def _summarise(
                 int(rows.document_characters[d]),
                 _spread(nats_RD[:, d]),
                 None,
-                draws,
+                draws_of_each,
                 exact,
             )
             for d in range(len(nats_D))
@@ -194,7 +242,7 @@ def _summarise(
         int(rows.document_characters.sum()),
         _spread(nats_RD.sum(axis=1)),
         _data_error(nats_D, tokens_D),
-        draws,
+        draws_of_each,
         exact,
         per_document,
     )

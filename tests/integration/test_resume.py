@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from unmask import checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.errors import UnmaskError
 from unmask.training import Interrupted, Progress, checkpoints, train
+from unmask.training.checksums import write_checksums
 from unmask.training.log import read_log
 from unmask.training.runfolder import all_checkpoints, find_latest
 
@@ -47,7 +49,7 @@ def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
         "optimizer": {"learning_rate": 3e-3, "warmup": 5, "ema": 0.9},
         "training": {
             "steps": STEPS, "batch_size": 8, "accumulation": 2,
-            "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5, "keep": 5,
+            "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5, "keep": 5, "keep_best": 0,
         },
     }  # fmt: skip
     for section, options in changes.items():
@@ -174,18 +176,31 @@ def test_other_text_under_the_same_name_is_refused(text: Path, tmp_path: Path) -
         train(recipe(text), tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "ema.safetensors", "optimizer.safetensors", "trainer.safetensors", "trainer.json"]
-)
-def test_a_damaged_checkpoint_is_named(text: Path, tmp_path: Path, file: str) -> None:
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
+@pytest.mark.parametrize("file", ["model.safetensors", "state/optimizer.safetensors", "state/trainer.json"])
+def test_damage_is_named_and_stepped_over_on_request(
+    text: Path, unbroken: Path, tmp_path: Path, file: str, harm: Callable[[Path], None]
+) -> None:
     out = tmp_path / "run"
     train(recipe(text, training={"steps": 2, "save_every": 1}), out)
-    damaged = out / "checkpoints" / "step-00000002" / "state" / file
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(UnmaskError, match=rf"step-00000002' is damaged: {file} cannot be read .*remove that folder"):
+    harm(out / "checkpoints" / "step-00000002" / file)
+    with pytest.raises(
+        UnmaskError, match=rf"step-00000002' is damaged .(state/)?{Path(file).name} .*step-00000001': .* --resume auto"
+    ):
         train(recipe(text), out, resume=True)
-    shutil.rmtree(damaged.parents[1])
-    assert train(recipe(text), out, resume=True).steps == STEPS
+    assert train(recipe(text), out, resume="auto").steps == STEPS
+    assert_same_run(unbroken, out)
+    assert (out / "checkpoints" / "damaged-step-00000002").is_dir()
 
 
 def test_a_checkpoint_of_another_model_is_named(text: Path, tmp_path: Path) -> None:
@@ -196,6 +211,7 @@ def test_a_checkpoint_of_another_model_is_named(text: Path, tmp_path: Path) -> N
     shutil.copyfile(large / "recipe.yaml", small / "recipe.yaml")
     state = small / "latest" / "state" / "trainer.json"
     state.write_text(state.read_text().replace('"hidden_size": 64', '"hidden_size": 32'))
+    write_checksums(small / "latest")
     with pytest.raises(
         UnmaskError, match=r"belongs to another model: 'vocab_embed.embedding' is \[258, 64\] there and"
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import yaml
 from safetensors.torch import load_file
 
 from unmask import checkpoint
-from unmask.config import Recipe, parse_recipe
+from unmask.bounds import Bound
+from unmask.config import Recipe, TrainingConfig, parse_recipe
 from unmask.errors import UnmaskError
 from unmask.likelihood import bound
-from unmask.training import Interrupted, Progress, train
+from unmask.training import Interrupted, Progress, loop, train
+from unmask.training.device import make_accelerator
 from unmask.training.log import read_log
 from unmask.training.parts import build_parts
 from unmask.training.runfolder import all_checkpoints
 from unmask.training.step import Stepper
+from unmask.training.world import World
 
 LETTERS = "abcdefgh"
 UNIGRAM_BITS = math.log2(len(LETTERS))
@@ -96,7 +100,7 @@ def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tm
     assert result.path == out
     assert result.steps == 6
     estimator = loaded.card.objective.estimators()[result.bound.estimator]
-    rows = build_parts(recipe(text)).validation.spread(16)
+    rows = build_parts(recipe(text), World(make_accelerator(TrainingConfig(), clip=1.0))).validation.spread(16)
     again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator, offsets=8)
     assert again == result.bound
     raw = checkpoint.load(out).model
@@ -123,8 +127,24 @@ def test_every_line_of_the_log_is_there(text: Path, tmp_path: Path) -> None:
 
 
 def test_old_checkpoints_go(text: Path, tmp_path: Path) -> None:
-    train(recipe(text, training={"save_every": 1, "keep": 2}), tmp_path / "run")
+    train(recipe(text, training={"save_every": 1, "keep": 2, "keep_best": 0}), tmp_path / "run")
     assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000005", "step-00000006"]
+
+
+def test_the_best_checkpoints_stay(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation says 5, 3, 4, 2, 4, 6 bits after steps 1 to 6."""
+    out, said = tmp_path / "run", iter([5.0, 3.0, 4.0, 2.0, 4.0, 6.0])
+
+    def told(*_: Any) -> Bound:
+        return replace(measured, nats=next(said) * measured.tokens * math.log(2))
+
+    measured = train(recipe(text), tmp_path / "other").bound
+    monkeypatch.setattr(loop, "measure", told)
+    train(recipe(text, training={"save_every": 100, "validate_every": 1, "keep": 1, "keep_best": 2}), out)
+    assert [path.name for path in all_checkpoints(out)] == ["step-00000002", "step-00000004", "step-00000006"]
+    assert (out / "best").resolve().name == "step-00000004"
+    assert (out / "latest").resolve().name == "step-00000006"
+    assert checkpoint.load(out / "best").card.length == 16
 
 
 @pytest.mark.parametrize(
@@ -161,8 +181,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(text: Path, tmp_path: Path, mon
         step(self, micro_batches, number)
 
     monkeypatch.setattr(Stepper, "step", poisoned)
-    with pytest.raises(UnmaskError, match=r"step 5 is not finite, .*step-00000003'; train again"):
-        train(recipe(text), tmp_path / "run")
+    with pytest.raises(
+        UnmaskError, match=r"step 5 is not finite .samples 32 .row \d+., 33.*step-00000003'; train again"
+    ):
+        train(recipe(text, training={"keep_best": 0}), tmp_path / "run")
     assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000003"]
 
 

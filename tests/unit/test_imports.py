@@ -22,6 +22,7 @@ LAYERS = [
     {"training"},
     {"evaluation"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

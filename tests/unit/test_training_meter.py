@@ -52,12 +52,22 @@ def test_without_masks_there_are_no_buckets() -> None:
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan)])
 def test_the_first_step_that_is_not_finite_is_kept(loss: float, norm: float) -> None:
     meter = Meter(CPU)
-    meter.end_step(1, torch.tensor(1.0), torch.tensor(1.0))
+    fine, ruined = torch.ones(3, 2), torch.tensor([[1.0, 1.0], [1.0, math.inf], [math.nan, 1.0]])
+    last = torch.tensor([[math.nan, 1.0], [1.0, 1.0], [1.0, 1.0]])
+
+    def step(number: int, nats: torch.Tensor, loss: float, norm: float) -> None:
+        for part in nats.split(2):
+            meter.add(terms(None, part, torch.ones_like(part, dtype=torch.bool)))
+        meter.end_step(number, torch.tensor(loss), torch.tensor(norm))
+
+    step(1, fine, 1.0, 1.0)
     assert meter.first_bad_step() is None
-    meter.end_step(2, torch.tensor(loss), torch.tensor(norm))
-    meter.end_step(3, torch.tensor(math.nan), torch.tensor(math.nan))
-    meter.end_step(4, torch.tensor(1.0), torch.tensor(1.0))
+    assert meter.ruined_places() == []
+    step(2, ruined, loss, norm)
+    step(3, last, math.nan, math.nan)
+    step(4, fine, 1.0, 1.0)
     assert meter.first_bad_step() == 2
+    assert meter.ruined_places() == [1, 2]
 
 
 def test_log_is_json_and_can_be_cut_back(tmp_path: Path) -> None:

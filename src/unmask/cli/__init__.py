@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -19,7 +20,7 @@ app = typer.Typer(
     help="Masked diffusion language models: train, score, generate, fill.",
 )
 app.command("demo")(demo.demo)
-app.command("train")(train.train)
+app.command("train", cls=train.TrainCommand)(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
@@ -51,5 +52,7 @@ def main() -> None:
 
 
 def _stop(sentence: str) -> None:
-    sys.stderr.write(f"unmask: {sentence}\n")
+    """Say it once, however many processes a launcher started."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"unmask: {sentence}\n")
     sys.exit(2)

@@ -6,15 +6,40 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from unmask.cli.common import Json, console, errors, print_json
+from unmask.errors import UnmaskError
+
+NEWEST = "newest"
+
+
+class TrainCommand(TyperCommand):
+    """`--resume` may stand alone, which Typer's options cannot."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        return super().parse_args(
+            ctx,
+            [
+                f"--resume={NEWEST}" if arg == "--resume" and after != "auto" else arg
+                for arg, after in zip(args, following, strict=True)
+            ],
+        )
 
 
 def train(
     what: Annotated[str, typer.Argument(help="A recipe (name or .yaml), a text file or folder, or '-' for stdin.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, e.g. training.steps=2000.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME without it.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[auto]",
+            help="Go on from the last checkpoint in the folder; auto also begins where there is none, and steps over "
+            "damaged ones.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Without a terminal, print a line now and then.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -29,21 +54,37 @@ def train(
         unmask train demo --out runs/mine schedule=cosine
 
         unmask train demo --out runs/mine schedule=cosine training.steps=4000 --resume
+
+        torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
     from unmask.cli.report import bound_words
     from unmask.config import recipe_for
-    from unmask.training import Interrupted, progress_for
+    from unmask.training import Interrupted, progress_for, speaks
     from unmask.training import train as run
 
     recipe = recipe_for(what, overrides or [])
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
-        result = run(recipe, folder, resume=resume, progress=progress_for(errors, verbose))
+        result = run(recipe, folder, resume=_resume(resume), progress=progress_for(errors, verbose))
     except Interrupted as stop:
         report = {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
-        _say(report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}", as_json)
+        if speaks():
+            _say(report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}", as_json)
         return
-    _say(result.as_dict(), f"{bound_words(result.bound)}\nCheckpoint: {folder}. Next: unmask sample {folder}", as_json)
+    if speaks():
+        _say(
+            result.as_dict(),
+            f"{bound_words(result.bound)}\nCheckpoint: {folder}. Next: unmask sample {folder}",
+            as_json,
+        )
+
+
+def _resume(value: str | None) -> Any:
+    """What `--resume`, `--resume auto` or its absence mean."""
+    choices = {None: False, NEWEST: True, "auto": "auto"}
+    if value not in choices:
+        raise UnmaskError(f"--resume takes nothing or 'auto', not '{value}'.")
+    return choices[value]
 
 
 def _say(report: dict[str, Any], words: str, as_json: bool) -> None:

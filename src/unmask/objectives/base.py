@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.losses import cross_entropy, reduce_rows, scatter_rows
-from unmask.models.protocol import Denoiser
+from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 from unmask.schedules import Schedule
@@ -97,6 +97,10 @@ class Objective(Component):
     @abstractmethod
     def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
         """The terms of the bound for one draw of the noise."""
+
+    def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
+        """[B, L] the positions that a loss is averaged over; they do not depend on the noise."""
+        return batch.open
 
     def estimators(self) -> dict[str, Objective]:
         """How a model trained on this objective is judged. The first counts; the others must agree with it."""

@@ -2,15 +2,18 @@
 
 state/model.safetensors        the weights themselves (the checkpoint's own are their average)
 state/ema.safetensors          the average, where there is one
-state/optimizer.safetensors    what AdamW keeps for each weight
-state/trainer.safetensors      torch's random state and the meter of a half-finished log line
+state/optimizer.safetensors    what the optimiser keeps for each weight
+state/trainer.safetensors      torch's random states and the meter of a half-finished log line
 state/trainer.json             step, samples, seconds, the data's fingerprint and the recipe
+state/checksums.json           size and CRC-32 of every file of the checkpoint
+
+Tensors are whole and have the network's own names, however many processes hold them: any number can go on.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +27,22 @@ from unmask import checkpoint
 from unmask.checkpoint import Card
 from unmask.errors import UnmaskError
 from unmask.files import atomic_folder
-from unmask.training.runfolder import checkpoint_path, prune, publish
+from unmask.training import randomness
+from unmask.training.checksums import write_checksums
+from unmask.training.layout import fill, whole
+from unmask.training.runfolder import checkpoint_path
 from unmask.training.step import Stepper
+from unmask.training.world import World
 
 STATE = "state"
-ADAMW = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
 class Progressed:
-    """How far a run is: steps, sequences, seconds (`lap`: since the last log line), on which data, by which recipe."""
+    """How far a run is: steps, sequences, seconds (`lap`: since the last log line), on which data, by which recipe.
+
+    `bits_per_token` is the validation bound of these weights, where it was measured at this very step.
+    """
 
     step: int
     samples: int
@@ -41,17 +50,23 @@ class Progressed:
     lap: float
     data: str
     recipe: dict[str, Any]
+    bits_per_token: float | None = None
 
 
-def save(out: Path, stepper: Stepper, tokenizer: Any, card: Card, progressed: Progressed, keep: int) -> Path:
-    """Write the checkpoint of this moment, show it as the run's latest, and remove old ones."""
+def save(world: World, out: Path, stepper: Stepper, tokenizer: Any, card: Card, progressed: Progressed) -> Path:
+    """Write the checkpoint of this moment. All processes bring what they hold, and the main one writes."""
     path = checkpoint_path(out, progressed.step)
-    with atomic_folder(path) as folder:
-        with stepper.ema.applied():
-            checkpoint.write(folder, stepper.denoiser, tokenizer, card)
-        _write_state(folder / STATE, stepper, progressed)
-    publish(out, path)
-    prune(out, keep)
+    state = _state(world, stepper)
+    with stepper.ema.applied():
+        averaged = _at_main(world, stepper.denoiser.state_dict().items())
+
+    def write() -> None:
+        with atomic_folder(path) as folder:
+            checkpoint.write(folder, stepper.denoiser, tokenizer, card, averaged)
+            _write_state(folder / STATE, state, progressed)
+            write_checksums(folder)
+
+    world.main_does(write)
     return path
 
 
@@ -61,70 +76,58 @@ def read_progressed(path: Path) -> Progressed:
     try:
         return Progressed(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise _damaged(path, file, error) from error
+        raise _unreadable(path, file, error) from error
 
 
-def restore(path: Path, stepper: Stepper) -> None:
+def restore(world: World, path: Path, stepper: Stepper, seed: int) -> None:
     """Put weights, average, optimiser, meter and random state back as they were."""
-    live = {name: parameter.detach() for name, parameter in stepper.parameters.items()}
-    _fill(path, "model", live)
+    shapes = {name: parameter.shape for name, parameter in stepper.parameters.items()}
+    weights, moments = _read(path, "model"), _read(path, "optimizer")
+    _check_names(path, weights, shapes)
+    stepper.layout.load_weights(stepper.parameters, weights)
     if stepper.ema.decay:
-        _fill(path, "ema", stepper.ema.weights)
-    _restore_optimizer(path, stepper)
+        average = _read(path, "ema")
+        _check_names(path, average, shapes)
+        for name, tensor in stepper.ema.weights.items():
+            fill(tensor, average[name])
+    stepper.layout.load_moments(stepper.optimizer, stepper.parameters, moments)
     trainer = _read(path, "trainer")
-    for name, tensor in stepper.meter.tensors.items():
-        tensor.copy_(trainer[f"meter.{name}"])
-    _set_random_state(stepper.accelerator.device, trainer)
+    if world.main:
+        for name, tensor in stepper.meter.sums.items():
+            tensor.copy_(trainer[f"meter.{name}"])
+    randomness.put_back(world, stepper.accelerator.device, trainer, seed, read_progressed(path).step)
 
 
-def _write_state(folder: Path, stepper: Stepper, progressed: Progressed) -> None:
-    folder.mkdir()
-    _write(folder / "model.safetensors", stepper.parameters)
-    if stepper.ema.decay:
-        _write(folder / "ema.safetensors", stepper.ema.weights)
-    _write(folder / "optimizer.safetensors", _optimizer_tensors(stepper))
-    meter = {f"meter.{name}": tensor for name, tensor in stepper.meter.tensors.items()}
-    _write(folder / "trainer.safetensors", {**meter, **_random_state(stepper.accelerator.device)})
-    (folder / "trainer.json").write_text(json.dumps(asdict(progressed), indent=2) + "\n", encoding="utf-8")
-
-
-def _optimizer_tensors(stepper: Stepper) -> dict[str, Tensor]:
-    state = stepper.optimizer.state
-    return {
-        f"{name}.{key}": state[parameter][key]
-        for name, parameter in stepper.parameters.items()
-        if parameter in state
-        for key in ADAMW
+def _state(world: World, stepper: Stepper) -> dict[str, dict[str, Tensor]]:
+    """The files of the state and what goes into them, whole, at the main process."""
+    meter = {f"meter.{name}": total for name, total in world.sum(stepper.meter.sums).items()}
+    files = {
+        "model": _at_main(world, stepper.layout.weights(stepper.parameters)),
+        "optimizer": _at_main(world, stepper.layout.moments(stepper.optimizer, stepper.parameters)),
+        "trainer": {**meter, **randomness.states(world, stepper.accelerator.device)},
     }
+    if stepper.ema.decay:
+        files["ema"] = _at_main(world, stepper.ema.weights.items())
+    return files
 
 
-def _restore_optimizer(path: Path, stepper: Stepper) -> None:
-    saved = _read(path, "optimizer")
-    state = {}
-    for number, (name, parameter) in enumerate(stepper.parameters.items()):
-        if f"{name}.step" in saved:
-            state[number] = {key: saved[f"{name}.{key}"] for key in ADAMW}
-            _check_shape(path, f"{name}.exp_avg", state[number]["exp_avg"], parameter)
-    groups = stepper.optimizer.state_dict()["param_groups"]
-    stepper.optimizer.load_state_dict({"state": state, "param_groups": groups})
+def _at_main(world: World, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies of tensors, whole, in the main process's host memory; no device holds more than one of them whole."""
+    copies = {}
+    for name, tensor in tensors:
+        complete = whole(tensor.detach())
+        if world.main:
+            copies[name] = complete.to("cpu", copy=True).contiguous()
+    return copies
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    """torch's generators, which dropout draws from."""
-    states = {"random.cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states[f"random.{device.type}"] = torch.get_device_module(device).get_rng_state()
-    return states
-
-
-def _set_random_state(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["random.cpu"])
-    if f"random.{device.type}" in states and device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(states[f"random.{device.type}"])
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+def _write_state(folder: Path, state: Mapping[str, Mapping[str, Tensor]], progressed: Progressed) -> None:
+    folder.mkdir()
+    for name, tensors in state.items():
+        save_file(
+            {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, folder / f"{name}.safetensors"
+        )
+    (folder / "trainer.json").write_text(json.dumps(asdict(progressed), indent=2) + "\n", encoding="utf-8")
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
@@ -132,31 +135,23 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise _damaged(path, file, error) from error
+        raise _unreadable(path, file, error) from error
 
 
-@torch.no_grad()
-def _fill(path: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Copy a file's tensors into those that are there; both must have the same names and shapes."""
-    saved = _read(path, name)
-    if odd := sorted(saved.keys() ^ tensors.keys()):
+def _check_names(path: Path, saved: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Refuse tensors of other names or shapes."""
+    if odd := sorted(saved.keys() ^ shapes.keys()):
         raise _other_model(path, f"'{odd[0]}' is in one of the two only")
-    for key, tensor in tensors.items():
-        _check_shape(path, key, saved[key], tensor)
-    for key, tensor in tensors.items():
-        tensor.copy_(saved[key])
+    for key, shape in shapes.items():
+        if saved[key].shape != shape:
+            raise _other_model(path, f"'{key}' is {list(saved[key].shape)} there and {list(shape)} here")
 
 
-def _check_shape(path: Path, key: str, saved: Tensor, wanted: Tensor) -> None:
-    if saved.shape != wanted.shape:
-        raise _other_model(path, f"'{key}' is {list(saved.shape)} there and {list(wanted.shape)} here")
-
-
-def _damaged(path: Path, file: Path, error: Exception) -> UnmaskError:
+def _unreadable(path: Path, file: Path, error: Exception) -> UnmaskError:
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
     return UnmaskError(
         f"The checkpoint '{path}' is damaged: {file.name} cannot be read ({reason}); "
-        "remove that folder to resume from the one before it, or train into a new folder."
+        "go on from the last good one with --resume auto."
     )
 
 

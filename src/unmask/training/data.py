@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -51,6 +51,15 @@ class Feed:
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """All of one optimiser step, on the CPU."""
         return [self._micro_batch(step, part) for part in self.parts]
+
+    def samples(self, step: int, places: Sequence[int]) -> list[int]:
+        """The global sample indices of places among this process's own samples of a step."""
+        own = torch.cat(self.parts)
+        return [step * self.batch_size + int(own[place]) for place in places]
+
+    def row(self, sample: int) -> int:
+        """The row of the table that a global sample is."""
+        return int(sample_rows(self.data_seed, len(self.rows), [sample])[0])
 
     def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
         """The micro-batches of steps start, ..., stop - 1, made in a thread of their own."""

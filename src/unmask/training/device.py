@@ -1,27 +1,36 @@
-"""Where a run computes and in which precision."""
+"""Where a run computes, in which precision, and in how many processes, as Accelerate was launched."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, PartialState
 
 from unmask.config import TrainingConfig
 from unmask.errors import UnmaskError
 
 
-def make_accelerator(config: TrainingConfig) -> Accelerator:
+def make_accelerator(config: TrainingConfig, clip: float) -> Accelerator:
     """The device of this process; bf16 on the GPUs that have it, unless the recipe says otherwise."""
     AcceleratorState._reset_state()  # an earlier run of this program may have had another precision
-    accelerator = Accelerator(mixed_precision=_mixed_precision(config))
-    if accelerator.num_processes > 1:
-        raise UnmaskError(
-            f"Training in {accelerator.num_processes} processes is not supported yet; start it as one process."
-        )
+    accelerator = Accelerator(
+        mixed_precision=_mixed_precision(config),
+        gradient_accumulation_steps=config.accumulation,
+        cpu=not torch.accelerator.is_available(),
+        fsdp_plugin=_sharding() if config.shard else None,
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+    if config.shard:
+        _shard_on_cpus_too(accelerator)
+    if accelerator.distributed_type == DistributedType.FSDP:
+        _check_sharding(accelerator)
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        _configure_deepspeed(accelerator, config, clip)
     return accelerator
 
 
@@ -43,3 +52,42 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
 def _mixed_precision(config: TrainingConfig) -> str:
     automatic = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
     return {"auto": automatic, "float32": "no", "bf16": "bf16"}[config.precision]
+
+
+def _sharding() -> FullyShardedDataParallelPlugin:
+    """FSDP2, one unit a block of the network."""
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+    )
+
+
+def _shard_on_cpus_too(accelerator: Accelerator) -> None:
+    """Accelerate lays a sharding plugin aside on CPUs, though torch shards there as well."""
+    if accelerator.distributed_type == DistributedType.MULTI_CPU:
+        accelerator.state.fsdp_plugin = _sharding()
+        accelerator.state.distributed_type = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def _check_sharding(accelerator: Accelerator) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    plugin: Any = accelerator.state.fsdp_plugin
+    if plugin.fsdp_version != 2:
+        raise UnmaskError("FSDP is version 1 in this Accelerate configuration; set fsdp_version: 2 in it.")
+    if accelerator.mixed_precision == "bf16":
+        # Inputs stay as they are: times and uniforms in bf16 would mask other tokens.
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+
+
+def _configure_deepspeed(accelerator: Accelerator, config: TrainingConfig, clip: float) -> None:
+    """What DeepSpeed must know beforehand, since it steps and clips by itself."""
+    plugin: Any = accelerator.state.deepspeed_plugin
+    if plugin.zero_stage > 2:
+        raise UnmaskError("DeepSpeed's stage 3 is not supported; use stage 1 or 2, or training.shard=true (FSDP2).")
+    micro_batch = max(1, config.batch_size // (accelerator.num_processes * config.accumulation))
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro_batch
+    plugin.deepspeed_config["gradient_clipping"] = clip
+    plugin.deepspeed_config["zero_allow_untested_optimizer"] = True

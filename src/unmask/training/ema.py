@@ -8,16 +8,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from unmask.training.layout import local
+
 
 class EMA:
-    """An exponential moving average of named parameters, `weights`, in float32. With decay 0 it is the parameters."""
+    """An exponential moving average of named parameters, `weights`, in float32. With decay 0 it is the parameters.
+
+    Of sharded parameters every process averages its own slices.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
         self.decay = decay
-        self._live: list[Tensor] = list(parameters.values())
         self.weights: dict[str, Tensor] = dict(parameters)
         if decay:
             self.weights = {name: live.detach().float().clone() for name, live in parameters.items()}
+        self._parameters = list(parameters.values())
 
     def decay_at(self, n: int) -> float:
         """The decay of the n-th update, n = 1, 2, ...: young averages forget faster."""
@@ -27,7 +32,15 @@ class EMA:
     def update(self, n: int) -> None:
         """Take in the parameters as they are after the n-th optimiser step."""
         if self.decay:
-            torch._foreach_lerp_(list(self.weights.values()), self._live, 1.0 - self.decay_at(n))
+            torch._foreach_lerp_(self._average, self._live, 1.0 - self.decay_at(n))
+
+    @property
+    def _live(self) -> list[Tensor]:
+        return [local(parameter.detach()) for parameter in self._parameters]
+
+    @property
+    def _average(self) -> list[Tensor]:
+        return [local(weight) for weight in self.weights.values()]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -42,7 +55,7 @@ class EMA:
     def _swap(self) -> None:
         if not self.decay:
             return
-        for live, average in zip(self._live, self.weights.values(), strict=True):
-            kept = live.detach().clone()
+        for live, average in zip(self._live, self._average, strict=True):
+            kept = live.clone()
             live.copy_(average)
             average.copy_(kept)

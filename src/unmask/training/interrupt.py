@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO = 3.0
+"""Seconds within which a second signal is the same one: launchers pass on what the terminal has sent already."""
 
 
 class StopRequest:
@@ -16,12 +19,15 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.made = False
+        self._when = 0.0
 
     def make(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler: the first signal is a request, the second stops at once."""
-        if self.made:
+        """The signal handler: the first signal is a request, a later Ctrl-C stops at once."""
+        now = time.monotonic()
+        if self.made and number == signal.SIGINT and now - self._when > ECHO:
             raise KeyboardInterrupt
-        self.made = True
+        if not self.made:
+            self.made, self._when = True, now
 
 
 @contextmanager

@@ -13,18 +13,23 @@ LOG = "log.jsonl"
 
 
 class Log:
-    """The log of a run. A line is with the system when `write` returns."""
+    """The log of a run, written by the process that keeps it. A line is with the system when `write` returns."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: bool = True) -> None:
         self.path = folder / LOG
+        self._kept = kept
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a line; a number that is not known (NaN) becomes null."""
+        if not self._kept:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
 
     def truncate(self, step: int) -> None:
         """Forget what came after a step, as a resumed run will write it again."""
+        if not self._kept:
+            return
         kept = [record for record in read_log(self.path.parent) if record["step"] <= step]
         atomic_text(self.path, "".join(_line(record) for record in kept))
 

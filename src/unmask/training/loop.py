@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from unmask.bounds import Bound
 from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
-from unmask.files import atomic_text, must_be_new
-from unmask.likelihood import bound
+from unmask.files import atomic_text
 from unmask.training import checkpoints
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
@@ -23,13 +24,16 @@ from unmask.training.log import Log
 from unmask.training.optimizer import learning_rate
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress
-from unmask.training.runfolder import clear_abandoned, find_latest, latest_or_error
-from unmask.training.same_run import check_same_data, check_same_run, fingerprint
+from unmask.training.randomness import seed_process
+from unmask.training.retention import Retention
+from unmask.training.runfolder import find_latest
+from unmask.training.same_run import check_same_data, fingerprint
+from unmask.training.start import Resume, find_start
 from unmask.training.step import Stepper
+from unmask.training.validation import measure
+from unmask.training.world import World
 
 RECIPE = "recipe.yaml"
-VALIDATION_BATCH = 32
-VALIDATION_OFFSETS = 8
 
 
 @dataclass(frozen=True)
@@ -59,49 +63,51 @@ class Interrupted(Exception):
         super().__init__(f"Stopped and saved at step {step}; go on with: {self.resume_command}")
 
 
-def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+def train(
+    recipe: Recipe, out: str | Path, *, resume: Resume = False, progress: Progress | None = None
+) -> TrainingResult:
     """Train into the folder `out`, which must be new, or with `resume` go on from its newest checkpoint.
 
-    Ctrl-C saves a checkpoint after the step at hand and raises `Interrupted`, which says how to resume.
+    `resume="auto"` begins where there is no checkpoint, and steps over damaged ones to the newest that is whole. Ctrl-C
+    saves a checkpoint after the step at hand and raises `Interrupted`, which says how to resume. Started in several
+    processes (`accelerate launch`, `torchrun`) they train together.
     """
-    out, progress = Path(out), progress or Progress()
+    out = Path(out)
     check_fit(recipe.model, recipe.objective)
-    if not resume:
-        clear_abandoned(out)
-        must_be_new(out, "choose another folder, or add --resume to continue the run in it")
-    saved = _saved_run(out, recipe) if resume else None
+    accelerator = make_accelerator(recipe.training, recipe.optimizer.clip)
+    world = World(accelerator)
+    progress = progress if progress and world.main else Progress()
     with deterministic_kernels(recipe.training.deterministic), closing(progress):
-        trainer = Trainer(recipe, out, build_parts(recipe, progress.reading), progress)
-        if saved is not None:
-            trainer.restore(*saved)
-        atomic_text(out / RECIPE, recipe.to_yaml())
+        start = world.main_does(lambda: find_start(out, recipe, resume))
+        parts = build_parts(recipe, world, progress.reading)
+        trainer = Trainer(recipe, out, parts, progress, accelerator, world)
+        if start.checkpoint is not None and start.progressed is not None:
+            trainer.restore(start.checkpoint, start.progressed)
+        world.main_does(lambda: atomic_text(out / RECIPE, recipe.to_yaml()))
         return trainer.run()
-
-
-def _saved_run(out: Path, recipe: Recipe) -> tuple[Path, Progressed]:
-    """The checkpoint to go on from, of a run that this recipe continues."""
-    latest = latest_or_error(out)
-    progressed = checkpoints.read_progressed(latest)
-    check_same_run(out, progressed.recipe, recipe)
-    return latest, progressed
 
 
 class Trainer:
     """A run on its way: the network and its optimiser, the batches, the log, and how far it is."""
 
-    def __init__(self, recipe: Recipe, out: Path, parts: Parts, progress: Progress) -> None:
+    def __init__(
+        self, recipe: Recipe, out: Path, parts: Parts, progress: Progress, accelerator: Accelerator, world: World
+    ) -> None:
         self.recipe = recipe
         self.out = out
         self.parts = parts
         self.progress = progress
-        accelerator = make_accelerator(recipe.training)
+        self.world = world
         self.stepper = Stepper(accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer)
-        self.feed = _feed(recipe, parts, pin=accelerator.device.type == "cuda")
+        seed_process(world, recipe.training.seed)
+        self.feed = _feed(recipe, parts, world, pin=accelerator.device.type == "cuda")
         self.validation = parts.validation.spread(recipe.training.validation_rows)
-        self.log = Log(out)
+        self.retention = Retention(out, recipe.training.keep, recipe.training.keep_best)
+        self.log = Log(out, kept=world.main)
         self.clock = Clock()
         self.step = 0
         self.bound: Bound | None = None
+        self.bound_step = 0
 
     @property
     def config(self) -> TrainingConfig:
@@ -111,7 +117,7 @@ class Trainer:
     def restore(self, checkpoint: Path, progressed: Progressed) -> None:
         """Stand where the run stood when it wrote this checkpoint."""
         check_same_data(self.out, progressed.data, self.parts.train)
-        checkpoints.restore(checkpoint, self.stepper)
+        checkpoints.restore(self.world, checkpoint, self.stepper, self.config.seed)
         self.step = progressed.step
         self.log.truncate(self.step)
         self.clock = Clock(progressed.seconds, progressed.lap)
@@ -131,7 +137,7 @@ class Trainer:
                 self.stepper.step(micro_batches, self.step)
                 self.step += 1
                 self.progress.stepped()
-                stopping = stop.made
+                stopping = self.world.any(stop.made)
                 self._look_and_save(stopping)
                 if stopping:
                     return
@@ -143,15 +149,24 @@ class Trainer:
             self._log()
         if self._due(self.config.validate_every) or last:
             self._validate()
-        if self._due(self.config.save_every) or last or stopping:
+        if self._due(self.config.save_every) or last or stopping or self._at_its_best():
             self._save()
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0
 
+    def _at_its_best(self) -> bool:
+        """Whether these very weights were just measured, and are better than any that were saved."""
+        bits = self._bits_per_token()
+        return bits is not None and self.world.main_does(lambda: self.retention.improves(bits))
+
+    def _bits_per_token(self) -> float | None:
+        """The validation bound, where it was measured after the last step."""
+        return self.bound.bits_per_token if self.bound and self.bound_step == self.step else None
+
     def _log(self) -> None:
         self._check_finite()
-        reading = self.stepper.meter.read()
+        reading = self.stepper.meter.read(self.world.sum)
         record = {
             "step": self.step,
             **reading.as_dict(),
@@ -167,18 +182,14 @@ class Trainer:
 
     def _validate(self) -> None:
         self._check_finite()
-        self.bound = self._measure()
+        self.bound, self.bound_step = self._measure(), self.step
         record = {"step": self.step, "validation": self.bound.as_dict()}
         self.log.write(record)
         self.progress.validated(record)
 
     def _measure(self) -> Bound:
-        """The bound of the averaged weights by the estimator that counts, with the same draws every time."""
-        name, estimator = next(iter(self.recipe.objective.estimators().items()))
-        options: dict[str, Any] = {"name": name, "offsets": VALIDATION_OFFSETS, "batch_size": VALIDATION_BATCH}
-        with self.clock.paused(), self.stepper.ema.applied():
-            denoiser: Any = self.stepper.denoiser
-            return bound(denoiser, estimator, self.recipe.schedule, self.validation, **options)
+        with self.clock.paused():
+            return measure(self.world, self.stepper, self.validation)
 
     def _save(self) -> None:
         self._check_finite()
@@ -189,10 +200,12 @@ class Trainer:
             lap=self.clock.lap,
             data=fingerprint(self.parts.train),
             recipe=self.recipe.model_dump(mode="json"),
+            bits_per_token=self._bits_per_token(),
         )
-        parts = self.parts
         with self.clock.paused():
-            checkpoints.save(self.out, self.stepper, parts.tokenizer, parts.card, progressed, self.config.keep)
+            parts = self.parts
+            path = checkpoints.save(self.world, self.out, self.stepper, parts.tokenizer, parts.card, progressed)
+            self.world.main_does(lambda: self.retention.saved(path))
 
     def _check_finite(self) -> None:
         """Stop before a ruined network is logged, judged or saved. Waits for the device."""
@@ -202,17 +215,27 @@ class Trainer:
         latest = find_latest(self.out)
         good = f"the last good checkpoint is '{latest}'" if latest else "there is no checkpoint yet"
         raise UnmaskError(
-            f"The loss of step {step} is not finite, and {good}; "
+            f"The loss of step {step} is not finite ({self._suspects(step)}), and {good}; "
             "train again with a lower optimizer.learning_rate or with training.precision=float32."
         )
 
+    def _suspects(self, step: int) -> str:
+        """The samples of a bad step that are to blame, by their global index and their row in the training data."""
+        ruined = self.feed.samples(step - 1, self.stepper.meter.ruined_places())
+        samples = sorted(sample for some in self.world.gather(ruined) for sample in some)
+        if not samples:
+            first = (step - 1) * self.config.batch_size
+            return f"the gradient of samples {first} to {first + self.config.batch_size - 1} overflowed"
+        shown = ", ".join(f"{sample} (row {self.feed.row(sample)})" for sample in samples[:8])
+        return f"samples {shown}{' and more' if len(samples) > 8 else ''}"
 
-def _feed(recipe: Recipe, parts: Parts, pin: bool) -> Feed:
+
+def _feed(recipe: Recipe, parts: Parts, world: World, pin: bool) -> Feed:
     training = recipe.training
     return Feed(
         rows=parts.train,
         batch_size=training.batch_size,
-        parts=parts_of(training.batch_size, training.accumulation),
+        parts=parts_of(training.batch_size, training.accumulation, *world.share),
         seed=training.seed,
         data_seed=recipe.data.seed,
         pin=pin,

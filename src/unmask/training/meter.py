@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,58 +38,78 @@ class Reading:
         }
 
 
+Sums = Mapping[str, Tensor]
+
+
+def _as_they_are(sums: Sums) -> Sums:
+    return sums
+
+
 class Meter:
     """Nats, tokens and cross-entropies by mask rate since the last `reset`, and the first step that was not finite.
 
-    `tensors` is all it holds, under fixed names, so that a checkpoint between two log lines loses nothing.
+    `sums` is what this process has seen, under fixed names; the sums of all processes are those of the run. They are
+    saved, so that a checkpoint between two log lines loses nothing. `grad_norm` is the same everywhere.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.tensors: dict[str, Tensor] = {
+        self.sums: dict[str, Tensor] = {
             "nats": torch.zeros((), device=device),
             "tokens": torch.zeros((), dtype=torch.int64, device=device),
-            "grad_norm": torch.zeros((), device=device),
             "cross_entropy": torch.zeros(BUCKETS, device=device),
             "masked": torch.zeros(BUCKETS, dtype=torch.int64, device=device),
         }
+        self.grad_norm = torch.zeros((), device=device)
         self._first_bad = torch.full((), math.inf, device=device)
+        self._ruined: list[Tensor] = []
+        self._first_ruined = torch.zeros(0, dtype=torch.bool, device=device)
 
     def reset(self) -> None:
         """Begin a new stretch of steps."""
-        for tensor in self.tensors.values():
-            tensor.zero_()
+        for total in self.sums.values():
+            total.zero_()
 
     @torch.no_grad()
     def add(self, terms: LossTerms) -> None:
         """Take in one micro-batch."""
-        self.tensors["nats"] += terms.total
-        self.tensors["tokens"] += terms.count
+        self._ruined.append(~torch.isfinite(terms.nelbo.sum(dim=1)))
+        self.sums["nats"] += terms.total
+        self.sums["tokens"] += terms.count
         if terms.masked is not None and terms.mask_rate is not None:
             in_bucket = _buckets(terms.mask_rate)
             masked = terms.cross_entropy * terms.masked
-            self.tensors["cross_entropy"] += (masked.sum(dim=1)[:, None] * in_bucket).sum(dim=0)
-            self.tensors["masked"] += (terms.masked.sum(dim=1)[:, None] * in_bucket).sum(dim=0)
+            self.sums["cross_entropy"] += (masked.sum(dim=1)[:, None] * in_bucket).sum(dim=0)
+            self.sums["masked"] += (terms.masked.sum(dim=1)[:, None] * in_bucket).sum(dim=0)
 
     @torch.no_grad()
     def end_step(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
         """Note the gradient norm of step number `step`, and whether it or the loss is not a number."""
-        self.tensors["grad_norm"].copy_(grad_norm)
-        bad = torch.where(torch.isfinite(loss) & torch.isfinite(grad_norm), math.inf, float(step))
-        self._first_bad = torch.minimum(self._first_bad, bad)
+        self.grad_norm.copy_(grad_norm)
+        good = torch.isfinite(loss) & torch.isfinite(grad_norm)
+        ruined = torch.cat(self._ruined)
+        self._ruined = []
+        news = ~good & torch.isinf(self._first_bad)
+        known = self._first_ruined if len(self._first_ruined) else torch.zeros_like(ruined)
+        self._first_ruined = torch.where(news, ruined, known)
+        self._first_bad = torch.where(news, float(step), self._first_bad)
 
     def first_bad_step(self) -> int | None:
         """The first step whose loss or gradient was not finite. Waits for the device."""
         first = float(self._first_bad)
         return None if math.isinf(first) else int(first)
 
-    def read(self) -> Reading:
-        """The sums so far. Waits for the device."""
-        values: dict[str, Any] = {name: tensor.tolist() for name, tensor in self.tensors.items()}
+    def ruined_places(self) -> list[int]:
+        """The places among this process's samples whose loss was not finite in the first bad step."""
+        return torch.nonzero(self._first_ruined).flatten().tolist()
+
+    def read(self, total: Callable[[Sums], Sums] = _as_they_are) -> Reading:
+        """The sums so far, over all processes where `total` adds theirs up. Waits for the device."""
+        values: dict[str, Any] = {name: tensor.tolist() for name, tensor in total(self.sums).items()}
         by_rate = [
             nats / masked if masked else None
             for nats, masked in zip(values["cross_entropy"], values["masked"], strict=True)
         ]
-        return Reading(values["nats"], values["tokens"], values["grad_norm"], by_rate)
+        return Reading(values["nats"], values["tokens"], float(self.grad_norm), by_rate)
 
 
 def _buckets(mask_rate: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from unmask.data.rows import Rows
 from unmask.data.split import Progress, prepare
 from unmask.errors import UnmaskError
 from unmask.objectives.base import Objective
+from unmask.training.world import World
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,13 @@ class Parts:
     card: Card
 
 
-def build_parts(recipe: Recipe, progress: Progress | None = None) -> Parts:
-    """Read the data and make the network. torch's generator is seeded here, and runs on into the dropout."""
+def build_parts(recipe: Recipe, world: World, progress: Progress | None = None) -> Parts:
+    """Read the data, once on each machine, and make the network.
+
+    torch's generator is seeded here, and runs on into the dropout.
+    """
     data = recipe.data
-    corpus = prepare(data.source, data.tokenizer, data.validation, data.seed, progress)
+    corpus = world.machine_does(lambda: prepare(data.source, data.tokenizer, data.validation, data.seed, progress))
     tokenizer: Any = corpus.tokenizer
     train, validation = (
         data.policy.rows(tokens, data.length, tokenizer.eos_token_id, tokenizer.pad_token_id)

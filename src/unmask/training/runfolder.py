@@ -1,7 +1,8 @@
 """The folder of a run, which opens as a checkpoint itself.
 
-OUT/checkpoints/step-00000500/ are whole checkpoints, OUT/latest points at the newest, and OUT/config.json,
-OUT/model.safetensors and so on point into it. Where links are not possible the files are copied instead.
+OUT/checkpoints/step-00000500/ are whole checkpoints, OUT/latest points at the newest, OUT/best at the one with the
+lowest validation bound, and OUT/config.json, OUT/model.safetensors and so on point into the newest. Where links are not
+possible the files are copied instead.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-
-from unmask.errors import UnmaskError
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
+BEST = "best"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -43,12 +45,9 @@ def clear_abandoned(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def latest_or_error(out: Path) -> Path:
-    """The newest checkpoint of a run that is to be resumed."""
-    latest = find_latest(out)
-    if latest is None:
-        raise UnmaskError(f"'{out}' has no checkpoint to resume from; leave out --resume and train into a new folder.")
-    return latest
+def set_aside(checkpoint: Path) -> None:
+    """Take a damaged checkpoint out of the run, but leave it for a person to look at."""
+    os.replace(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
 
 
 def publish(out: Path, checkpoint: Path) -> None:
@@ -63,14 +62,21 @@ def publish(out: Path, checkpoint: Path) -> None:
             _copy(checkpoint / name, out / name)
 
 
-def prune(out: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what a killed run left half written."""
+def show_best(out: Path, checkpoint: Path) -> None:
+    """Make OUT/best point at a checkpoint, where the file system has links."""
+    with suppress(OSError):
+        _link(out / BEST, checkpoint.relative_to(out))
+
+
+def prune(out: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints and the spared ones, and what a killed run left half written."""
     for path in (out / CHECKPOINTS).glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in all_checkpoints(out)[:-keep]:
-        doomed = path.with_name(f".{path.name}.old")
-        os.replace(path, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        if path not in spared:
+            doomed = path.with_name(f".{path.name}.old")
+            os.replace(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _link(path: Path, target: Path) -> None:

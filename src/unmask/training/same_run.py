@@ -15,6 +15,7 @@ MAY_CHANGE = (
     "expect",
     "training.steps",
     "training.accumulation",
+    "training.shard",
     "training.precision",
     "training.log_every",
     "training.validate_every",

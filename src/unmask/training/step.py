@@ -1,9 +1,8 @@
-"""One optimiser step. Nothing here waits for the device."""
+"""One optimiser step, of this process's part of the global batch. Nothing here waits for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,12 +15,15 @@ from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.schedules import Schedule
 from unmask.training.data import MicroBatch
 from unmask.training.ema import EMA
+from unmask.training.layout import layout_of, whole
 from unmask.training.meter import Meter
 from unmask.training.optimizer import adamw, learning_rate, set_learning_rate
 
 
 class Loss(nn.Module):
-    """The objective around its network. Its forward pass is what mixed precision and data parallelism wrap."""
+    """The objective around its network. Its forward pass is what mixed precision and parallelism wrap."""
+
+    _no_split_modules = ("Block",)
 
     def __init__(self, denoiser: nn.Module, objective: Objective, schedule: Schedule) -> None:
         super().__init__()
@@ -29,9 +31,10 @@ class Loss(nn.Module):
         self.objective = objective
         self.schedule = schedule
 
-    def forward(self, batch: Batch, noise: Noise) -> LossTerms:
+    def forward(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> dict[str, Tensor | None]:
+        """The fields of `LossTerms`, of the objective or of one of its estimators, as a mapping that wrappers see."""
         denoiser: Any = self.denoiser
-        return self.objective.loss(denoiser, batch, self.schedule, noise)
+        return dict(vars((estimator or self.objective).loss(denoiser, batch, self.schedule, noise)))
 
 
 def trained(denoiser: nn.Module) -> dict[str, nn.Parameter]:
@@ -52,7 +55,9 @@ class Stepper:
     ) -> None:
         self.accelerator = accelerator
         self.config = config
-        self.denoiser = denoiser.to(accelerator.device).train()
+        self.objective = objective
+        self.layout = layout_of(accelerator)
+        self.denoiser: Any = denoiser.to(accelerator.device).train()
         optimizer = adamw(trained(denoiser).values(), config, accelerator.device)
         self.loss, self.optimizer = accelerator.prepare(Loss(denoiser, objective, schedule), optimizer)
         self.parameters = trained(denoiser)
@@ -61,36 +66,41 @@ class Stepper:
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; AdamW; the average."""
+        set_learning_rate(self.optimizer, learning_rate(self.config, step))
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
-        set_learning_rate(self.optimizer, learning_rate(self.config, step))
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.ema.update(step + 1)
-        self.meter.end_step(step + 1, loss, grad_norm)
+        self.meter.end_step(step + 1, loss, whole(torch.as_tensor(grad_norm, device=loss.device)))
 
     def gradients(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Leave in the parameters the gradient of what is minimised, over the counted tokens of the global batch.
 
-        Gradients of nats are summed over micro-batches and divided once, so it does not matter how the batch is cut.
-        Returns the loss, a scalar.
+        Returns the loss, a scalar. How the batch is cut into processes and micro-batches does not matter: each part's
+        nats are divided by the tokens of the whole, and undone is what wrappers do, who average over both.
         """
-        device = self.accelerator.device
-        nats, tokens = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(self.loss):
-                here = micro_batch.to(device)
-                terms = self.loss(here.batch, here.noise)
-                self.accelerator.backward(terms.trained)
+        here = [micro_batch.to(self.accelerator.device) for micro_batch in micro_batches]
+        tokens = self._tokens(here)
+        scale = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps / tokens
+        nats = torch.zeros((), device=self.accelerator.device)
+        for micro_batch in here:
+            with self.accelerator.accumulate(self.loss):
+                terms = self.terms(micro_batch.batch, micro_batch.noise)
+                self.accelerator.backward(terms.trained * scale)
             self.meter.add(terms)
             nats += terms.total.detach()
-            tokens += terms.count
-        nats, tokens = self.accelerator.reduce((nats, tokens), reduction="sum")
-        tokens = tokens.clamp_min(1)
-        self._scale_gradients(self.accelerator.num_processes / tokens)
-        return nats / tokens
+        return self._sum(nats) / tokens
 
-    @torch.no_grad()
-    def _scale_gradients(self, factor: Tensor) -> None:
-        """Several processes average their gradients, hence their number in the factor; here they are to be summed."""
-        torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], factor)
+    def terms(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> LossTerms:
+        """The terms of a batch on the device, computed where the wrappers want it."""
+        return LossTerms(**self.loss(batch, noise, estimator))
+
+    def _tokens(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """The counted tokens of the global batch, at least 1."""
+        config = self.denoiser.config
+        counts = [self.objective.counted(micro_batch.batch, config).sum() for micro_batch in micro_batches]
+        return self._sum(torch.stack(counts).sum()).clamp_min(1)
+
+    def _sum(self, value: Tensor) -> Tensor:
+        return self.accelerator.reduce(value, reduction="sum")

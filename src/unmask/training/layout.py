@@ -1,0 +1,131 @@
+"""How the numbers of a run lie in its processes, and how to have them whole: on every process, in slices, or flattened.
+
+A checkpoint holds whole tensors under the network's own names, so that any number of processes can go on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType
+from torch import Tensor, nn
+
+Named = Mapping[str, nn.Parameter]
+Whole = Iterator[tuple[str, Tensor]]
+
+
+class Layout:
+    """Every process holds all weights (alone, or data parallel), or its slices of them (FSDP2)."""
+
+    def weights(self, parameters: Named) -> Whole:
+        """The weights themselves, whole, one after the other."""
+        return ((name, whole(parameter.detach())) for name, parameter in parameters.items())
+
+    def load_weights(self, parameters: Named, saved: Mapping[str, Tensor]) -> None:
+        """Put whole weights back."""
+        for name, parameter in parameters.items():
+            fill(parameter.detach(), saved[name])
+
+    def moments(self, optimizer: Any, parameters: Named) -> Whole:
+        """What the optimiser keeps for each weight, whole, as ``weight.key``."""
+        return (
+            (f"{name}.{key}", whole(value))
+            for name, parameter in parameters.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        )
+
+    def load_moments(self, optimizer: Any, parameters: Named, saved: Mapping[str, Tensor]) -> None:
+        """Put them back: those shaped as their weight are laid out as it is."""
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state = {number: _kept(names[id(parameter)], parameter, saved) for number, parameter in enumerate(order)}
+        known = {number: kept for number, kept in state.items() if kept}
+        optimizer.load_state_dict({"state": known, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class DeepSpeedLayout(Layout):
+    """ZeRO 1 and 2: float32 weights and moments lie flattened over the processes; DeepSpeed puts them together."""
+
+    def weights(self, parameters: Named) -> Whole:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return ((name, safe_get_full_fp32_param(parameter)) for name, parameter in parameters.items())
+
+    def load_weights(self, parameters: Named, saved: Mapping[str, Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param
+
+        for name, parameter in parameters.items():
+            parameter.detach().copy_(saved[name])
+            safe_set_full_fp32_param(parameter, saved[name].to(parameter.device))
+
+    def moments(self, optimizer: Any, parameters: Named) -> Whole:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        flat: dict[str, Any] = next(iter(_inner(optimizer).state.values()), {})
+        for name, parameter in parameters.items():
+            for key in flat:
+                counter = key == "step"
+                value = flat[key] if counter else safe_get_full_optimizer_state(parameter, key)
+                yield f"{name}.{key}", torch.as_tensor(value)
+
+    def load_moments(self, optimizer: Any, parameters: Named, saved: Mapping[str, Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        for name, parameter in parameters.items():
+            for key in [key for key in saved if key.rpartition(".")[0] == name and not key.endswith(".step")]:
+                safe_set_full_optimizer_state(parameter, saved[key].to(parameter.device), key.rpartition(".")[2])
+        steps = [value for key, value in saved.items() if key.endswith(".step")]
+        for state in _inner(optimizer).state.values():
+            state["step"] = _as(state.get("step"), steps[0])
+
+
+def layout_of(accelerator: Accelerator) -> Layout:
+    """The layout that a launch asked for."""
+    return DeepSpeedLayout() if accelerator.distributed_type == DistributedType.DEEPSPEED else Layout()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies in this process, sharing its memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; every process must ask."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Copy a whole value into a tensor, of which this process may hold a slice."""
+    local(tensor).copy_(local(_like(tensor, value)))
+
+
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    """A whole value laid out as a tensor is; one of another shape (a counter) stays as it is."""
+    if value.shape != tensor.shape:
+        return value
+    value = value.to(tensor.device)
+    if not hasattr(tensor, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+
+
+def _kept(name: str, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    keys = [key for key in saved if key.rpartition(".")[0] == name]
+    return {key.rpartition(".")[2]: _like(parameter, saved[key]) for key in keys}
+
+
+def _inner(optimizer: Any) -> Any:
+    """The torch optimiser inside DeepSpeed's, inside Accelerate's."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _as(pattern: Any, value: Tensor) -> Any:
+    return value.to(pattern.device) if isinstance(pattern, Tensor) else int(value)

@@ -1,0 +1,85 @@
+"""Trains a small model in child processes that are killed at random moments. Run by test_kills.py: FOLDER KILLS.
+
+The parent only imports, so that a child costs a fork and not a start of Python, and moments are spread over the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from unmask.config import Recipe, parse_recipe
+from unmask.training import train
+from unmask.training.runfolder import find_latest
+
+REACH = 0.08
+"""The share of the steps that a child may do before it is killed at the latest: twenty of them do not reach the end."""
+
+
+def recipe(folder: Path) -> Recipe:
+    return parse_recipe(
+        {
+            "data": {"source": {"name": "text", "paths": str(folder / "text.txt")}, "length": 16},
+            "model": {"name": "dit", "size": "nano", "hidden_size": 16, "layers": 1, "heads": 2, "dropout": 0.1},
+            "optimizer": {"warmup": 5, "ema": 0.9},
+            "training": {
+                "steps": 200, "batch_size": 4, "log_every": 7, "validate_every": 40, "validation_rows": 4,
+                "save_every": 5, "keep": 3,
+            },
+        }
+    )  # fmt: skip
+
+
+def in_child(folder: Path, out: Path) -> int:
+    """Start or continue the run in a process of its own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        train(recipe(folder), out, resume="auto")
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def step_of(out: Path) -> int:
+    """How far the newest checkpoint is."""
+    latest = find_latest(out)
+    return int(latest.name.removeprefix("step-")) if latest else 0
+
+
+def timed(folder: Path, out: Path) -> tuple[float, float]:
+    """Seconds to the first checkpoint and to the end of an unbroken run."""
+    begin = time.monotonic()
+    pid = in_child(folder, out)
+    while not find_latest(out):
+        time.sleep(0.01)
+    first = time.monotonic() - begin
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"the run in '{out}' failed")
+    return first, time.monotonic() - begin
+
+
+def main(folder: Path, kills: int) -> None:
+    os.environ["UNMASK_CACHE"] = str(folder / "cache")
+    (folder / "text.txt").write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(60)))
+    first, last = timed(folder, folder / "whole")
+    moments, steps = random.Random(0), []
+    while len(steps) < kills:
+        pid = in_child(folder, folder / "killed")
+        time.sleep(moments.uniform(0.0, first + REACH * (last - first)))
+        os.kill(pid, signal.SIGKILL)
+        if os.waitpid(pid, 0)[1] != signal.SIGKILL:
+            sys.exit("the run ended before it was killed often enough")
+        steps.append(step_of(folder / "killed"))
+    timed(folder, folder / "killed")
+    print(json.dumps({"kills": len(steps), "steps": steps}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
