@@ -19,7 +19,7 @@ def make_accelerator(config: TrainingConfig, clip: float) -> Accelerator:
     """The device of this process; bf16 on the GPUs that have it, unless the recipe says otherwise."""
     AcceleratorState._reset_state()  # an earlier run of this program may have had another precision
     accelerator = Accelerator(
-        mixed_precision=_mixed_precision(config),
+        mixed_precision="no",  # the loss computes in bf16 by itself, the same way under every wrapper
         gradient_accumulation_steps=config.accumulation,
         cpu=not torch.accelerator.is_available(),
         fsdp_plugin=_sharding() if config.shard else None,
@@ -28,7 +28,7 @@ def make_accelerator(config: TrainingConfig, clip: float) -> Accelerator:
     if config.shard:
         _shard_on_cpus_too(accelerator)
     if accelerator.distributed_type == DistributedType.FSDP:
-        _check_sharding(accelerator)
+        _configure_sharding(accelerator, precision_of(config))
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         _configure_deepspeed(accelerator, config, clip)
     return accelerator
@@ -49,9 +49,10 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _mixed_precision(config: TrainingConfig) -> str:
-    automatic = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
-    return {"auto": automatic, "float32": "no", "bf16": "bf16"}[config.precision]
+def precision_of(config: TrainingConfig) -> torch.dtype:
+    """What matrices are multiplied in; weights, moments and averages are float32 throughout."""
+    automatic = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if config.precision == "bf16" or (config.precision == "auto" and automatic) else torch.float32
 
 
 def _sharding() -> FullyShardedDataParallelPlugin:
@@ -69,14 +70,14 @@ def _shard_on_cpus_too(accelerator: Accelerator) -> None:
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
-def _check_sharding(accelerator: Accelerator) -> None:
+def _configure_sharding(accelerator: Accelerator, precision: torch.dtype) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     plugin: Any = accelerator.state.fsdp_plugin
     if plugin.fsdp_version != 2:
         raise UnmaskError("FSDP is version 1 in this Accelerate configuration; set fsdp_version: 2 in it.")
-    if accelerator.mixed_precision == "bf16":
-        # Inputs stay as they are: times and uniforms in bf16 would mask other tokens.
+    if precision == torch.bfloat16:
+        # Inputs stay as they are: rotary angles in bf16 would blur far positions.
         plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )

@@ -64,7 +64,7 @@ class DeepSpeedLayout(Layout):
     def moments(self, optimizer: Any, parameters: Named) -> Whole:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        flat: dict[str, Any] = next(iter(_inner(optimizer).state.values()), {})
+        flat: dict[str, Any] = next(iter(_inner_pair(optimizer)[1].state.values()), {})
         for name, parameter in parameters.items():
             for key in flat:
                 counter = key == "step"
@@ -74,12 +74,27 @@ class DeepSpeedLayout(Layout):
     def load_moments(self, optimizer: Any, parameters: Named, saved: Mapping[str, Tensor]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
+        kept = {name: _kept(name, parameter, saved) for name, parameter in parameters.items()}
+        pattern = next(iter(kept.values()))
+        if not pattern:
+            return
+        _make_room(optimizer, pattern)
         for name, parameter in parameters.items():
-            for key in [key for key in saved if key.rpartition(".")[0] == name and not key.endswith(".step")]:
-                safe_set_full_optimizer_state(parameter, saved[key].to(parameter.device), key.rpartition(".")[2])
-        steps = [value for key, value in saved.items() if key.endswith(".step")]
-        for state in _inner(optimizer).state.values():
-            state["step"] = _as(state.get("step"), steps[0])
+            for key, value in kept[name].items():
+                if value.dim():
+                    safe_set_full_optimizer_state(parameter, value, key)
+
+
+def _make_room(optimizer: Any, pattern: Mapping[str, Tensor]) -> None:
+    """Give a DeepSpeed optimiser that has not stepped yet its counters and empty moments, as its first step would."""
+    zero, inner = _inner_pair(optimizer)
+    for group in inner.param_groups:
+        for flat in group["params"]:
+            inner.state[flat] = {
+                key: torch.zeros_like(flat) if value.dim() else value.to(flat.device if group.get("fused") else "cpu")
+                for key, value in pattern.items()
+            }
+    zero._lazy_init_hp_params_optimizer_state()
 
 
 def layout_of(accelerator: Accelerator) -> Layout:
@@ -120,12 +135,9 @@ def _kept(name: str, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> di
     return {key.rpartition(".")[2]: _like(parameter, saved[key]) for key in keys}
 
 
-def _inner(optimizer: Any) -> Any:
-    """The torch optimiser inside DeepSpeed's, inside Accelerate's."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
-def _as(pattern: Any, value: Tensor) -> Any:
-    return value.to(pattern.device) if isinstance(pattern, Tensor) else int(value)
+def _inner_pair(optimizer: Any) -> tuple[Any, Any]:
+    """DeepSpeed's optimiser inside Accelerate's, and torch's inside that."""
+    outer = optimizer
+    while hasattr(optimizer.optimizer, "optimizer"):
+        outer = optimizer = optimizer.optimizer
+    return outer, outer.optimizer

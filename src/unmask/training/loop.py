@@ -18,7 +18,7 @@ from unmask.training import checkpoints
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
 from unmask.training.data import Feed, parts_of
-from unmask.training.device import deterministic_kernels, make_accelerator
+from unmask.training.device import deterministic_kernels, make_accelerator, precision_of
 from unmask.training.interrupt import StopRequest, stop_requests
 from unmask.training.log import Log
 from unmask.training.optimizer import learning_rate
@@ -98,7 +98,10 @@ class Trainer:
         self.parts = parts
         self.progress = progress
         self.world = world
-        self.stepper = Stepper(accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer)
+        precision = precision_of(recipe.training)
+        self.stepper = Stepper(
+            accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer, precision
+        )
         seed_process(world, recipe.training.seed)
         self.feed = _feed(recipe, parts, world, pin=accelerator.device.type == "cuda")
         self.validation = parts.validation.spread(recipe.training.validation_rows)

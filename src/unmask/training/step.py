@@ -25,8 +25,11 @@ class Loss(nn.Module):
 
     _no_split_modules = ("Block",)
 
-    def __init__(self, denoiser: nn.Module, objective: Objective, schedule: Schedule) -> None:
+    def __init__(
+        self, denoiser: nn.Module, objective: Objective, schedule: Schedule, precision: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
+        self.precision = precision
         self.denoiser = denoiser
         self.objective = objective
         self.schedule = schedule
@@ -34,7 +37,9 @@ class Loss(nn.Module):
     def forward(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> dict[str, Tensor | None]:
         """The fields of `LossTerms`, of the objective or of one of its estimators, as a mapping that wrappers see."""
         denoiser: Any = self.denoiser
-        return dict(vars((estimator or self.objective).loss(denoiser, batch, self.schedule, noise)))
+        chosen = estimator or self.objective
+        with torch.autocast(batch.input_ids.device.type, self.precision, enabled=self.precision != torch.float32):
+            return dict(vars(chosen.loss(denoiser, batch, self.schedule, noise)))
 
 
 def trained(denoiser: nn.Module) -> dict[str, nn.Parameter]:
@@ -52,6 +57,7 @@ class Stepper:
         objective: Objective,
         schedule: Schedule,
         config: OptimizerConfig,
+        precision: torch.dtype = torch.float32,
     ) -> None:
         self.accelerator = accelerator
         self.config = config
@@ -59,7 +65,7 @@ class Stepper:
         self.layout = layout_of(accelerator)
         self.denoiser: Any = denoiser.to(accelerator.device).train()
         optimizer = adamw(trained(denoiser).values(), config, accelerator.device)
-        self.loss, self.optimizer = accelerator.prepare(Loss(denoiser, objective, schedule), optimizer)
+        self.loss, self.optimizer = accelerator.prepare(Loss(denoiser, objective, schedule, precision), optimizer)
         self.parameters = trained(denoiser)
         self.ema = EMA(self.parameters, config.ema)
         self.meter = Meter(accelerator.device)
