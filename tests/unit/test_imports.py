@@ -20,7 +20,7 @@ LAYERS = [
     {"likelihood"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},
-    {"evaluation"},
+    {"evaluation", "doctor"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
