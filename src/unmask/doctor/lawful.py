@@ -43,12 +43,12 @@ def judge(device: torch.device, progress: Callable[[int], None] = lambda cases: 
     """Try every law on every member of every axis; `progress` hears of each member and law that is done."""
     for axis in laws.AXES:
         started = time.monotonic()
-        with on(device):
-            cases = laws.cases(axis)
-            made: list[Law] = []
-            for case in cases:
+        cases = laws.cases(axis)
+        made: list[Law] = []
+        for case in cases:
+            with on(device):
                 made += case.verdicts()
-                progress(1)
+            progress(1)
         broken = tuple(law for law in made if not law.passed)
         members = len({case.subject for case in cases})
         yield Verdict(axis, members, len(made), time.monotonic() - started, broken, max(made, key=share))
