@@ -29,7 +29,7 @@ def run(monkeypatch, capsys):
     return call
 
 
-VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "list")
+VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "list", "doctor")
 
 
 @pytest.mark.parametrize("verb", VERBS)

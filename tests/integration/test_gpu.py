@@ -94,6 +94,30 @@ def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
     assert torch.allclose(plain, fused, atol=1e-3)
 
 
+@pytest.mark.parametrize("axis", ["schedule", "sampler", "model"])
+def test_laws_hold_on_the_gpu(axis):
+    from unmask import laws
+    from unmask.laws.device import on
+
+    cases = laws.cases(axis)
+    with on("cuda"):
+        for law in (law for case in cases for law in case.judge()):
+            law.require()
+    assert torch.zeros(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
+def test_a_healthy_checkpoint_passes_the_doctor(folder, dtype, request):
+    from unmask.doctor.examination import examine
+    from unmask.doctor.patient import admit
+
+    lm = load(request.getfixturevalue(folder), device="cuda")
+    lm.denoiser.to(dtype)
+    for finding in examine(admit(lm)):
+        assert finding.passed, finding
+
+
 def test_compiled_random_numbers_are_those_of_the_cpu():
     sample, position = torch.arange(512)[:, None], torch.arange(1024)[None]
     compiled = torch.compile(lambda s, p: uniform(7, Purpose.MASK, 3, s, p))(sample.cuda(), position.cuda())

@@ -125,6 +125,42 @@ def test_subset_recursion_is_the_mean_over_all_orders():
     assert float(nll) == pytest.approx(-math.log(total), abs=1e-10)
 
 
+def test_bound_of_the_recursion_is_the_mean_over_all_orders():
+    table, text = tables.random_table(seed=3), torch.tensor([2, 0, 3])
+    nats = 0.0
+    for order in itertools.permutations(range(3)):
+        z = torch.full((1, 3), 1)
+        for position in order:
+            nats -= float(exact.log_conditionals(table, z, 0.5)[0, position, text[position]]) / 6
+            z[0, position] = text[position]
+    found = exact.any_order(table, text[None], torch.ones(3, dtype=torch.bool))
+    assert float(found.bound) == pytest.approx(nats, abs=1e-10)
+    assert found.canvases == 8
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_bound_of_the_recursion_is_the_integral_over_time(conditioned):
+    table = tables.random_table(seed=2, conditioned=conditioned)
+    texts, open_ = torch.tensor([[2, 0, 3], [0, 0, 2]]), torch.tensor([True, False, True])
+    found = exact.any_order(table, texts, open_)
+    should = exact.continuous_bound(table, texts, open_).sum(dim=1)
+    assert torch.allclose(found.bound, should, atol=1e-7)
+    assert bool((found.bound > found.nll).all())
+    assert found.canvases == 2 * 4 * (exact.CLOCK_NODES if conditioned else 1)
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_canvases_may_be_shown_in_chunks(conditioned, monkeypatch):
+    table = tables.random_table(seed=2, conditioned=conditioned)
+    text, open_ = torch.tensor([[2, 0, 3]]), torch.ones(3, dtype=torch.bool)
+    whole = exact.any_order(table, text, open_)
+    monkeypatch.setattr(exact, "TOKENS_AT_ONCE", 9)
+    watched = tables.Watched(table)
+    parts = exact.any_order(watched, text, open_)
+    assert max(len(ids) for ids in watched.calls) == 3
+    assert (float(parts.nll), float(parts.bound)) == (float(whole.nll), float(whole.bound))
+
+
 @pytest.mark.parametrize("conditioned", [False, True])
 def test_likelihoods_of_all_texts_sum_to_one(conditioned):
     table = tables.random_table(seed=2, conditioned=conditioned)

@@ -20,7 +20,7 @@ LAYERS = [
     {"likelihood"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},
-    {"evaluation"},
+    {"evaluation", "doctor"},
     {"cli"},
     {"__main__"},
 ]

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from unmask.cli import convert, demo, evaluate, fill, listing, sample, score, train
+from unmask.cli import convert, demo, doctor, evaluate, fill, listing, sample, score, train
 from unmask.errors import UnmaskError
 from unmask.version import __version__
 
@@ -27,6 +27,7 @@ app.command("fill")(fill.fill)
 app.command("score")(score.score)
 app.command("convert")(convert.convert)
 app.command("list")(listing.listing)
+app.command("doctor")(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)

@@ -85,6 +85,13 @@ class Case:
         for finding in self.check(self.member):
             yield Law(self.name, self.subject, finding.figure, finding.limit, finding.words)
 
+    def verdicts(self) -> Iterator[Law]:
+        """The same; a check that cannot be made is a broken law."""
+        try:
+            yield from self.judge()
+        except Exception as error:
+            yield Law(self.name, self.subject, math.inf, 0.0, f"{type(error).__name__}: {error}")
+
 
 _CHECKS: dict[str, list[tuple[Check, Callable[[Any], bool]]]] = {axis: [] for axis in AXES}
 
@@ -129,10 +136,7 @@ def run(axes: tuple[str, ...] = AXES) -> Iterator[Law]:
     """Judge every registered member of the axes, one law after another. A check that cannot be made is a broken law."""
     for axis in axes:
         for case in cases(axis):
-            try:
-                yield from case.judge()
-            except Exception as error:
-                yield Law(case.name, case.subject, math.inf, 0.0, f"{type(error).__name__}: {error}")
+            yield from case.verdicts()
 
 
 def members(axis: str) -> tuple[Any, ...]:

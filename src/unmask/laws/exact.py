@@ -7,6 +7,7 @@ and Bayes' rule, in float64. Only a handful of positions may be open.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor
 
 from unmask.laws.tables import every_canvas
+from unmask.likelihood import device_of
 
 MOST_OPEN = 8
 CLOCK_NODES = 12
 QUADRATURE_NODES = 64
+TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 14, 1 << 24
+"""What a denoiser is shown in one call, so that the networks of real checkpoints fit into memory too."""
 
 
 def log_conditionals(
@@ -31,23 +35,43 @@ def log_conditionals(
         return denoiser.head(rows, mask_logit=mask_logit).double().log_softmax(dim=-1)
 
 
-def any_order_nll(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> Tensor:
-    """[B] -log likelihood of ids [B, L] given the positions that are not open [L], under one-at-a-time uniform order.
+@dataclass(frozen=True)
+class AnyOrder:
+    """What generation in uniform order, one position at a time, makes of texts: `nll` [B] is -log likelihood, `bound`
+    [B] the mean over orders of the nats, which Jensen puts above it; `canvases`: how many the denoiser was shown."""
 
-    f(M) = mean over i in M of p(x_i | x outside M) f(M - i), f(empty) = 1, over all sets M of masked positions: 2^n
-    canvases. A conditioned denoiser also sees the clock: with n masks left at mask rate v the next position is revealed
-    at v b with b ~ Beta(n, 1), so f is a function of v, held as a polynomial through a few nodes.
+    nll: Tensor
+    bound: Tensor
+    canvases: int
+
+
+def any_order(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> AnyOrder:
+    """Likelihood and bound of ids [B, L] given the positions that are not open [L], from the same 2^n canvases.
+
+    Over all sets M of masked positions f(M) = mean over i in M of p(x_i | x outside M) f(M - i), f(empty) = 1, and
+    h(M) = mean over i in M of h(M - i) - log p(x_i | x outside M), h(empty) = 0. A conditioned denoiser also sees the
+    clock: with n masks left at mask rate v the next position is revealed at v b with b ~ Beta(n, 1), so f and h are
+    functions of v, held as polynomials through a few nodes.
     """
     sets = _subsets(open_)
     clock = _clock(denoiser)
     chance = _chances(denoiser, ids, sets, clock, attention)
     f = [torch.ones(len(clock), ids.shape[0], dtype=torch.float64)]
+    h = [torch.zeros_like(f[0])]
+    bit = {position: 1 << k for k, position in enumerate(open_.nonzero()[:, 0].tolist())}
     for masked in range(1, len(sets)):
         members = sets[masked].nonzero()[:, 0].tolist()
-        bit = {position: 1 << k for k, position in enumerate(open_.nonzero()[:, 0].tolist())}
-        g = torch.stack([chance[masked, :, :, i] * f[masked ^ bit[i]] for i in members]).mean(dim=0)
-        f.append(_later(clock, len(members)) @ g)
-    return -f[-1][-1].log()
+        p = [chance[masked, :, :, i] for i in members]
+        rest = [masked ^ bit[i] for i in members]
+        later = _later(clock, len(members))
+        f.append(later @ torch.stack([p_i * f[r] for p_i, r in zip(p, rest, strict=True)]).mean(dim=0))
+        h.append(later @ torch.stack([h[r] - p_i.log() for p_i, r in zip(p, rest, strict=True)]).mean(dim=0))
+    return AnyOrder(-f[-1][-1].log(), h[-1][-1], chance[..., 0].numel())
+
+
+def any_order_nll(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> Tensor:
+    """[B] -log likelihood of ids [B, L] given the positions that are not open [L], in uniform order."""
+    return any_order(denoiser, ids, open_, attention).nll
 
 
 def left_to_right_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
@@ -179,14 +203,30 @@ def _subsets(open_: Tensor) -> Tensor:
 
 
 def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor, attention: Tensor | None) -> Tensor:
-    """[S, K, B, L] x_theta(x) of ids [B, L] with each set [S, L] masked, at each mask rate [K]."""
+    """[S, K, B, L] x_theta(x) of ids [B, L] where each set [S, L] masks them, at each mask rate [K]; 1 elsewhere.
+
+    Canvases go through the denoiser a chunk at a time, and only masked rows meet the vocabulary.
+    """
     S, K, (B, L) = len(sets), len(rates), ids.shape
-    z = ids.masked_fill(sets[:, None], denoiser.config.mask_token_id)[:, None].expand(S, K, B, L)
-    alpha = (1.0 - rates)[None, :, None].expand(S, K, B)
-    seen = None if attention is None else attention.expand(S * K * B, L)
-    log_p = log_conditionals(denoiser, z.reshape(-1, L), alpha.reshape(-1), seen)
-    target = ids.expand(S, K, B, L).reshape(-1, L, 1)
-    return log_p.gather(2, target)[..., 0].view(S, K, B, L).exp()
+    masked = sets[:, None, None].expand(S, K, B, L).reshape(-1, L)
+    alpha = (1.0 - rates)[None, :, None].expand(S, K, B).reshape(-1)
+    text = ids.expand(S, K, B, L).reshape(-1, L)
+    most = int(sets.sum(dim=1).max())
+    size = min(TOKENS_AT_ONCE // L, LOGITS_AT_ONCE // (max(most, 1) * denoiser.config.vocab_size)) or 1
+    parts = zip(text.split(size), masked.split(size), alpha.split(size), strict=True)
+    return torch.cat([_chances_of(denoiser, *part, attention=attention) for part in parts]).view(S, K, B, L)
+
+
+def _chances_of(denoiser: Any, ids: Tensor, masked: Tensor, alpha: Tensor, attention: Tensor | None) -> Tensor:
+    """[N, L] x_theta(x) of ids [N, L] at the masked positions [N, L], 1 elsewhere, in float64."""
+    ids, masked, alpha = (part.to(device_of(denoiser)) for part in (ids, masked, alpha))
+    z = ids.masked_fill(masked, denoiser.config.mask_token_id)
+    seen = None if attention is None else attention.to(ids.device).expand_as(ids)
+    with torch.no_grad():
+        rows = denoiser.hidden(z, alpha=alpha, attention_mask=seen)
+        log_p = denoiser.head(rows[masked]).double().log_softmax(dim=-1)
+    chance = log_p.gather(1, ids[masked][:, None])[:, 0].exp()
+    return torch.ones(ids.shape, dtype=torch.float64).masked_scatter(masked.cpu(), chance.cpu())
 
 
 def _clock(denoiser: Any) -> Tensor:

@@ -1,0 +1,72 @@
+"""What the machine is, and where the laws are carried."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+
+from unmask.doctor import machine
+from unmask.errors import UnmaskError
+from unmask.laws.device import Gathering, on
+
+
+def test_the_machine_is_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "not" / "there" / "yet"))
+    here = machine.look()
+    assert here.cores == len(os.sched_getaffinity(0))
+    assert here.threads == torch.get_num_threads()
+    assert here.memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert "gloo" in here.backends
+    assert here.cache.endswith("yet")
+    assert here.cache_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_driver_that_torch_cannot_use_is_told(monkeypatch):
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    for found, told in (("/usr/bin/nvidia-smi", True), (None, False)):
+        monkeypatch.setattr(machine.shutil, "which", lambda name, found=found: found)
+        assert machine.look().driver_unused is told
+
+
+def test_the_compiler_is_the_one_that_torch_would_call(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name if name in ("clang++", "mine") else None)
+    monkeypatch.delenv("CXX", raising=False)
+    assert machine.look().compiler == "clang++"
+    monkeypatch.setenv("CXX", "mine")
+    assert machine.look().compiler == "mine"
+
+
+@pytest.mark.parametrize("name", ["banana", "meta", "cuda:99"])
+def test_a_device_that_cannot_compute_is_one_sentence(name):
+    with pytest.raises(UnmaskError, match=f"The device '{name}' cannot be used here"):
+        machine.chosen_device(name)
+
+
+def test_without_a_name_the_device_is_that_of_load(monkeypatch):
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    assert machine.chosen_device(None) == torch.device("cpu")
+
+
+def test_tensors_of_the_cpu_follow_to_the_device():
+    """On the meta device, which computes nothing but says where it would have."""
+    constant, meta = torch.arange(3), torch.device("meta")
+    with meta, Gathering(meta):
+        made = torch.zeros(3)
+        assert made.device == meta
+        assert (constant + 1).device == meta
+        assert torch.cat([constant, constant]).device == meta
+        assert torch.where(constant > 1, constant, other=constant).device == meta
+        assert made[constant].device == meta
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(3, generator=generator)
+    assert drawn.device.type == "cpu"
+    assert constant.device.type == "cpu"
+
+
+def test_on_the_cpu_nothing_is_done():
+    with on("cpu"):
+        assert torch.zeros(1).device.type == "cpu"
