@@ -78,6 +78,7 @@ def test_numbers_count_texts_and_not_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     documents = list(cutting.numbered("f", texts))
     assert joined(iter(documents)) == [("f#0", "one two"), ("f#1", "a"), ("f#2", "four five"), ("f#3", "z")]
     assert len(documents) > 4
+    assert max(len(document.text) for document in documents) == 4, "two pieces' worth"
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -102,16 +103,20 @@ def test_files_read_the_same_in_small_pieces(
     assert joined(iter(small)) == [(document.name, document.text) for document in whole]
 
 
-@pytest.mark.parametrize("separator", ["paragraph", "ab"])
-def test_a_very_long_line_is_read_in_parts(tmp_path: Path, separator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a long line is not taken for a separator, though it looks like one."""
+@pytest.mark.parametrize(
+    ("separator", "mark", "long"),
+    [("paragraph", " ", " " * 8 + "end"), ("paragraph", "", "abcdefgh" + "  "), ("ab", "ab", "abcdefgh" + "ab")],
+)
+def test_a_very_long_line_is_read_in_parts(
+    tmp_path: Path, separator: str, mark: str, long: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the beginning nor the end of a long line is taken for a separator, though it looks like one."""
     monkeypatch.setattr(plain, "LINE", 8)
     monkeypatch.setattr(cutting, "PIECE", 4)
-    long = {"paragraph": "abcdefgh" + "  ", "ab": "abcdefgh" + "ab"}[separator]
-    mark = {"paragraph": "", "ab": "ab"}[separator]
-    (tmp_path / "a.txt").write_bytes(f"one\r\n{long}\r\n{mark}\r\nabcdefg\r\n".encode())
+    (tmp_path / "a.txt").write_bytes(f"{long}\r\n{mark}\r\none\r\n{long}\r\n{mark}\r\nabcdefg\r\n".encode())
     source = registry.build("source", {"name": "text", "paths": tmp_path / "a.txt", "separator": separator})
-    assert joined(source.documents()) == [("a.txt#0", f"one\r\n{long}"), ("a.txt#1", "abcdefg")]
+    expected = [("a.txt#0", long), ("a.txt#1", f"one\r\n{long}"), ("a.txt#2", "abcdefg")]
+    assert joined(source.documents()) == expected
 
 
 PROGRAM = """
