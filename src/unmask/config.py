@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from unmask.data.sources import source_named
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build, field
 
@@ -116,16 +117,15 @@ def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Rec
 def recipe_for(what: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe a user names: a YAML file, a shipped name, or text to train on by the recipe ``default``.
 
-    Text is a file, a folder, or ``-`` for standard input.
+    Text is a file or folder of any kind that is read, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for
+    standard input.
     """
     path = Path(what)
-    if what == "-":
-        return read_recipe("default", ["data.source=stdin", *overrides])
     if path.suffix in (".yaml", ".yml") or (what in shipped_recipes() and not path.exists()):
         return read_recipe(what, overrides)
-    if path.exists():
-        source = yaml.safe_dump({"name": "text", "paths": [what]}, default_flow_style=True)
-        return read_recipe("default", [f"data.source={source}", *overrides])
+    source = source_named(what)
+    if source["name"] != "text" or path.exists():
+        return read_recipe("default", [f"data.source={yaml.safe_dump(source, default_flow_style=True)}", *overrides])
     near = [*shipped_recipes(), *(entry.name for entry in path.parent.glob("*"))]
     raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, near)}")
 

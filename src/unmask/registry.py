@@ -40,6 +40,8 @@ AXES: dict[str, dict[str, str | type]] = {
     },
     "source": {
         "text": "unmask.data.sources:TextSource",
+        "fasta": "unmask.data.sources.fasta:FastaSource",
+        "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
     },
@@ -48,6 +50,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "char": "unmask.data.tokenizers:CharTokenizer",
         "bpe": "unmask.data.tokenizers:BPETokenizer",
         "huggingface": "unmask.data.tokenizers:HuggingFaceTokenizer",
+        "dna": "unmask.data.dna_tokenizer:DNATokenizer",
     },
     "policy": {
         "packed": "unmask.data.policies:Packed",

@@ -9,26 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from unmask.cli import main
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a verb in this process; gives (exit code, standard output, standard error)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
 VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "list", "doctor")
 
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,12 +40,12 @@ def test_folders_are_walked_in_sorted_order_and_unpacked(tmp_path: Path) -> None
     (tmp_path / ".hidden").mkdir()
     (tmp_path / ".hidden" / "x.txt").write_text("hidden")
     (tmp_path / "z.txt").write_text("z")
-    (tmp_path / "c.csv").write_text("not text")
+    (tmp_path / "c.log").write_text("not text")
     (tmp_path / "b" / "y.md.gz").write_bytes(gzip.compress(b"y"))
     (tmp_path / "b" / "a.txt.xz").write_bytes(lzma.compress(b"a"))
     (tmp_path / "empty.txt").write_text("")
     assert read(tmp_path) == [("b/a.txt.xz", "a"), ("b/y.md.gz", "y"), ("z.txt", "z")]
-    assert read([tmp_path / "c.csv", tmp_path / "b"])[0] == ("c.csv", "not text")
+    assert read([tmp_path / "c.log", tmp_path / "b"])[0] == ("c.log", "not text")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -83,22 +84,12 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(UnmaskError, match=r"empty\.txt has no text"):
         read(tmp_path / "empty.txt")
-    with pytest.raises(UnmaskError, match="has no text files"):
+    with pytest.raises(UnmaskError, match="has no files to read"):
         read(tmp_path / "folder")
     with pytest.raises(UnmaskError, match="no text in it"):
         read(tmp_path)
     with pytest.raises(UnmaskError, match="no paths"):
         TextSource(paths=[]).documents()
-
-
-@pytest.mark.parametrize(("name", "pack"), [("a.txt.gz", gzip.compress), ("a.txt.xz", lzma.compress)])
-def test_a_broken_archive_is_named(tmp_path: Path, name: str, pack: object) -> None:
-    (tmp_path / name).write_bytes(pack(os.urandom(5000))[:2000])  # type: ignore[operator]
-    with pytest.raises(UnmaskError, match="not a complete"):
-        read(tmp_path / name, encoding_errors="replace")
-    (tmp_path / name).write_bytes(b"plain text")
-    with pytest.raises(UnmaskError, match="not a complete"):
-        read(tmp_path / name)
 
 
 @pytest.mark.parametrize("separator", ["", "two\nlines"])
@@ -113,6 +104,54 @@ def test_stdin_is_read_once_and_walked_twice(monkeypatch: pytest.MonkeyPatch) ->
     expected = [Document("stdin#0", "one"), Document("stdin#1", "two")]
     assert list(source.documents()) == expected
     assert list(source.documents()) == expected
+
+
+PROGRAM = """
+import tempfile
+from pathlib import Path
+from unmask.data.sources import StdinSource, pieces
+pieces.PIECE = 1000
+first, again = ([d for d in StdinSource().documents()] for _ in range(2))
+assert first == again and len(first) > 100 and [d.more for d in first] == [True] * (len(first) - 1) + [False]
+(kept,) = Path(tempfile.gettempdir()).iterdir()
+print(len("".join(d.text for d in first)), (kept / "text").stat().st_size)
+"""
+
+
+def test_stdin_is_kept_on_disk_until_the_program_ends(tmp_path: Path) -> None:
+    text = "words and " * 20_000
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.stdout.split() == [str(len(text))] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_sources_share_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+    assert [document.text for document in StdinSource().documents()] == ["one\ntwo\n"]
+    assert [document.text for document in StdinSource(separator="line").documents()] == ["one", "two"]
+
+
+def test_bad_bytes_of_stdin_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\xff")))
+    with pytest.raises(UnmaskError, match="Standard input is not valid UTF-8 at byte 3"):
+        list(StdinSource().documents())
+
+
+def test_stdin_that_cannot_be_kept_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*streams: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one")))
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(UnmaskError, match=r"could not be kept in .* \(No space left on device\); .*TMPDIR"):
+        list(StdinSource().documents())
 
 
 def test_empty_stdin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,16 @@ def evaluate(
     checkpoint: Checkpoint,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Text files or folders; without it the validation split of the training data."),
+        typer.Option(
+            help="Files or folders of any kind that 'unmask train' reads, hf:NAME, or '-'; "
+            "without it the validation split of the training data."
+        ),
     ] = None,
     separator: Annotated[
         str | None, typer.Option(help="Line that separates documents in --data; or line, paragraph.")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Field of the records in --data (JSON, CSV, Parquet, ...) that holds the text.")
     ] = None,
     steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
@@ -40,6 +46,8 @@ def evaluate(
 
         unmask eval runs/demo/mdlm --data book.txt --steps 64 --steps 256 --precision 0.005
 
+        unmask eval runs/demo/mdlm --data reviews.jsonl.zst --field body
+
         unmask eval runs/demo/ar --json
     """
     from unmask.cli.report import finish
@@ -49,7 +57,7 @@ def evaluate(
     from unmask.likelihood import evaluation_work
 
     lm = load(checkpoint, device=device)
-    table = held_out_rows(lm, data, separator, rows)
+    table = held_out_rows(lm, data, separator, rows, field)
     wanted = tuple(steps or ())
     total = None if precision else evaluation_work(lm.card.objective, table, len(wanted))
     with progress("scoring", total, quiet=as_json) as advance:

@@ -29,7 +29,14 @@ class TrainCommand(TyperCommand):
 
 
 def train(
-    what: Annotated[str, typer.Argument(help="A recipe (name or .yaml), a text file or folder, or '-' for stdin.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe (name or .yaml); a file or folder of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet, "
+            ".arrow or FASTA, also packed (.gz, .bz2, .xz, .zst); a saved dataset; hf:NAME for one on the Hugging "
+            "Face hub; or '-' for stdin."
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, e.g. training.steps=2000.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME without it.")] = None,
     resume: Annotated[
@@ -51,6 +58,8 @@ def train(
 
         unmask train books/ data.length=256 model.size=tiny training.steps=20000
 
+        unmask train reviews.csv data.source.field=body
+
         unmask train demo --out runs/mine schedule=cosine
 
         unmask train demo --out runs/mine schedule=cosine training.steps=4000 --resume
@@ -63,6 +72,9 @@ def train(
     from unmask.training import train as run
 
     recipe = recipe_for(what, overrides or [])
+    if left_out := recipe.data.source.left_out():
+        counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
+        errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
         result = run(recipe, folder, resume=_resume(resume), progress=progress_for(errors, verbose))

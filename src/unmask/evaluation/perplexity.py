@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.rows import Rows
-from unmask.data.sources import TextSource
+from unmask.data.sources import Document, source_named
 from unmask.data.split import prepare
 from unmask.errors import UnmaskError
 from unmask.generation import MaskedDiffusionLM
+from unmask.registry import build
 
 
 def held_out_rows(
-    lm: MaskedDiffusionLM, paths: Sequence[str] | None = None, separator: str | None = None, count: int | None = None
+    lm: MaskedDiffusionLM,
+    texts: Sequence[str] | None = None,
+    separator: str | None = None,
+    count: int | None = None,
+    field: str | None = None,
 ) -> Rows:
-    """Rows of the texts at `paths`, or of the validation split of the training data; `count` of them."""
-    if paths:
-        tokens = TokenCache.build(TextSource(paths=list(paths), separator=separator).documents, lm.words)
+    """Rows of the named texts, or of the validation split of the training data; `count` of them.
+
+    texts: what ``unmask train`` takes as text: files, folders, ``hf:NAME`` or ``-``. separator, field: options of
+    their sources.
+    """
+    if texts:
+        tokens = TokenCache.build(_documents(texts, separator=separator, field=field), lm.words)
     else:
         tokens = _validation(lm)
     rows = lm.card.policy.rows(tokens, lm.row_length, lm.words.eos_token_id, lm.words.pad_token_id)
     return rows if count is None else rows.spread(count)
+
+
+def _documents(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
+    given = {name: value for name, value in options.items() if value is not None}
+    sources = [build("source", {**source_named(text), **given}) for text in texts]
+    return lambda: chain.from_iterable(source.documents() for source in sources)
 
 
 def _validation(lm: MaskedDiffusionLM) -> TokenCache:

@@ -1,0 +1,10 @@
+"""Where text comes from: files and folders of many formats, standard input, Hugging Face datasets."""
+
+from __future__ import annotations
+
+from unmask.data.sources.base import Document, Source
+from unmask.data.sources.named import source_named
+from unmask.data.sources.stdin import StdinSource
+from unmask.data.sources.text import TextSource
+
+__all__ = ["Document", "Source", "StdinSource", "TextSource", "source_named"]

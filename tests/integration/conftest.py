@@ -1,0 +1,26 @@
+"""The command line as the tests call it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from unmask.cli import main
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a verb in this process; gives (exit code, standard output, standard error)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

@@ -1,0 +1,58 @@
+"""`unmask train` and `unmask eval` on the data people have."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+
+from unmask.config import recipe_for
+
+SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=4"]
+
+
+def test_a_mixed_folder_is_trained_on_and_judged(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mixed").mkdir()
+    words = "the cat sat on the mat. " * 20
+    Path("mixed/a.md").write_text(words)
+    Path("mixed/b.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(b'{"body": "%s"}\n' % words.encode() for _ in range(9)))
+    )
+    Path("mixed/c.csv").write_text("n,body\n" + f"1,{words}\n" * 9)
+    Path("mixed/[photo].png").write_bytes(b"\x89PNG")
+    code, _, err = run("train", "mixed", "training.steps=2", *SMALL)
+    assert code == 0, err
+    assert "Files that are not read: 1 .png." in err
+    for data, options in (("mixed", []), ("mixed/b.jsonl.gz", ["--field", "body"])):
+        code, out, err = run("eval", "runs/mixed", "--data", data, *options, "--json")
+        assert code == 0, err
+    assert json.loads(out)["headline"]["bytes"] == 9 * len(words)
+    code, _, err = run("eval", "runs/mixed", "--data", "mixed/b.jsonl.gz", "--field", "bodi")
+    assert code == 2
+    assert "Did you mean 'body'" in err
+
+
+def test_a_saved_dataset_is_trained_on_and_judged(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = ["the dog lay on the log. " * 5] * 20
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk("saved")
+    code, _, err = run("train", "saved", "training.steps=2", *SMALL)
+    assert code == 0, err
+    code, out, err = run("eval", "runs/saved", "--data", "saved", "--data", "saved", "--json")
+    assert code == 0, err
+    assert json.loads(out)["headline"]["bytes"] == 2 * sum(map(len, texts))
+    code, _, err = run("eval", "runs/saved", "--data", "saved", "--separator", "line")
+    assert code == 2
+    assert "no option 'separator'" in err
+
+
+def test_what_the_argument_of_train_may_be(tmp_path):
+    fasta = tmp_path / "genome.fa.zst"
+    fasta.touch()
+    assert recipe_for(str(fasta)).data.source.name == "text"
+    assert recipe_for("-").data.source.name == "stdin"
+    source = recipe_for("hf:org/stories", ["data.source.config=en", "data.source.streaming=true"]).data.source
+    assert (source.name, source.path, source.config, source.streaming) == ("huggingface", "org/stories", "en", True)
