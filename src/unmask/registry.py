@@ -42,6 +42,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "text": "unmask.data.sources:TextSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
+        "mixture": "unmask.data.mixture:MixtureSource",
     },
     "tokenizer": {
         "byte": "unmask.data.tokenizers:ByteTokenizer",

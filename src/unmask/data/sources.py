@@ -34,10 +34,14 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Document:
-    """One text with a name that says where it is from."""
+    """One text with a name that says where it is from.
+
+    A long text comes as several of the same name, one after the other, all but the last with ``more``.
+    """
 
     name: str
     text: str
+    more: bool = False
 
 
 class Source(Component):
@@ -53,6 +57,10 @@ class Source(Component):
     def held_out(self, name: str) -> bool | None:
         """Whether the document is for validation; None leaves that to the split."""
         return None
+
+    def split_key(self, name: str) -> str:
+        """What the split goes by: documents with the same key are on the same side."""
+        return name
 
 
 class _SeparatedText(Source):
