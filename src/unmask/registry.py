@@ -44,6 +44,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
+        "mixture": "unmask.data.mixture:MixtureSource",
     },
     "tokenizer": {
         "byte": "unmask.data.tokenizers:ByteTokenizer",

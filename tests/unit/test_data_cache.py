@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from unmask.data import cache as module
-from unmask.data.cache import FILES, Inventory, TokenCache, Tokens, cache_folder
+from unmask.data import partial, pieces
+from unmask.data.cache import FILES, TokenCache, Tokens, cache_folder
+from unmask.data.pieces import Joined
 from unmask.data.sources import Document
-from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, encode
+from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, Encoder, encode
 from unmask.errors import UnmaskError
 
 DOCUMENTS = [Document("a", "héllo"), Document("b/ü", "\U0001f600"), Document("c", "x" * 50), Document("a", "héllo")]
@@ -34,14 +36,13 @@ def build(documents: list[Document] = DOCUMENTS, tokenizer: object = BYTES, **op
 def count_encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one each time a batch is encoded for a cache."""
     calls: list[int] = []
-    original = module._batches
+    original = Encoder.encode
 
-    def counted(documents: Iterator[Document]) -> Iterator[list[Document]]:
-        for batch in original(documents):
-            calls.append(len(batch))
-            yield batch
+    def counted(encoder: Encoder, joined: Joined) -> object:
+        calls.append(len(joined.pieces))
+        return original(encoder, joined)
 
-    monkeypatch.setattr(module, "_batches", counted)
+    monkeypatch.setattr(Encoder, "encode", counted)
     return calls
 
 
@@ -62,7 +63,7 @@ def test_it_holds_the_tokens_and_sizes_of_each_document() -> None:
 def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(tokenizer=BPETokenizer(vocab_size=260).build(lambda: iter(DOCUMENTS)))
     expected = whole.ids.tolist(), whole.offsets.tolist()
-    monkeypatch.setattr(module, "BATCH_CHARACTERS", 3)
+    monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 3)
     monkeypatch.setenv("UNMASK_CACHE", str(whole.folder.parent / "other"))
     calls = count_encodings(monkeypatch)
     streamed = build(tokenizer=BPETokenizer(vocab_size=260).build(lambda: iter(DOCUMENTS)))
@@ -132,7 +133,8 @@ def test_a_text_that_changes_meanwhile_is_noticed(folder: Path) -> None:
     assert list((folder / "tokens").iterdir()) == []
 
 
-def test_who_loses_the_race_uses_the_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_who_loses_the_race_uses_the_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "fcntl", None)
     original = module._write
     winners: list[float] = []
 
@@ -170,7 +172,7 @@ def test_errors_name_the_document() -> None:
 
 
 def test_progress_counts_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_CHARACTERS", 6)
+    monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 6)
     seen: list[tuple[int, int]] = []
     build(progress=lambda done, total: seen.append((done, total)))
     assert seen == [(6, 61), (56, 61), (61, 61)]
@@ -198,16 +200,6 @@ def test_a_place_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "file"))
     with pytest.raises(UnmaskError, match=r"cannot be used .* set the environment variable UNMASK_CACHE"):
         build()
-
-
-def test_a_part_of_an_inventory_is_the_inventory_of_the_part() -> None:
-    inventory, part = Inventory(), Inventory()
-    list(inventory.note(DOCUMENTS))
-    list(part.note(DOCUMENTS[1:3]))
-    chosen = inventory.chosen(np.array([False, True, True, False]))
-    assert chosen.fingerprints == part.fingerprints
-    assert chosen.byte_counts == part.byte_counts
-    assert chosen.character_counts == part.character_counts
 
 
 def test_tokens_in_memory() -> None:

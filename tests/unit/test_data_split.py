@@ -7,31 +7,60 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from unmask import registry
+from unmask.data.inventory import joined, take_inventory
+from unmask.data.sides import take_sides
 from unmask.data.sources import Document, Source, TextSource
-from unmask.data.split import prepare, split
+from unmask.data.split import prepare
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer
 from unmask.errors import UnmaskError
 
 
 class Listed(Source):
-    """Documents that are given as they are."""
+    """Documents that are given as they are, or in parts of some size."""
 
     name: Literal["listed"] = "listed"
     texts: dict[str, str]
     kept: str = "?"
+    size: int = 1 << 20
+    key: str | None = None
 
     def documents(self) -> Iterator[Document]:
-        return (Document(name, text) for name, text in self.texts.items())
+        for name, text in self.texts.items():
+            parts = [text[start : start + self.size] for start in range(0, len(text), self.size)] or [""]
+            yield from (Document(name, part, more=n + 1 < len(parts)) for n, part in enumerate(parts))
 
     def held_out(self, name: str) -> bool | None:
         return None if self.kept == "?" else name.startswith(self.kept)
 
+    def split_key(self, name: str) -> str:
+        return name.split(self.key)[0] if self.key else name
 
-def many(n: int) -> list[Document]:
-    return [Document(f"document {number}", f"text {number}") for number in range(n)]
+
+def many(n: int, **options: object) -> Listed:
+    return Listed(texts={f"document {number}": f"text {number}" for number in range(n)}, **options)
+
+
+def flags(source: Listed, fraction: float = 0.05, seed: int = 0) -> npt.NDArray[np.bool_]:
+    """Which documents are held out; the inventories must say the same."""
+    sides = take_sides(source, fraction, seed)
+    held_out = [sides.split.holds_out(name) for name in source.texts]
+    for inventory, side in ((sides.train, False), (sides.validation, True)):
+        chosen = [name for name, flag in zip(source.texts, held_out, strict=True) if flag == side]
+        expected = take_inventory(Document(name, source.texts[name]) for name in chosen)
+        assert inventory.digest == expected.digest
+        assert (inventory.documents, inventory.characters) == (len(chosen), expected.characters)
+    return np.array(held_out)
+
+
+def cut_of(text: str, fraction: float, size: int = 1 << 20) -> tuple[int | None, str, str]:
+    """Where a lone document is cut, and its two parts."""
+    split = take_sides(Listed(texts={"only": text}, size=size), fraction).split
+    left, right = ("".join(part.text for part in split.part(side)) for side in (False, True))
+    return split.cut, left, right
 
 
 @pytest.fixture(autouse=True)
@@ -45,38 +74,61 @@ def decoded(corpus: object, part: str) -> list[str]:
 
 
 def test_the_fraction_and_the_seed() -> None:
-    first = split(many(4000), fraction=0.05).validation
+    first = flags(many(4000))
     assert abs(first.sum() - 200) < 5 * np.sqrt(190)
-    assert np.array_equal(first, split(many(4000), fraction=0.05).validation)
-    other = split(many(4000), fraction=0.05, seed=1).validation
-    assert (first & other).sum() < 40, "seeds choose independently"
-    assert (split(many(4000), fraction=0.1).validation >= first).all(), "a larger fraction keeps the smaller one's"
+    assert np.array_equal(first, flags(many(4000)))
+    assert (first & flags(many(4000), seed=1)).sum() < 40, "seeds choose independently"
+    assert (flags(many(4000), fraction=0.1) >= first).all(), "a larger fraction keeps the smaller one's"
+
+
+def test_a_document_keeps_its_side_when_others_come_and_go() -> None:
+    few, all_of_them = many(400), many(1000)
+    assert np.array_equal(flags(few, 0.3), flags(all_of_them, 0.3)[:400])
+
+
+def test_the_values_do_not_change_between_versions() -> None:
+    assert np.flatnonzero(flags(many(100))).tolist() == [2, 12, 13, 26, 38, 41, 65, 88]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.999])
 def test_no_side_is_empty(fraction: float) -> None:
     for n in (2, 3, 5):
         for seed in range(20):
-            assert 0 < split(many(n), fraction=fraction, seed=seed).validation.sum() < n
+            assert 0 < flags(many(n), fraction, seed).sum() < n
+
+
+def test_documents_with_one_key_are_on_one_side() -> None:
+    texts = {f"{letter}/{number}": letter for letter in "abcdefghij" for number in range(10)}
+    held_out = flags(Listed(texts=texts, key="/"), 0.4).reshape(10, 10)
+    assert (held_out.all(axis=1) | ~held_out.any(axis=1)).all()
+    assert 0 < held_out.sum() < 100
+    lowest = flags(Listed(texts=texts, key="/"), 0.001).reshape(10, 10)
+    assert lowest.sum() == 10, "where none would be held out one whole key is"
+    with pytest.raises(UnmaskError, match=r"holds out 20 of its 20 documents, .* give them different names"):
+        take_sides(Listed(texts={f"a/{number}": "x" for number in range(20)}, key="/"))
 
 
 def test_parts_are_disjoint_and_complete() -> None:
-    documents = many(50)
-    parted = split(documents, fraction=0.3)
-    training, validation = (list(parted.part(documents, side)) for side in (False, True))
-    assert sorted(d.name for d in training + validation) == sorted(d.name for d in documents)
+    source = many(50, size=3)
+    split = take_sides(source, 0.3).split
+    training, validation = (list(split.part(side)) for side in (False, True))
     assert not {d.name for d in training} & {d.name for d in validation}
+    assert len({d.name for d in training + validation}) == 50
+    assert sorted("".join(d.text for d in part) for part in (training, validation)) == sorted(
+        "".join(text for name, text in source.texts.items() if split.holds_out(name) == side) for side in (False, True)
+    )
 
 
 def test_the_source_decides_where_it_has_an_opinion() -> None:
-    documents = [Document(name, "x") for name in ("b", "held", "c", "held too")]
-    assert split(documents, lambda name: name.startswith("held")).validation.tolist() == [False, True, False, True]
+    source = Listed(texts=dict.fromkeys(("b", "held", "c", "held too"), "x"), kept="held")
+    assert flags(source).tolist() == [False, True, False, True]
     with pytest.raises(UnmaskError, match=r"holds out 0 of its 4 documents.*nothing for validation"):
-        split(documents, lambda name: False)
+        take_sides(Listed(texts=source.texts, kept="nothing"))
     with pytest.raises(UnmaskError, match="nothing to train on"):
-        split(documents, lambda name: True)
+        take_sides(Listed(texts=source.texts, kept=""))
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize(
     ("text", "left"),
     [
@@ -86,23 +138,39 @@ def test_the_source_decides_where_it_has_an_opinion() -> None:
         ("ab" * 50, "ab" * 45),
     ],
 )
-def test_a_lone_document_is_cut_at_a_boundary(text: str, left: str) -> None:
-    parted = split([Document("only", text)], fraction=0.1)
-    assert parted.cut == len(left)
-    (training,), (validation,) = (list(parted.part([Document("only", text)], side)) for side in (False, True))
-    assert (training.text, validation.text) == (left, text[len(left) :])
+def test_a_lone_document_is_cut_at_a_boundary(text: str, left: str, size: int) -> None:
+    assert cut_of(text, 0.1, size) == (len(left), left, text[len(left) :])
 
 
 def test_the_cut_waits_for_the_end_of_a_line_or_word() -> None:
     text = "alpha beta gamma\n" * 20
-    cut = split([Document("only", text)], fraction=0.31).cut
-    assert cut is not None
-    assert text[cut - 1] == "\n"
-    assert 0.68 * len(text) < cut < 0.8 * len(text)
-    text = text.replace("\n", " ")
-    cut = split([Document("only", text)], fraction=0.31).cut
-    assert cut is not None
-    assert text[cut - 1] == " "
+    cut, left, right = cut_of(text, 0.31)
+    assert cut == len(left)
+    assert left[-1] == "\n"
+    assert left + right == text
+    assert 0.68 * len(text) < len(left) < 0.8 * len(text)
+    assert cut_of(text.replace("\n", " "), 0.31)[1][-1] == " "
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("fraction", [0.03, 0.31, 0.5, 0.9])
+def test_the_cut_of_a_random_text(fraction: float, size: int) -> None:
+    """Against the rule written down for a whole text."""
+    random = np.random.default_rng(int(100 * fraction))
+    for _ in range(20):
+        text = "x" + "".join(random.choice(list("abcdefgh \n"), 90, p=[0.11] * 8 + [0.1, 0.02])) + "x"
+        target = int(len(text) * (1 - fraction))
+        stop = target + (len(text) - target) // 2
+        ends = [text.find(space, target - 1, stop) + 1 for space in "\n "]
+        assert cut_of(text, fraction, size)[0] == next((end for end in ends if end), target)
+
+
+def test_both_sides_of_a_cut_are_documents_of_their_own() -> None:
+    split = take_sides(Listed(texts={"only": "word " * 100}, size=7), 0.1).split
+    for side in (False, True):
+        *before, last = split.part(side)
+        assert all(part.more for part in before)
+        assert not last.more
 
 
 @pytest.mark.parametrize("text", ["a", "   a", "a    "])
@@ -110,18 +178,42 @@ def test_too_short_to_cut(text: str) -> None:
     with pytest.raises(
         UnmaskError, match=r"only is the only document .* too few .* give more text or a larger fraction"
     ):
-        split([Document("only", text)], fraction=0.3)
+        cut_of(text, 0.3)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
 def test_the_fraction_is_checked(fraction: float) -> None:
     with pytest.raises(UnmaskError, match="between 0 and 1"):
-        split(many(3), fraction=fraction)
+        take_sides(many(3), fraction)
 
 
 def test_no_documents() -> None:
     with pytest.raises(UnmaskError, match="no documents"):
-        split([])
+        take_sides(Listed(texts={}))
+
+
+def test_an_inventory_is_of_documents_not_of_parts() -> None:
+    def digest(*documents: Document) -> str:
+        return take_inventory(documents).digest
+
+    whole = digest(Document("a", "héllo"), Document("b", ""))
+    assert digest(Document("a", "h", True), Document("a", "éllo", True), Document("a", ""), Document("b", "")) == whole
+    for other in (
+        [Document("a", "h"), Document("a", "éllo"), Document("b", "")],
+        [Document("a", "héllob"), Document("", "")],
+        [Document("", "héllo"), Document("ab", "")],
+        [Document("b", ""), Document("a", "héllo")],
+        [Document("a", "héllo")],
+    ):
+        assert digest(*other) != whole
+
+
+def test_inventories_of_several_corpora_join_in_order() -> None:
+    one, other = (take_inventory([Document(name, name * 3)]) for name in "aé")
+    both = joined([one, other])
+    assert (both.documents, both.bytes, both.characters) == (2, 9, 6)
+    assert both.digest != joined([other, one]).digest
+    assert joined([one]).digest == one.digest != both.digest
 
 
 def test_prepare_encodes_both_parts() -> None:
@@ -129,8 +221,7 @@ def test_prepare_encodes_both_parts() -> None:
     corpus = prepare(source, ByteTokenizer(), fraction=0.2)
     assert corpus.cut is None
     assert sorted(decoded(corpus, "train") + decoded(corpus, "validation")) == sorted(source.texts.values())
-    flags = split(source.documents(), fraction=0.2).validation
-    assert [int(name[1:]) for name in corpus.validation.names] == np.flatnonzero(flags).tolist()
+    assert [int(name[1:]) for name in corpus.validation.names] == np.flatnonzero(flags(source, 0.2)).tolist()
     again = prepare(source, corpus.tokenizer, fraction=0.2)
     assert (again.train.folder, again.validation.folder) == (corpus.train.folder, corpus.validation.folder)
     assert again.tokenizer is corpus.tokenizer

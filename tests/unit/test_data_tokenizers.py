@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import unmask
 from unmask import registry
-from unmask.data import tokenizers
+from unmask.data import pieces
 from unmask.data.sources import Document
-from unmask.data.tokenizers import Encoder, encode, encoder_of, pieces, vocabulary_size
+from unmask.data.tokenizers import Encoder, encode, encoder_of, vocabulary_size
+from unmask.data.tokenizers.symbols import byte_symbols
 from unmask.errors import UnmaskError
 
 DATA = os.environ.get("UNMASK_DATA")
@@ -31,6 +33,7 @@ TEXTS = [
     "\x00nul\x00",
     "  two  spaces \n\n\n",
 ]
+CHARACTERS = "".join(map(chr, (10, *range(32, 127))))
 FORGED = "a [MASK] b[EOS]c [UNK] <|endoftext|>"
 
 
@@ -41,6 +44,12 @@ def corpus() -> Iterator[Document]:
 
 def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:
     return registry.build("tokenizer", spec).build(corpus)
+
+
+def in_parts(document: Document, size: int) -> list[Document]:
+    """The document as a source hands out long ones."""
+    texts = [document.text[start : start + size] for start in range(0, len(document.text), size)] or [""]
+    return [Document(document.name, text, more=place + 1 < len(texts)) for place, text in enumerate(texts)]
 
 
 def published(name: str) -> PreTrainedTokenizerFast:
@@ -112,6 +121,14 @@ def test_an_unknown_character_is_named(text: str, message: str) -> None:
         encode(build("char"), ["fine", text])
 
 
+def test_positions_in_errors_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LONG", 10)
+    with pytest.raises(UnmaskError, match=r"Text 1 has the character 'C' \(U\+0043\) at position 25"):
+        encode(build("char"), ["fine", "x" * 25 + "C", "fine"])
+    with pytest.raises(UnmaskError, match="Text 2 has half a surrogate pair at position 31"):
+        encode(build("byte"), ["", "fine", "é" * 31 + "\ud800"])
+
+
 def test_char_takes_another_alphabet() -> None:
     tokenizer = build({"name": "char", "alphabet": "ACGT\n\U0001f600"})
     assert encode(tokenizer, ["TGCA\n\U0001f600"]) == [[3, 2, 1, 0, 4, 5]]
@@ -126,38 +143,77 @@ def test_the_table_equals_the_library(spec: str | dict[str, object]) -> None:
     tokenizer = build(spec)
     texts = ["", "a", "abcd. dcba\n" * 5]
     by_library = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    assert encoder_of(tokenizer)._look_up is not None
+    assert encoder_of(tokenizer)._table is not None
     assert encode(tokenizer, texts) == by_library
 
 
 def test_byte_symbols_are_the_library_s() -> None:
     from tokenizers.pre_tokenizers import ByteLevel
 
-    assert sorted(tokenizers._byte_symbols()) == sorted(ByteLevel.alphabet())
+    assert sorted(byte_symbols()) == sorted(ByteLevel.alphabet())
 
 
-def test_long_texts_are_cut_only_where_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [5, 50, 700])
+def test_long_texts_are_cut_only_where_that_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     text = "".join(document.text for document in corpus()) + "  \n\n \t end"
     tokenizer = build({"name": "bpe", "vocab_size": 300})
     whole = encode(tokenizer, [text])
-    monkeypatch.setattr(tokenizers, "LONG", 50)
-    monkeypatch.setattr(tokenizers.pieces, "__defaults__", (50,))
-    assert len(list(pieces(text))) > 20
-    assert "".join(pieces(text)) == text
+    monkeypatch.setattr(pieces, "LONG", size)
+    assert len(list(encoder_of(tokenizer).pieces([Document("a", text)]))) > len(text) / (size + 12)
     assert encode(tokenizer, [text, "short", text]) == [whole[0], encode(tokenizer, ["short"])[0], whole[0]]
 
 
-def test_a_tokenizer_that_marks_the_start_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def metaspace(prepend: str) -> Encoder:
+    """A tokenizer that marks the beginning of a text, or of every word, as Llama's does."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    backend = Tokenizer(models.WordLevel({"▁a": 0, "▁": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    backend = Tokenizer(models.WordLevel({"▁a": 0, "▁": 1, "a": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    return Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+@pytest.mark.parametrize("prepend", ["always", "first", "never"])
+def test_a_mark_at_the_start_of_a_text_is_not_put_before_each_piece(
+    monkeypatch: pytest.MonkeyPatch, prepend: str
+) -> None:
+    encoder = metaspace(prepend)
     text = "a " * 100 + "a"
     whole = encoder([text])[0].tolist()
-    monkeypatch.setattr(tokenizers, "LONG", 50)
-    monkeypatch.setattr(tokenizers.pieces, "__defaults__", (50,))
+    monkeypatch.setattr(pieces, "LONG", 50)
+    assert len(list(encoder.pieces([Document("a", text)]))) > 3
     assert encoder([text])[0].tolist() == whole
+
+
+def test_a_cut_moves_on_where_a_token_would_be_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_tokens(["b a"])
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    monkeypatch.setattr(pieces, "LONG", 50)
+    text = "a b " * 100
+    *parts, _ = encoder.pieces([Document("a", text)])
+    assert {part.text[-1] for part in parts} == {"a"}
+    assert encoder([text])[0].tolist() == [0, *[3] * 99, 1] == encoder._batch([text])[0].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("spec", ["byte", {"name": "char", "alphabet": CHARACTERS}, {"name": "bpe", "vocab_size": 300}])
+def test_pieces_do_not_depend_on_how_the_source_cuts(
+    monkeypatch: pytest.MonkeyPatch, spec: str | dict[str, object], size: int
+) -> None:
+    monkeypatch.setattr(pieces, "LONG", 100)
+    encoder = encoder_of(build(spec))
+    documents = list(corpus())
+    handed_out = [part for document in documents for part in in_parts(document, size)]
+    found = list(encoder.pieces(handed_out))
+    assert found == list(encoder.pieces(documents))
+    assert len(found) > len(documents)
+    assert "".join(piece.text for piece in found) == "".join(document.text for document in documents)
+    for left, right in pairwise(found):
+        assert right.before == (left.text[-pieces.CONTEXT :] if left.more else "")
+        assert right.start == (left.start + len(left.text) if left.more else 0)
 
 
 def test_the_mask_token_in_a_text_is_refused_where_it_cannot_be_told_apart() -> None:
@@ -263,7 +319,7 @@ def test_bert(tmp_path: Path) -> None:
 def test_long_published_encodings_join(name: str) -> None:
     encoder = Encoder(published(name))
     text = "".join(document.text for document in corpus()) * 20
-    assert len(text) > tokenizers.LONG
+    assert len(text) > pieces.LONG
     assert np.array_equal(encoder([text])[0], encoder._batch([text])[0])
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unmask.data.cache import Tokens
-from unmask.data.rows import DocumentRows, GivenRows, PackedRows, Rows
+from unmask.data.rows import Rows
+from unmask.data.token_rows import DocumentRows, GivenRows, PackedRows
 from unmask.errors import UnmaskError
 from unmask.registry import Component
 

@@ -5,84 +5,71 @@ Documents are never in both parts, and a tokenizer that learns from text sees th
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from unmask.data.cache import Inventory, TokenCache
+from unmask.data.cache import TokenCache
+from unmask.data.inventory import Inventory, joined, take_inventory
+from unmask.data.mixed_rows import JoinedRows, MixedRows
+from unmask.data.mixture import weighted_parts
+from unmask.data.policies import Policy
+from unmask.data.rows import Rows
+from unmask.data.sides import take_sides
 from unmask.data.sources import Document, Source
 from unmask.data.tokenizers import TokenizerComponent
-from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Progress = Callable[[str, int, int], None]  # 'train' or 'validation', characters encoded so far, characters in all
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Which documents are for validation.
-
-    validation: bool [n], one for each document. cut: None, or, where the only document was cut in two, the character at
-    which its validation part begins.
-    """
-
-    validation: npt.NDArray[np.bool_]
-    cut: int | None = None
-
-    def part(self, documents: Iterable[Document], validation: bool) -> Iterator[Document]:
-        """The training or the validation documents among all of them."""
-        for document, held_out in zip(documents, self.validation, strict=False):  # the cache notices a changed source
-            if self.cut is not None:
-                text = document.text[self.cut :] if validation else document.text[: self.cut]
-                yield Document(document.name, text)
-            elif held_out == validation:
-                yield document
+Progress = Callable[[str, int, int], None]
+"""(part, done, total): 'train' or 'validation', characters encoded and in all; total 0 while they are counted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """What training reads. cut: where a lone document was cut in two to have a validation part, else None."""
+    """What training reads: the tokens of each part of a mixture, of which most corpora have one.
 
-    train: TokenCache
-    validation: TokenCache
+    weights: of the parts in training. cut: where a lone document was cut in two to have a validation part, else None.
+    """
+
+    train_parts: tuple[TokenCache, ...]
+    validation_parts: tuple[TokenCache, ...]
+    weights: tuple[float, ...]
     tokenizer: PreTrainedTokenizerFast
     cut: int | None = None
 
+    @property
+    def train(self) -> TokenCache:
+        """The training tokens of a corpus that is not a mixture."""
+        (only,) = self.train_parts
+        return only
 
-def split(
-    documents: Iterable[Document],
-    held_out: Callable[[str], bool | None] | None = None,
-    fraction: float = 0.05,
-    seed: int = 0,
-) -> Split:
-    """Choose validation documents in one pass.
+    @property
+    def validation(self) -> TokenCache:
+        """The validation tokens of a corpus that is not a mixture."""
+        (only,) = self.validation_parts
+        return only
 
-    held_out: the source's own opinion on a document's name; it wins where it is not None. Otherwise a hash of seed,
-    index and name holds out about ``fraction`` of the documents, and of two or more at least one on either side. A
-    single document is cut: its last ``fraction`` of characters, from the next line or word on, is the validation part.
-    """
-    if not 0 < fraction < 1:
-        raise UnmaskError(f"The validation fraction {fraction} does not lie between 0 and 1; 0.05 is usual.")
-    opinions: list[bool | None] = []
-    draws = array("d")
-    first: Document | None = None
-    for index, document in enumerate(documents):
-        first = first or document
-        opinions.append(held_out(document.name) if held_out else None)
-        draws.append(_uniform(seed, index, document.name))
-    if first is None:
-        raise UnmaskError("The source has no documents; give it text.")
-    if len(draws) == 1:
-        return Split(np.zeros(1, dtype=bool), _cut(first, fraction))
-    return Split(_choose(opinions, np.array(draws), fraction))
+    def rows(self, policy: Policy, length: int) -> tuple[Rows, Rows]:
+        """The tables of training and of validation rows."""
+        eos_id, pad_id = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
+        train = [policy.rows(tokens, length, eos_id, pad_id) for tokens in self.train_parts]
+        validation = [policy.rows(tokens, length, eos_id, pad_id) for tokens in self.validation_parts]
+        return (
+            train[0] if len(train) == 1 else MixedRows(train, self.weights),
+            validation[0] if len(validation) == 1 else JoinedRows(validation),
+        )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Documents that are to be encoded into one cache."""
+
+    documents: Callable[[], Iterator[Document]]
+    inventory: Inventory
 
 
 def prepare(
@@ -96,70 +83,40 @@ def prepare(
     """Read, split and encode a source; what was encoded before is found again in the cache.
 
     tokenizer: a component, built from the training documents, or a tokenizer that is there already. validation: a
-    source whose documents are the validation part; all of ``source`` is then for training and nothing is split.
+    source whose documents are the validation part; all of ``source`` is then for training and nothing is split. The
+    parts of a mixture are split and encoded each on its own.
     """
+    parts, weights = zip(*weighted_parts(source), strict=True)
+    cut = None
     if validation is not None:
-        return _corpus(tokenizer, (source.documents, None), (validation.documents, None), None, progress)
-    inventory = Inventory()
-    parted = split(inventory.note(source.documents()), source.held_out, fraction, seed)
-    train, held_out = (_part(source, parted, inventory, side) for side in (False, True))
-    return _corpus(tokenizer, train, held_out, parted.cut, progress)
+        train, held_out = [_whole(part) for part in parts], [_whole(validation)]
+    else:
+        sides = [take_sides(part, fraction, seed, progress and partial(_counted, progress)) for part in parts]
+        train = [_Side(partial(one.split.part, False), one.train) for one in sides]
+        held_out = [_Side(partial(one.split.part, True), one.validation) for one in sides]
+        cut = sides[0].split.cut if len(sides) == 1 else None
+    built = _built(tokenizer, train)
+    train_parts = _encoded(train, built, progress and partial(progress, "train"))
+    validation_parts = _encoded(held_out, built, progress and partial(progress, "validation"))
+    return Corpus(train_parts, validation_parts, weights, built, cut)
 
 
-_Part = tuple[Callable[[], Iterator[Document]], Inventory | None]
+def _whole(source: Source) -> _Side:
+    return _Side(source.documents, take_inventory(source.documents()))
 
 
-def _part(source: Source, parted: Split, inventory: Inventory, validation: bool) -> _Part:
-    known = inventory.chosen(parted.validation == validation) if parted.cut is None else None
-    return lambda: parted.part(source.documents(), validation), known
+def _counted(progress: Progress, characters: int) -> None:
+    progress("corpus", characters, 0)
 
 
-def _corpus(
-    tokenizer: TokenizerComponent | PreTrainedTokenizerFast,
-    train: _Part,
-    validation: _Part,
-    cut: int | None,
-    progress: Progress | None,
-) -> Corpus:
-    built = tokenizer.build(train[0]) if isinstance(tokenizer, TokenizerComponent) else tokenizer
-    caches = [
-        TokenCache.build(documents, built, inventory, progress and partial(progress, name))
-        for name, (documents, inventory) in (("train", train), ("validation", validation))
-    ]
-    return Corpus(caches[0], caches[1], built, cut)
+def _built(tokenizer: TokenizerComponent | PreTrainedTokenizerFast, train: Sequence[_Side]) -> PreTrainedTokenizerFast:
+    if not isinstance(tokenizer, TokenizerComponent):
+        return tokenizer
+    inventory = joined([side.inventory for side in train])
+    return tokenizer.build(lambda: chain.from_iterable(side.documents() for side in train), inventory)
 
 
-def _uniform(seed: int, index: int, name: str) -> float:
-    digest = blake2b(f"{seed}\n{index}\n{name}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def _choose(opinions: list[bool | None], draws: npt.NDArray[np.float64], fraction: float) -> npt.NDArray[np.bool_]:
-    """Draws below the fraction, the lowest always and the highest never, then what the source says instead."""
-    chosen = draws < fraction
-    chosen[draws.argmin()] = True
-    chosen[draws.argmax()] = False
-    for index, opinion in enumerate(opinions):
-        if opinion is not None:
-            chosen[index] = opinion
-    if chosen.all() or not chosen.any():
-        raise UnmaskError(
-            f"The source holds out {int(chosen.sum())} of its {len(chosen)} documents, which leaves "
-            f"{'nothing to train on' if chosen.all() else 'nothing for validation'}; give it more text."
-        )
-    return chosen
-
-
-def _cut(document: Document, fraction: float) -> int:
-    """The start of a line, else of a word, else any character, at or soon after the last fraction begins."""
-    text = document.text
-    target = int(len(text) * (1 - fraction))
-    stop = target + (len(text) - target) // 2
-    ends = (text.find(space, max(target - 1, 0), stop) + 1 for space in ("\n", " "))
-    cut = next((end for end in ends if end), target)
-    if not text[:cut].strip() or not text[cut:].strip():
-        raise UnmaskError(
-            f"{document.name} is the only document and its {len(text)} characters are too few to set a fraction of "
-            f"{fraction} apart for validation; give more text or a larger fraction."
-        )
-    return cut
+def _encoded(
+    sides: Sequence[_Side], tokenizer: PreTrainedTokenizerFast, progress: Callable[[int, int], None] | None
+) -> tuple[TokenCache, ...]:
+    return tuple(TokenCache.build(side.documents, tokenizer, side.inventory, progress) for side in sides)

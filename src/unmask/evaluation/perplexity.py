@@ -9,7 +9,7 @@ from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.rows import Rows
 from unmask.data.sources import Document, source_named
-from unmask.data.split import prepare
+from unmask.data.split import Corpus, prepare
 from unmask.errors import UnmaskError
 from unmask.generation import MaskedDiffusionLM
 from unmask.registry import build
@@ -29,9 +29,9 @@ def held_out_rows(
     """
     if texts:
         tokens = TokenCache.build(_documents(texts, separator=separator, field=field), lm.words)
+        rows = lm.card.policy.rows(tokens, lm.row_length, lm.words.eos_token_id, lm.words.pad_token_id)
     else:
-        tokens = _validation(lm)
-    rows = lm.card.policy.rows(tokens, lm.row_length, lm.words.eos_token_id, lm.words.pad_token_id)
+        _, rows = _corpus(lm).rows(lm.card.policy, lm.row_length)
     return rows if count is None else rows.spread(count)
 
 
@@ -41,11 +41,11 @@ def _documents(texts: Sequence[str], **options: str | None) -> Callable[[], Iter
     return lambda: chain.from_iterable(source.documents() for source in sources)
 
 
-def _validation(lm: MaskedDiffusionLM) -> TokenCache:
+def _corpus(lm: MaskedDiffusionLM) -> Corpus:
     described = lm.card.protocol.get("data")
     if described is None:
         raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
     data = DataConfig(**described)
     if not data.source.lasting:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
-    return prepare(data.source, lm.words, data.validation, data.seed).validation
+    return prepare(data.source, lm.words, data.validation, data.seed)

@@ -35,10 +35,7 @@ def build_parts(recipe: Recipe, world: World, progress: Progress | None = None) 
     data = recipe.data
     corpus = world.machine_does(lambda: prepare(data.source, data.tokenizer, data.validation, data.seed, progress))
     tokenizer: Any = corpus.tokenizer
-    train, validation = (
-        data.policy.rows(tokens, data.length, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        for tokens in (corpus.train, corpus.validation)
-    )
+    train, validation = corpus.rows(data.policy, data.length)
     train.check_trainable()
     torch.manual_seed(recipe.training.seed)
     denoiser = _network(recipe.model, recipe.objective, len(tokenizer), tokenizer.mask_token_id, data.length)
