@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from unmask.config import OptimizerConfig, TrainingConfig
+from unmask.config import TrainingConfig
 from unmask.data.policies import Padded, rows_of_texts
 from unmask.models import CausalSpec, DiTSpec
 from unmask.objectives.ar import AR
 from unmask.objectives.base import Objective
 from unmask.objectives.subs import Subs
+from unmask.optimizers.adamw import AdamW
 from unmask.schedules import LogLinear
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import make_accelerator
@@ -37,7 +38,7 @@ def stepper(objective: Objective, **options: float) -> Stepper:
         for parameter in denoiser.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     accelerator = make_accelerator(TrainingConfig())
-    return Stepper(accelerator, denoiser, objective, LogLinear(), OptimizerConfig(**options))
+    return Stepper(accelerator, denoiser, objective, LogLinear(), AdamW(**options), steps=1000)
 
 
 def gradients(one: Stepper) -> dict[str, torch.Tensor]:

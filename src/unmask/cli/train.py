@@ -13,6 +13,9 @@ from unmask.cli.common import Json, console, errors, print_json
 def train(
     what: Annotated[str, typer.Argument(help="A recipe (name or .yaml), a text file or folder, or '-' for stdin.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, e.g. training.steps=2000.")] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Go on from this checkpoint's weights: fine-tune it.", metavar="CKPT")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME without it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Without a terminal, print a line now and then.")] = False,
@@ -28,14 +31,22 @@ def train(
 
         unmask train demo --out runs/mine schedule=cosine
 
-        unmask train demo --out runs/mine schedule=cosine training.steps=4000 --resume
+        unmask train demo --out runs/mine schedule=cosine --resume
+
+        unmask train my.txt optimizer=adamw optimizer.learning_rate=0.001
+
+        unmask train my.txt --from runs/demo/mdlm training.steps=200
+
+        unmask train my.txt --from runs/demo/mdlm model.lora.rank=8 optimizer.learning_rate=0.001
     """
     from unmask.cli.report import bound_words
     from unmask.config import recipe_for
     from unmask.training import Interrupted, progress_for
     from unmask.training import train as run
+    from unmask.training.finetune import recipe_from
 
-    recipe = recipe_for(what, overrides or [])
+    chosen = overrides or []
+    recipe = recipe_for(what, chosen) if from_ is None else recipe_from(what, from_, chosen)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
         result = run(recipe, folder, resume=resume, progress=progress_for(errors, verbose))

@@ -2,7 +2,7 @@
 
 state/model.safetensors        the weights themselves (the checkpoint's own are their average)
 state/ema.safetensors          the average, where there is one
-state/optimizer.safetensors    what AdamW keeps for each weight
+state/optimizer.safetensors    what the optimiser keeps for each weight
 state/trainer.safetensors      torch's random state and the meter of a half-finished log line
 state/trainer.json             step, samples, seconds, the data's fingerprint and the recipe
 """
@@ -24,11 +24,12 @@ from unmask import checkpoint
 from unmask.checkpoint import Card
 from unmask.errors import UnmaskError
 from unmask.files import atomic_folder
+from unmask.models.lora import merged_state_dict
+from unmask.training.optimizer import load_optimizer_tensors, optimizer_tensors
 from unmask.training.runfolder import checkpoint_path, prune, publish
 from unmask.training.step import Stepper
 
 STATE = "state"
-ADAMW = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def save(out: Path, stepper: Stepper, tokenizer: Any, card: Card, progressed: Pr
     path = checkpoint_path(out, progressed.step)
     with atomic_folder(path) as folder:
         with stepper.ema.applied():
-            checkpoint.write(folder, stepper.denoiser, tokenizer, card)
+            checkpoint.write(folder, stepper.denoiser, tokenizer, card, merged_state_dict(stepper.denoiser))
         _write_state(folder / STATE, stepper, progressed)
     publish(out, path)
     prune(out, keep)
@@ -82,31 +83,21 @@ def _write_state(folder: Path, stepper: Stepper, progressed: Progressed) -> None
     _write(folder / "model.safetensors", stepper.parameters)
     if stepper.ema.decay:
         _write(folder / "ema.safetensors", stepper.ema.weights)
-    _write(folder / "optimizer.safetensors", _optimizer_tensors(stepper))
+    _write(folder / "optimizer.safetensors", optimizer_tensors(stepper.optimizer, stepper.parameters))
     meter = {f"meter.{name}": tensor for name, tensor in stepper.meter.tensors.items()}
     _write(folder / "trainer.safetensors", {**meter, **_random_state(stepper.accelerator.device)})
     (folder / "trainer.json").write_text(json.dumps(asdict(progressed), indent=2) + "\n", encoding="utf-8")
 
 
-def _optimizer_tensors(stepper: Stepper) -> dict[str, Tensor]:
-    state = stepper.optimizer.state
-    return {
-        f"{name}.{key}": state[parameter][key]
-        for name, parameter in stepper.parameters.items()
-        if parameter in state
-        for key in ADAMW
-    }
-
-
 def _restore_optimizer(path: Path, stepper: Stepper) -> None:
     saved = _read(path, "optimizer")
-    state = {}
-    for number, (name, parameter) in enumerate(stepper.parameters.items()):
-        if f"{name}.step" in saved:
-            state[number] = {key: saved[f"{name}.{key}"] for key in ADAMW}
-            _check_shape(path, f"{name}.exp_avg", state[number]["exp_avg"], parameter)
-    groups = stepper.optimizer.state_dict()["param_groups"]
-    stepper.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for key, tensor in saved.items():
+        parameter = stepper.parameters.get(key.rpartition(".")[0])
+        if parameter is None:
+            raise _other_model(path, f"'{key}' is in one of the two only")
+        if tensor.ndim:
+            _check_shape(path, key, tensor, parameter)
+    load_optimizer_tensors(stepper.optimizer, stepper.parameters, saved)
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

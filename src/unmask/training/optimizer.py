@@ -1,36 +1,44 @@
-"""AdamW and its learning rate. The rate is a function of the step alone, so there is no scheduler to save."""
+"""What an optimiser keeps, by the names of its parameters, out of it and back; and the rate of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Mapping
 
-import torch
-from torch import nn
-from torch.optim import AdamW, Optimizer
-
-from unmask.config import OptimizerConfig
-
-FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
-
-
-def adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig, device: torch.device) -> AdamW:
-    """AdamW as the recipe asks for it, in one kernel where the device has that."""
-    return AdamW(
-        parameters,
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=device.type in FUSED_DEVICES,
-    )
-
-
-def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """The rate of step 0, 1, ...: it rises linearly over `warmup` steps, the last of which has the full rate."""
-    return config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup))
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Use this rate from now on."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """All that the optimiser keeps, as `parameter.key`, whatever its keys; nothing for a parameter it never moved."""
+    state = optimizer.state
+    return {
+        f"{name}.{key}": tensor
+        for name, parameter in parameters.items()
+        if parameter in state
+        for key, tensor in state[parameter].items()
+    }
+
+
+def load_optimizer_tensors(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` gave."""
+    kept: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for place, tensor in saved.items():
+        name, _, key = place.rpartition(".")
+        kept[name][key] = tensor
+    number = {parameter: i for i, parameter in enumerate(_in_order(optimizer))}
+    state = {number[parameters[name]]: tensors for name, tensors in kept.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _in_order(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters in the order in which a state dict numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -11,13 +11,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from unmask.batch import Batch
-from unmask.config import OptimizerConfig
 from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.optimizers.base import OptimizerComponent
 from unmask.schedules import Schedule
 from unmask.training.data import MicroBatch
 from unmask.training.ema import EMA
 from unmask.training.meter import Meter
-from unmask.training.optimizer import adamw, learning_rate, set_learning_rate
+from unmask.training.optimizer import set_learning_rate
 
 
 class Loss(nn.Module):
@@ -48,22 +48,24 @@ class Stepper:
         denoiser: nn.Module,
         objective: Objective,
         schedule: Schedule,
-        config: OptimizerConfig,
+        config: OptimizerComponent,
+        steps: int,
     ) -> None:
         self.accelerator = accelerator
-        self.config = config
+        self.steps = steps
         self.denoiser = denoiser.to(accelerator.device).train()
-        optimizer = adamw(trained(denoiser).values(), config, accelerator.device)
+        self.config, self.message = config.fitting(trained(denoiser))
+        optimizer = self.config.build(trained(denoiser), accelerator.device)
         self.loss, self.optimizer = accelerator.prepare(Loss(denoiser, objective, schedule), optimizer)
         self.parameters = trained(denoiser)
         self.ema = EMA(self.parameters, config.ema)
         self.meter = Meter(accelerator.device)
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
-        """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; AdamW; the average."""
+        """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; the optimiser; the average."""
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
-        set_learning_rate(self.optimizer, learning_rate(self.config, step))
+        set_learning_rate(self.optimizer, self.config.rate(step, self.steps))
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.ema.update(step + 1)
