@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from unmask import checkpoint
 from unmask.checkpoint import Card
 from unmask.cli import main
-from unmask.config import Recipe, parse_recipe
+from unmask.config import Recipe, parse_recipe, read_recipe
 from unmask.conversion import convert, export
 from unmask.errors import UnmaskError
+from unmask.models import CheckpointSpec
 from unmask.training import Interrupted, Progress, train
 from unmask.training.finetune import recipe_from
 from unmask.training.log import read_log
@@ -72,6 +73,8 @@ def test_what_belongs_to_the_network_is_the_checkpoints(text: Path, tmp_path: Pa
     assert described.objective.name == "subs"
     assert described.schedule.name == "cosine"
     assert described.optimizer.learning_rate == 0.5
+    assert recipe(text, folder).optimizer == read_recipe("finetune").optimizer
+    assert recipe_from("demo", str(folder)).optimizer == read_recipe("demo").optimizer
     assert described.data.source.paths == [str(text)]
 
 
@@ -194,6 +197,13 @@ def test_converted_weights_are_fine_tuned(text: Path, mdlm_folder: Path, tmp_pat
     convert(tmp_path / "published.safetensors", tmp_path / "converted", tokenizer="byte", length=LENGTH, heads=2)
     result = train(recipe(text, tmp_path / "converted"), tmp_path / "run")
     assert result.bound.nats > 0
+
+
+def test_weights_that_were_saved_in_bf16_are_trained_in_float32(mdlm_folder: Path, tmp_path: Path) -> None:
+    loaded = checkpoint.load(mdlm_folder)
+    checkpoint.save(tmp_path / "half", loaded.model.to(torch.bfloat16), loaded.tokenizer, loaded.card)
+    network = CheckpointSpec(path=str(tmp_path / "half")).build(258, 257, LENGTH)
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
 
 
 def test_a_checkpoint_that_is_not_there_is_named(text: Path, mdlm_folder: Path, tmp_path: Path) -> None:

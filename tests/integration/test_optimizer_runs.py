@@ -83,7 +83,7 @@ def test_the_log_shows_the_falling_rate(text: Path, tmp_path: Path) -> None:
 def test_more_steps_are_possible_until_the_rate_falls(text: Path, tmp_path: Path) -> None:
     falling = {"cooldown": 0.5}
     with pytest.raises(Interrupted):
-        train(recipe(text, falling, steps=12), tmp_path / "early", progress=StopAt(6))
+        train(recipe(text, falling, steps=12), tmp_path / "early", progress=StopAt(7))
     train(recipe(text, falling, steps=16), tmp_path / "early", resume=True)
     train(recipe(text, falling, steps=16), tmp_path / "unbroken")
     left, right = everything(tmp_path / "early"), everything(tmp_path / "unbroken")

@@ -83,6 +83,18 @@ def test_parts_are_made_orthogonal_one_by_one_and_company_does_not_matter() -> N
     torch.testing.assert_close(together[2], parts[12:24])
 
 
+def test_a_fused_matrix_moves_as_its_parts_would() -> None:
+    torch.manual_seed(4)
+    start, gradient = torch.randn(36, 12), torch.randn(36, 12)
+    fused, parts = nn.Parameter(start.clone()), [nn.Parameter(part.clone()) for part in start.chunk(3)]
+    fused.grad = gradient.clone()
+    for part, its in zip(parts, gradient.chunk(3), strict=True):
+        part.grad = its.clone()
+    OrthogonalMomentum([{"params": [fused], "parts": 3}], lr=0.1, momentum=0.9).step()
+    OrthogonalMomentum(parts, lr=0.1, momentum=0.9).step()
+    torch.testing.assert_close(fused.detach(), torch.cat([part.detach() for part in parts]))
+
+
 @pytest.mark.parametrize("shape", [(32, 32), (96, 32), (32, 128)])
 def test_updates_have_the_size_of_adamws(shape: tuple[int, int]) -> None:
     torch.manual_seed(2)

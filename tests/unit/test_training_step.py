@@ -83,12 +83,13 @@ def test_clipped_gradient_has_the_asked_norm_and_the_full_one_is_noted() -> None
     assert one.meter.read().grad_norm > 1e-2
 
 
-def test_weights_move_by_the_warmed_up_rate() -> None:
-    one = stepper(Subs(), learning_rate=1.0, warmup=100, eps=1e-12)
+@pytest.mark.parametrize(("step", "rate"), [(4, 0.05), (500, 1.0), (950, 0.25)])
+def test_weights_move_by_the_rate_of_the_step(step: int, rate: float) -> None:
+    one = stepper(Subs(), learning_rate=1.0, warmup=100, cooldown=0.2, eps=1e-12)
     before = {name: p.detach().clone() for name, p in one.parameters.items()}
-    one.step(feed(1).micro_batches(0), 4)
+    one.step(feed(1).micro_batches(0), step)
     moved = max(float((p.detach() - before[name]).abs().max()) for name, p in one.parameters.items())
-    assert moved == pytest.approx(0.05, rel=1e-3)
+    assert moved == pytest.approx(rate, rel=1e-3)
 
 
 def test_a_step_that_is_not_finite_is_noticed() -> None:
