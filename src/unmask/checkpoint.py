@@ -7,8 +7,6 @@ protocol under which its figures count. `unmask.load` and the Auto classes of tr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from unmask.data.policies import Packed
 from unmask.errors import UnmaskError
 from unmask.files import atomic_folder
+from unmask.models.opening import first_line, open_network, without_bars
 from unmask.objectives.subs import Subs
 from unmask.registry import field
 from unmask.schedules import LogLinear
@@ -67,11 +66,9 @@ def save(folder: str | Path, model: Any, tokenizer: Any, card: Card) -> None:
 
 def load(folder: str | Path) -> Loaded:
     """Open a checkpoint folder, or a run folder, which shows its last checkpoint."""
-    import unmask.models  # noqa: F401  registers the networks with the Auto classes
-
     path = Path(folder)
     card = read_card(path)
-    model = _open_model(path, causal=card.objective.causal)
+    model = open_network(path, causal=card.objective.causal)
     return Loaded(model.eval(), _open_tokenizer(path), card, path)
 
 
@@ -87,42 +84,7 @@ def read_card(path: Path) -> Card:
     try:
         return Card(**json.loads(file.read_text(encoding="utf-8")))
     except (ValidationError, json.JSONDecodeError, TypeError) as error:
-        raise UnmaskError(f"'{file}' cannot be read ({_first_line(error)}); restore it or train again.") from error
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep transformers from drawing progress bars of its own over ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _open_model(path: Path, causal: bool) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
-    opener: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
-    try:
-        with without_bars():
-            model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True)
-    except UnmaskError:
-        raise
-    except Exception as error:
-        raise UnmaskError(
-            f"The weights in '{path}' cannot be opened ({_first_line(error)}); the file may be damaged."
-        ) from error
-    wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
-    if wrong:
-        raise UnmaskError(
-            f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys."
-        )
-    return model
+        raise UnmaskError(f"'{file}' cannot be read ({first_line(error)}); restore it or train again.") from error
 
 
 def _open_tokenizer(path: Path) -> Any:
@@ -133,8 +95,4 @@ def _open_tokenizer(path: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:
-        raise UnmaskError(f"The tokenizer in '{path}' cannot be opened ({_first_line(error)}).") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UnmaskError(f"The tokenizer in '{path}' cannot be opened ({first_line(error)}).") from error

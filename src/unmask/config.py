@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from unmask.data.sources import source_named
 from unmask.errors import UnmaskError, did_you_mean
@@ -31,19 +31,6 @@ class DataConfig(Section):
     validation: float = Field(default=0.05, gt=0, lt=1)
     """Share of the documents that is held out, where the source does not say itself."""
     seed: int = 0
-
-
-class OptimizerConfig(Section):
-    """AdamW as published: constant rate after a linear warm-up, clipped gradients, an average of the weights."""
-
-    learning_rate: float = Field(default=3e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    warmup: int = Field(default=2500, ge=0)
-    clip: float = Field(default=1.0, gt=0)
-    ema: float = Field(default=0.9999, ge=0, lt=1)
-    """Decay of the weight average; at step n it is min(ema, (1 + n)/(10 + n)). 0 keeps the weights themselves."""
 
 
 class TrainingConfig(Section):
@@ -91,9 +78,14 @@ class Recipe(Section):
     model: field("model") = Field(default_factory=lambda: build("model", {"name": "dit", "size": "nano"}))  # type: ignore[valid-type]
     objective: field("objective") = Field(default_factory=lambda: build("objective", "subs"))  # type: ignore[valid-type]
     schedule: field("schedule") = Field(default_factory=lambda: build("schedule", "loglinear"))  # type: ignore[valid-type]
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    optimizer: field("optimizer") = Field(default_factory=lambda: build("optimizer", "adamw"))  # type: ignore[valid-type]
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     expect: Expectation = Field(default_factory=Expectation)
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _is_adamw_where_none_is_named(cls, spec: Any) -> Any:
+        return {"name": "adamw", **spec} if isinstance(spec, dict) else spec
 
     def to_yaml(self) -> str:
         """The resolved recipe; reading it again gives the same run."""
@@ -114,8 +106,8 @@ def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Rec
     return parse_recipe(values)
 
 
-def recipe_for(what: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe a user names: a YAML file, a shipped name, or text to train on by the recipe ``default``.
+def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "default") -> Recipe:
+    """The recipe a user names: a YAML file, a shipped name, or text to train on by the recipe ``for_text``.
 
     Text is a file or folder of any kind that is read, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for
     standard input.
@@ -125,7 +117,7 @@ def recipe_for(what: str, overrides: Sequence[str] = ()) -> Recipe:
         return read_recipe(what, overrides)
     source = source_named(what)
     if source["name"] != "text" or path.exists():
-        return read_recipe("default", [f"data.source={yaml.safe_dump(source, default_flow_style=True)}", *overrides])
+        return read_recipe(for_text, [f"data.source={yaml.safe_dump(source, default_flow_style=True)}", *overrides])
     near = [*shipped_recipes(), *(entry.name for entry in path.parent.glob("*"))]
     raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, near)}")
 

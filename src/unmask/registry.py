@@ -37,6 +37,11 @@ AXES: dict[str, dict[str, str | type]] = {
     "model": {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
+        "checkpoint": "unmask.models.build:CheckpointSpec",
+    },
+    "optimizer": {
+        "adamw": "unmask.optimizers.adamw:AdamW",
+        "muon": "unmask.optimizers.muon:Muon",
     },
     "source": {
         "text": "unmask.data.sources:TextSource",

@@ -11,7 +11,7 @@ ROOT = Path(unmask.__file__).parent
 LAYERS = [
     {"version", "errors"},
     {"registry", "files", "bounds"},
-    {"data", "random", "schedules"},
+    {"data", "random", "schedules", "optimizers"},
     {"batch"},
     {"times", "process", "losses"},
     {"models"},

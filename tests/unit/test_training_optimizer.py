@@ -1,4 +1,4 @@
-"""AdamW, its warm-up, and the average of the weights."""
+"""What an optimiser keeps, out and back, and the average of the weights."""
 
 from __future__ import annotations
 
@@ -8,32 +8,56 @@ import pytest
 import torch
 from torch import nn
 
-from unmask.config import OptimizerConfig
+from unmask.models import DiTSpec
+from unmask.optimizers.adamw import AdamW
+from unmask.optimizers.base import OptimizerComponent, set_learning_rate
+from unmask.optimizers.muon import Muon
 from unmask.training.ema import EMA
-from unmask.training.optimizer import adamw, learning_rate, set_learning_rate
+from unmask.training.layout import Layout
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("step", "share"), [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (10_000, 1.0)])
-def test_rate_rises_linearly_and_stays(step: int, share: float) -> None:
-    config = OptimizerConfig(learning_rate=2e-3, warmup=4)
-    assert learning_rate(config, step) == pytest.approx(2e-3 * share)
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return DiTSpec(size="nano", hidden_size=16, layers=2, heads=2, dropout=0.0).build(11, 10, 8)
 
 
-def test_without_warmup_the_first_step_has_the_full_rate() -> None:
-    assert learning_rate(OptimizerConfig(learning_rate=2e-3, warmup=0), 0) == 2e-3
+def train(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in parameters.values():
+            parameter.grad = parameter.detach() + torch.randn(parameter.shape, generator=generator)
+        set_learning_rate(optimizer, 0.01 / (1 + step))
+        optimizer.step()
 
 
-def test_first_step_of_adamw_by_hand() -> None:
-    weight = nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = adamw([weight], OptimizerConfig(learning_rate=0.5, eps=0.1, weight_decay=0.2), CPU)
-    set_learning_rate(optimizer, 0.01)
-    weight.grad = torch.tensor([0.3, -0.1])
-    optimizer.step()
-    decayed = torch.tensor([1.0, -2.0]) * (1 - 0.01 * 0.2)
-    expected = decayed - 0.01 * torch.tensor([0.3 / 0.4, -0.1 / 0.2])
-    torch.testing.assert_close(weight.detach(), expected)
+@pytest.mark.parametrize("config", [AdamW(), AdamW(weight_decay=0.1), Muon(weight_decay=0.1)])
+def test_what_is_kept_goes_out_and_back_to_the_bit(config: OptimizerComponent) -> None:
+    whole, broken = (dict(network().named_parameters()) for _ in range(2))
+    train(whole, config.build(whole, CPU), range(6))
+    before = config.build(broken, CPU)
+    train(broken, before, range(3))
+    kept = {key: tensor.clone() for key, tensor in Layout().moments(before, broken)}
+    after = config.build(broken, CPU)
+    Layout().load_moments(after, broken, kept)
+    train(broken, after, range(3, 6))
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+
+
+def test_what_is_kept_is_named_after_the_parameters() -> None:
+    parameters = dict(network().named_parameters())
+    optimizer = Muon().build(parameters, CPU)
+    assert list(Layout().moments(optimizer, parameters)) == []
+    train(parameters, optimizer, range(1))
+    kept = dict(Layout().moments(optimizer, parameters))
+    assert kept["blocks.1.attn_qkv.weight.momentum_buffer"].shape == (48, 16)
+    assert {key.rpartition(".")[2] for key in kept if key.startswith("vocab_embed.embedding")} == {
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+    assert {key.rpartition(".")[0] for key in kept} == set(parameters)
 
 
 def test_ema_decay_grows_to_its_limit() -> None:

@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from unmask.config import OptimizerConfig, TrainingConfig
+from unmask.config import TrainingConfig
 from unmask.data.policies import Padded, rows_of_texts
 from unmask.models import CausalSpec, DiTSpec
 from unmask.objectives.ar import AR
 from unmask.objectives.base import Objective
 from unmask.objectives.subs import Subs
+from unmask.optimizers.adamw import AdamW
 from unmask.schedules import LogLinear
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import make_accelerator
@@ -36,8 +37,9 @@ def stepper(objective: Objective, accumulation: int = 1, **options: float) -> St
     with torch.no_grad():
         for parameter in denoiser.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    accelerator = make_accelerator(TrainingConfig(accumulation=accumulation), clip=1.0)
-    return Stepper(accelerator, denoiser, objective, LogLinear(), OptimizerConfig(**options))
+    training = TrainingConfig(accumulation=accumulation)
+    accelerator = make_accelerator(training, clip=1.0)
+    return Stepper(accelerator, denoiser, objective, LogLinear(), AdamW(**options), training)
 
 
 def gradients(one: Stepper) -> dict[str, torch.Tensor]:
@@ -83,12 +85,13 @@ def test_clipped_gradient_has_the_asked_norm_and_the_full_one_is_noted() -> None
     assert one.meter.read().grad_norm > 1e-2
 
 
-def test_weights_move_by_the_warmed_up_rate() -> None:
-    one = stepper(Subs(), learning_rate=1.0, warmup=100, eps=1e-12)
+@pytest.mark.parametrize(("step", "rate"), [(4, 0.05), (500, 1.0), (950, 0.25)])
+def test_weights_move_by_the_rate_of_the_step(step: int, rate: float) -> None:
+    one = stepper(Subs(), learning_rate=1.0, warmup=100, cooldown=0.2, eps=1e-12)
     before = {name: p.detach().clone() for name, p in one.parameters.items()}
-    one.step(feed(1).micro_batches(0), 4)
+    one.step(feed(1).micro_batches(0), step)
     moved = max(float((p.detach() - before[name]).abs().max()) for name, p in one.parameters.items())
-    assert moved == pytest.approx(0.05, rel=1e-3)
+    assert moved == pytest.approx(rate, rel=1e-3)
 
 
 def test_a_step_that_is_not_finite_is_noticed() -> None:

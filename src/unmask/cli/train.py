@@ -38,6 +38,9 @@ def train(
         ),
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, e.g. training.steps=2000.")] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Go on from this checkpoint's weights: fine-tune it.", metavar="CKPT")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME without it.")] = None,
     resume: Annotated[
         str | None,
@@ -62,7 +65,11 @@ def train(
 
         unmask train demo --out runs/mine schedule=cosine
 
-        unmask train demo --out runs/mine schedule=cosine training.steps=4000 --resume
+        unmask train demo --out runs/mine schedule=cosine --resume
+
+        unmask train my.txt optimizer=adamw optimizer.learning_rate=0.001
+
+        unmask train my.txt --from runs/demo/mdlm model.lora.rank=8 optimizer.learning_rate=0.001
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
@@ -70,8 +77,10 @@ def train(
     from unmask.config import recipe_for
     from unmask.training import Interrupted, progress_for, speaks
     from unmask.training import train as run
+    from unmask.training.finetune import recipe_from
 
-    recipe = recipe_for(what, overrides or [])
+    chosen = overrides or []
+    recipe = recipe_for(what, chosen) if from_ is None else recipe_from(what, from_, chosen)
     if left_out := recipe.data.source.left_out():
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
         errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)

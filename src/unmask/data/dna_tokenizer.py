@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from unmask.data.dna import LETTERS
+from unmask.data.inventory import Inventory
 from unmask.data.tokenizers import CharTokenizer, Documents, TokenizerComponent
 
 if TYPE_CHECKING:
@@ -19,6 +20,6 @@ class DNATokenizer(TokenizerComponent):
 
     name: Literal["dna"] = "dna"
 
-    def build(self, documents: Documents) -> PreTrainedTokenizerFast:
+    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
         """The same for every text."""
         return CharTokenizer(alphabet=LETTERS).build(documents)

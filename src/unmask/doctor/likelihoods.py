@@ -10,7 +10,8 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.bounds import AGREEMENT, Bound
 from unmask.data.cache import Tokens
-from unmask.data.rows import Integers, RowBatch, Rows
+from unmask.data.rows import Integers, RowBatch
+from unmask.data.token_rows import TokenRows
 from unmask.doctor.findings import Finding, at_most, not_applicable
 from unmask.doctor.network import TOLERANCE
 from unmask.doctor.patient import Patient
@@ -28,7 +29,7 @@ CLOCK = 1e-3
 WHICH_CODE = "the code differs from the mathematics: run 'unmask doctor' for the laws and report what it says"
 
 
-class HeldOpen(Rows):
+class HeldOpen(TokenRows):
     """A table of one row, of which only the open positions are counted."""
 
     def __init__(self, ids: Tensor, open_: Tensor) -> None:

@@ -151,8 +151,13 @@ FIXED: dict[str, dict[str, Any]] = {
 
 
 def variants(component: type[Component], fixed: dict[str, Any]) -> Iterator[Component]:
-    """A component with every combination of its switches, choices, steps and schedules; the rest by default."""
+    """A component with every combination of its switches, choices, steps and schedules; the rest by default.
+
+    One that cannot be without a value of ours (the path of a checkpoint) has none.
+    """
     choices = {name: _choices(component, name) for name in component.model_fields if name not in fixed}
+    if any(component.model_fields[name].is_required() for name in choices):
+        return
     kept = {name: value for name, value in fixed.items() if name in component.model_fields}
     for values in itertools.product(*choices.values()):
         chosen = {name: value for name, value in zip(choices, values, strict=True) if value is not _DEFAULT}

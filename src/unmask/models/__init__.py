@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from unmask.models.build import SIZES, CausalSpec, DiTSpec
+from unmask.models.build import SIZES, CausalSpec, CheckpointSpec, DiTSpec
 from unmask.models.causal import CausalLM
 from unmask.models.config import EPSILON, CausalConfig, DiTConfig
 from unmask.models.dit import DiT
@@ -16,6 +16,7 @@ __all__ = [
     "CausalConfig",
     "CausalLM",
     "CausalSpec",
+    "CheckpointSpec",
     "Denoiser",
     "DiT",
     "DiTConfig",

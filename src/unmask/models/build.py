@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
+from unmask.errors import UnmaskError
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
+from unmask.models.lora import LoraConfig, inject
+from unmask.models.opening import open_network, read_config, reads_forward
 from unmask.registry import Component
 
 Size = Literal["nano", "tiny", "small", "medium"]
@@ -71,3 +76,37 @@ class CausalSpec(_TrunkSpec):
     def build(self, vocab_size: int, mask_token_id: int, length: int) -> CausalLM:
         """A fresh network for a vocabulary of vocab_size tokens (the mask included) and sequences of up to length."""
         return CausalLM(CausalConfig(**self._fields(vocab_size, mask_token_id, length)))
+
+
+class CheckpointSpec(Component):
+    """A network that was trained before, from its folder: all of it learns further, or with `lora` thin factors do."""
+
+    name: Literal["checkpoint"] = "checkpoint"
+    path: str
+    lora: LoraConfig | None = None
+    dropout: float | None = Field(default=None, ge=0, le=1)
+    """In the place of the dropout that it was trained with."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether the network sees only what stands before."""
+        return reads_forward(read_config(Path(self.path)))
+
+    def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
+        """The network in float32; `vocab_size` and `mask_token_id` must be its own, `length` may be longer."""
+        config = read_config(Path(self.path))
+        self._check_vocabulary(config, vocab_size, mask_token_id)
+        config.max_length = max(config.max_length, length)
+        config.dropout = config.dropout if self.dropout is None else self.dropout
+        if not reads_forward(config):
+            config.mask_logit = options.get("mask_logit", False)
+        network = open_network(Path(self.path), self.causal, config=config, dtype=torch.float32)
+        return network if self.lora is None else inject(network, self.lora)
+
+    def _check_vocabulary(self, config: Any, vocab_size: int, mask_token_id: int) -> None:
+        if (vocab_size, mask_token_id) != (config.vocab_size, config.mask_token_id):
+            raise UnmaskError(
+                f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, and the network in "
+                f"'{self.path}' has {config.vocab_size} with the mask at {config.mask_token_id}; "
+                "train it with the tokenizer it was trained with."
+            )

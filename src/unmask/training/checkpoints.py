@@ -27,6 +27,7 @@ from unmask import checkpoint
 from unmask.checkpoint import Card
 from unmask.errors import UnmaskError
 from unmask.files import atomic_folder
+from unmask.models.lora import merged_state_dict
 from unmask.training import randomness
 from unmask.training.checksums import write_checksums
 from unmask.training.layout import fill, whole
@@ -62,7 +63,8 @@ def save(world: World, out: Path, stepper: Stepper, tokenizer: Any, card: Card, 
 
     def write() -> None:
         with atomic_folder(path) as folder:
-            checkpoint.write(folder, stepper.denoiser, tokenizer, card, averaged)
+            merged = merged_state_dict(stepper.denoiser, averaged)
+            checkpoint.write(folder, stepper.denoiser, tokenizer, card, merged)
             _write_state(folder / STATE, state, progressed)
             write_checksums(folder)
 

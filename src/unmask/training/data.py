@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.data.order import sample_rows
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.objectives.base import Noise
@@ -59,7 +58,7 @@ class Feed:
 
     def row(self, sample: int) -> int:
         """The row of the table that a global sample is."""
-        return int(sample_rows(self.data_seed, len(self.rows), [sample])[0])
+        return int(self.rows.sample(self.data_seed, [sample])[0])
 
     def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
         """The micro-batches of steps start, ..., stop - 1, made in a thread of their own."""
@@ -76,7 +75,7 @@ class Feed:
 
     def _micro_batch(self, step: int, place: Tensor) -> MicroBatch:
         sample = step * self.batch_size + place
-        table = self.rows[sample_rows(self.data_seed, len(self.rows), sample.numpy())]
+        table = self.rows[self.rows.sample(self.data_seed, sample.numpy())]
         t = draw_times(self.seed, step, place, self.batch_size)
         noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
         ids, real, frozen = (torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen))

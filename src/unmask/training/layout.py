@@ -6,7 +6,7 @@ A checkpoint holds whole tensors under the network's own names, so that any numb
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator, DistributedType
@@ -18,6 +18,9 @@ Whole = Iterator[tuple[str, Tensor]]
 
 class Layout:
     """Every process holds all weights (alone, or data parallel), or its slices of them (FSDP2)."""
+
+    flattened_by: ClassVar[str | None] = None
+    """Who rolls matrices into vectors before an optimiser sees them."""
 
     def weights(self, parameters: Named) -> Whole:
         """The weights themselves, whole, one after the other."""
@@ -48,6 +51,8 @@ class Layout:
 
 class DeepSpeedLayout(Layout):
     """ZeRO 1 and 2: float32 weights and moments lie flattened over the processes; DeepSpeed puts them together."""
+
+    flattened_by = "DeepSpeed"
 
     def weights(self, parameters: Named) -> Whole:
         from deepspeed.utils import safe_get_full_fp32_param

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,9 @@ from unmask.training import checkpoints
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
 from unmask.training.data import Feed, parts_of
-from unmask.training.device import deterministic_kernels, make_accelerator, precision_of
+from unmask.training.device import deterministic_kernels, make_accelerator
 from unmask.training.interrupt import StopRequest, stop_requests
 from unmask.training.log import Log
-from unmask.training.optimizer import learning_rate
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress
 from unmask.training.randomness import seed_process
@@ -98,9 +98,8 @@ class Trainer:
         self.parts = parts
         self.progress = progress
         self.world = world
-        precision = precision_of(recipe.training)
         self.stepper = Stepper(
-            accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer, precision
+            accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer, recipe.training
         )
         seed_process(world, recipe.training.seed)
         self.feed = _feed(recipe, parts, world, pin=accelerator.device.type == "cuda")
@@ -127,12 +126,21 @@ class Trainer:
 
     def run(self) -> TrainingResult:
         """Train to the last step, or until somebody asks to stop."""
+        self._tell()
         self.progress.begin(self.step, self.config.steps)
         with stop_requests() as stop:
             self._train(stop)
         if self.step < self.config.steps:
             raise Interrupted(self.out, self.step)
         return TrainingResult(self.out, self.step, self.clock.seconds, self.bound or self._measure())
+
+    def _tell(self) -> None:
+        """Say once what is done otherwise than the recipe asks."""
+        if self.stepper.message is None:
+            return
+        warnings.warn(self.stepper.message, stacklevel=2)
+        if self.step == 0:
+            self.log.write({"step": 0, "message": self.stepper.message})
 
     def _train(self, stop: StopRequest) -> None:
         with closing(self.feed.steps(self.step, self.config.steps)) as batches:
@@ -173,7 +181,7 @@ class Trainer:
         record = {
             "step": self.step,
             **reading.as_dict(),
-            "learning_rate": learning_rate(self.recipe.optimizer, self.step - 1),
+            "learning_rate": self.recipe.optimizer.rate(self.step - 1, self.config.steps),
             "tokens_per_second": reading.tokens / max(self.clock.lap, 1e-9),
             "seconds": self.clock.seconds,
         }

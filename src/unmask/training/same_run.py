@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unmask.config import Recipe
+from unmask.config import Recipe, parse_recipe
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 
@@ -32,15 +32,26 @@ FINGERPRINT_ROWS = 64
 _ABSENT = "nothing"
 
 
-def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe) -> None:
-    """Refuse to resume a run with another model, other data or another course of learning."""
-    now = recipe.model_dump(mode="json")
-    for key, old, new in _differences(saved, now):
+def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe, step: int) -> None:
+    """Refuse to resume a run, `step` steps long, with another model, other data or another course of learning."""
+    before = parse_recipe(saved)
+    for key, old, new in _differences(before.model_dump(mode="json"), recipe.model_dump(mode="json")):
         if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE):
             raise UnmaskError(
                 f"'{out}' was trained with {key}={old} and the recipe now says {new}; "
                 "set it back, or train into a new folder without --resume."
             )
+    _check_same_rate(out, before, recipe, step)
+
+
+def _check_same_rate(out: Path, before: Recipe, now: Recipe, step: int) -> None:
+    """Another number of steps is another run once the learning rate has begun to fall towards the last of them."""
+    old, new = (recipe.optimizer.rate(step - 1, recipe.training.steps) for recipe in (before, now))
+    if old != new:
+        raise UnmaskError(
+            f"The learning rate of '{out}' has been falling towards its last step, {before.training.steps}, so it "
+            f"cannot go on to {now.training.steps}; begin a new run from its weights with --from {out}."
+        )
 
 
 def fingerprint(rows: Rows) -> str:

@@ -46,7 +46,7 @@ def _resumed(out: Path, recipe: Recipe, step_over_damage: bool) -> Start:
     for checkpoint, problem in _newest_first(out):
         if problem is None:
             progressed = read_progressed(checkpoint)
-            check_same_run(out, progressed.recipe, recipe)
+            check_same_run(out, progressed.recipe, recipe, progressed.step)
             return Start(checkpoint, progressed, _set_aside(problems, checkpoint))
         if not step_over_damage:
             raise _damaged(out, checkpoint, problem)

@@ -10,14 +10,15 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from unmask.batch import Batch
-from unmask.config import OptimizerConfig
+from unmask.config import TrainingConfig
 from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.optimizers.base import OptimizerComponent, set_learning_rate
 from unmask.schedules import Schedule
 from unmask.training.data import MicroBatch
+from unmask.training.device import precision_of
 from unmask.training.ema import EMA
 from unmask.training.layout import layout_of, whole
 from unmask.training.meter import Meter
-from unmask.training.optimizer import adamw, learning_rate, set_learning_rate
 
 
 class Loss(nn.Module):
@@ -56,23 +57,25 @@ class Stepper:
         denoiser: nn.Module,
         objective: Objective,
         schedule: Schedule,
-        config: OptimizerConfig,
-        precision: torch.dtype = torch.float32,
+        config: OptimizerComponent,
+        training: TrainingConfig,
     ) -> None:
         self.accelerator = accelerator
-        self.config = config
         self.objective = objective
+        self.steps = training.steps
         self.layout = layout_of(accelerator)
         self.denoiser: Any = denoiser.to(accelerator.device).train()
-        optimizer = adamw(trained(denoiser).values(), config, accelerator.device)
-        self.loss, self.optimizer = accelerator.prepare(Loss(denoiser, objective, schedule, precision), optimizer)
+        self.config, self.message = config.fitting(trained(denoiser), self.layout.flattened_by)
+        optimizer = self.config.build(trained(denoiser), accelerator.device)
+        loss = Loss(denoiser, objective, schedule, precision_of(training))
+        self.loss, self.optimizer = accelerator.prepare(loss, optimizer)
         self.parameters = trained(denoiser)
         self.ema = EMA(self.parameters, config.ema)
         self.meter = Meter(accelerator.device)
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
-        """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; AdamW; the average."""
-        set_learning_rate(self.optimizer, learning_rate(self.config, step))
+        """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; the optimiser; the average."""
+        set_learning_rate(self.optimizer, self.config.rate(step, self.steps))
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
         self.optimizer.step()

@@ -1,0 +1,117 @@
+"""Optimisers in whole runs: Muon resumes to the bit, and a falling rate keeps a run to the steps it fell towards."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from unmask.config import Recipe, parse_recipe, read_recipe
+from unmask.errors import UnmaskError
+from unmask.optimizers.adamw import AdamW
+from unmask.optimizers.muon import Muon
+from unmask.training import Interrupted, Progress, train
+from unmask.training.log import read_log
+from unmask.training.runfolder import find_latest
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(60)))
+    return path
+
+
+def recipe(text: Path, optimizer: dict[str, Any], steps: int = 12) -> Recipe:
+    return parse_recipe(
+        {
+            "data": {"source": {"name": "text", "paths": str(text), "separator": "line"}, "length": 16},
+            "model": {"name": "dit", "size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.2},
+            "optimizer": {"learning_rate": 3e-3, "warmup": 3, "ema": 0.9, **optimizer},
+            "training": {
+                "steps": steps, "batch_size": 8, "log_every": 1,
+                "validate_every": 100, "validation_rows": 8, "save_every": 100,
+            },
+        }
+    )  # fmt: skip
+
+
+class StopAt(Progress):
+    """Presses Ctrl-C when a step begins."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def stepped(self) -> None:
+        self.left -= 1
+        if not self.left:
+            signal.raise_signal(signal.SIGINT)
+
+
+def everything(out: Path) -> dict[str, torch.Tensor]:
+    latest = find_latest(out)
+    assert latest is not None
+    files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
+    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def test_muon_resumes_to_the_bit(text: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    muon = recipe(text, {"name": "muon", "cooldown": 0.5, "weight_decay": 0.1})
+    train(muon, whole)
+    with pytest.raises(Interrupted):
+        train(muon, broken, progress=StopAt(7))
+    torch.rand(100)
+    train(muon, broken, resume=True)
+    left, right = everything(whole), everything(broken)
+    assert left.keys() == right.keys()
+    assert "optimizer.safetensors:blocks.0.attn_qkv.weight.momentum_buffer" in left
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def test_the_log_shows_the_falling_rate(text: Path, tmp_path: Path) -> None:
+    train(recipe(text, {"cooldown": 0.5}, steps=8), tmp_path / "run")
+    shares = [line["learning_rate"] / 3e-3 for line in read_log(tmp_path / "run") if "loss" in line]
+    assert shares == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 0.75, 0.5, 0.25])
+
+
+def test_more_steps_are_possible_until_the_rate_falls(text: Path, tmp_path: Path) -> None:
+    falling = {"cooldown": 0.5}
+    with pytest.raises(Interrupted):
+        train(recipe(text, falling, steps=12), tmp_path / "early", progress=StopAt(7))
+    train(recipe(text, falling, steps=16), tmp_path / "early", resume=True)
+    train(recipe(text, falling, steps=16), tmp_path / "unbroken")
+    left, right = everything(tmp_path / "early"), everything(tmp_path / "unbroken")
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    with pytest.raises(UnmaskError, match=r"falling towards its last step, 16, so it cannot go on to 20; .*--from"):
+        train(recipe(text, falling, steps=20), tmp_path / "early", resume=True)
+
+
+def test_a_run_from_before_optimisers_had_names_goes_on(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(recipe(text, {}), out, progress=StopAt(4))
+    file = out / "latest" / "state" / "trainer.json"
+    state = json.loads(file.read_text())
+    for key in ("name", "cooldown", "cooldown_shape", "cooldown_to"):
+        del state["recipe"]["optimizer"][key]
+    file.write_text(json.dumps(state))
+    assert train(recipe(text, {}), out, resume=True).steps == 12
+    with pytest.raises(UnmaskError, match=r"optimizer\.name=adamw and the recipe now says muon"):
+        train(recipe(text, {"name": "muon"}), out, resume=True)
+
+
+def test_a_recipe_names_its_optimiser_or_means_adamw() -> None:
+    assert parse_recipe({"optimizer": {"learning_rate": 0.1}}).optimizer == AdamW(learning_rate=0.1)
+    assert parse_recipe({"optimizer": "muon"}).optimizer == Muon()
+    assert read_recipe("paper/text8").optimizer == AdamW()
+    assert read_recipe("paper/text8", ["optimizer.name=muon", "optimizer.momentum=0.9"]).optimizer == Muon(momentum=0.9)
+    with pytest.raises(UnmaskError, match=r"optimizer 'adamw' has no option 'momentum'"):
+        parse_recipe({"optimizer": {"momentum": 0.9}})
+    with pytest.raises(UnmaskError, match=r"no optimizer named 'moun'.*Did you mean 'muon'"):
+        parse_recipe({"optimizer": {"name": "moun"}})
