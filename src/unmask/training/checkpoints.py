@@ -3,7 +3,7 @@
 state/model.safetensors        the weights themselves (the checkpoint's own are their average)
 state/ema.safetensors          the average, where there is one
 state/optimizer.safetensors    what AdamW keeps for each weight
-state/trainer.safetensors      torch's random state and the meter of a half-finished log line
+state/trainer.safetensors      torch's random state, the meter of a half-finished log line, what a schedule learns from
 state/trainer.json             step, samples, seconds, the data's fingerprint and the recipe
 """
 
@@ -72,8 +72,9 @@ def restore(path: Path, stepper: Stepper) -> None:
         _fill(path, "ema", stepper.ema.weights)
     _restore_optimizer(path, stepper)
     trainer = _read(path, "trainer")
-    for name, tensor in stepper.meter.tensors.items():
-        tensor.copy_(trainer[f"meter.{name}"])
+    for name, tensor in _sums(stepper).items():
+        tensor.copy_(trainer[name])
+    stepper.recall_schedule()
     _set_random_state(stepper.accelerator.device, trainer)
 
 
@@ -83,9 +84,14 @@ def _write_state(folder: Path, stepper: Stepper, progressed: Progressed) -> None
     if stepper.ema.decay:
         _write(folder / "ema.safetensors", stepper.ema.weights)
     _write(folder / "optimizer.safetensors", _optimizer_tensors(stepper))
-    meter = {f"meter.{name}": tensor for name, tensor in stepper.meter.tensors.items()}
-    _write(folder / "trainer.safetensors", {**meter, **_random_state(stepper.accelerator.device)})
+    _write(folder / "trainer.safetensors", {**_sums(stepper), **_random_state(stepper.accelerator.device)})
     (folder / "trainer.json").write_text(json.dumps(asdict(progressed), indent=2) + "\n", encoding="utf-8")
+
+
+def _sums(stepper: Stepper) -> dict[str, Tensor]:
+    """What is added up over steps, by name."""
+    holders = {"meter": stepper.meter.tensors, "schedule": stepper.keeper.tensors}
+    return {f"{holder}.{name}": tensor for holder, tensors in holders.items() for name, tensor in tensors.items()}
 
 
 def _optimizer_tensors(stepper: Stepper) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ class Trainer:
         options: dict[str, Any] = {"name": name, "offsets": VALIDATION_OFFSETS, "batch_size": VALIDATION_BATCH}
         with self.clock.paused(), self.stepper.ema.applied():
             denoiser: Any = self.stepper.denoiser
-            return bound(denoiser, estimator, self.recipe.schedule, self.validation, **options)
+            return bound(denoiser, estimator, self.stepper.schedule, self.validation, **options)
 
     def _save(self) -> None:
         self._check_finite()
@@ -190,9 +190,9 @@ class Trainer:
             data=fingerprint(self.parts.train),
             recipe=self.recipe.model_dump(mode="json"),
         )
-        parts = self.parts
+        card = self.parts.card.model_copy(update={"schedule": self.stepper.schedule})
         with self.clock.paused():
-            checkpoints.save(self.out, self.stepper, parts.tokenizer, parts.card, progressed, self.config.keep)
+            checkpoints.save(self.out, self.stepper, self.parts.tokenizer, card, progressed, self.config.keep)
 
     def _check_finite(self) -> None:
         """Stop before a ruined network is logged, judged or saved. Waits for the device."""

@@ -18,6 +18,7 @@ from unmask.training.data import MicroBatch
 from unmask.training.ema import EMA
 from unmask.training.meter import Meter
 from unmask.training.optimizer import adamw, learning_rate, set_learning_rate
+from unmask.training.schedule_learner import keeper_of
 
 
 class Loss(nn.Module):
@@ -40,7 +41,7 @@ def trained(denoiser: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class Stepper:
-    """A network with its optimiser, its average and its meter."""
+    """A network with its optimiser, its average, its meter and the keeper of its schedule."""
 
     def __init__(
         self,
@@ -54,10 +55,21 @@ class Stepper:
         self.config = config
         self.denoiser = denoiser.to(accelerator.device).train()
         optimizer = adamw(trained(denoiser).values(), config, accelerator.device)
-        self.loss, self.optimizer = accelerator.prepare(Loss(denoiser, objective, schedule), optimizer)
+        self._bare_loss = Loss(denoiser, objective, schedule)
+        self.loss, self.optimizer = accelerator.prepare(self._bare_loss, optimizer)
         self.parameters = trained(denoiser)
         self.ema = EMA(self.parameters, config.ema)
         self.meter = Meter(accelerator.device)
+        self.keeper = keeper_of(schedule, accelerator.device)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the next step."""
+        return self._bare_loss.schedule
+
+    def recall_schedule(self) -> None:
+        """Go on with the schedule that a checkpoint has put back into the keeper's tensors."""
+        self._bare_loss.schedule = self.keeper.recall()
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; AdamW; the average."""
@@ -68,6 +80,7 @@ class Stepper:
         self.optimizer.zero_grad()
         self.ema.update(step + 1)
         self.meter.end_step(step + 1, loss, grad_norm)
+        self._bare_loss.schedule = self.keeper.end_step(step + 1, self.accelerator.reduce)
 
     def gradients(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Leave in the parameters the gradient of what is minimised, over the counted tokens of the global batch.
@@ -83,6 +96,7 @@ class Stepper:
                 terms = self.loss(here.batch, here.noise)
                 self.accelerator.backward(terms.trained)
             self.meter.add(terms)
+            self.keeper.add(terms)
             nats += terms.total.detach()
             tokens += terms.count
         nats, tokens = self.accelerator.reduce((nats, tokens), reduction="sum")
