@@ -22,6 +22,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "linear-sigma": "unmask.schedules:LinearSigma",
         "geometric": "unmask.schedules:Geometric",
         "polynomial": "unmask.schedules:Polynomial",
+        "learned": "unmask.learned:Learned",
     },
     "objective": {
         "subs": "unmask.objectives.subs:Subs",

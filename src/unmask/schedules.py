@@ -53,6 +53,10 @@ class Schedule(Component):
         """The time at which alpha(t) has this value."""
         return self.time_at(1.0 - alpha)
 
+    def bends(self) -> tuple[float, ...]:
+        """The times inside (0, 1) at which alpha' jumps, in order; whoever integrates goes from one to the next."""
+        return ()
+
 
 class LogLinear(Schedule):
     """a(t) = 1 - t, the paper's choice: -log alpha is log-linear and w(t) = 1/t."""

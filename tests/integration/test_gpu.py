@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.conftest import LENGTH
 
 from unmask.config import parse_recipe
 from unmask.generation import load
+from unmask.learned import KNOTS, Learned
 from unmask.random import Purpose, exponential, uniform
 from unmask.training import train
 
@@ -39,7 +41,7 @@ def test_scores_and_samples_are_those_of_the_cpu(folder, request):
     assert gpu.generate(4, length=32, steps=8, seed=0) == cpu.generate(4, length=32, steps=8, seed=0)
 
 
-def recipe(tmp_path, **training):
+def recipe(tmp_path, schedule="loglinear", **training):
     text = tmp_path / "text.txt"
     if not text.exists():
         text.write_text("the cat sat on the mat. the dog ran to the door. " * 200)
@@ -47,6 +49,7 @@ def recipe(tmp_path, **training):
         {
             "data": {"source": {"name": "text", "paths": [str(text)]}, "length": 64},
             "model": {"name": "dit", "size": "nano", "hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.1},
+            "schedule": schedule,
             "optimizer": {"learning_rate": 0.003, "warmup": 10, "ema": 0.9},
             "training": {"batch_size": 16, "validation_rows": 8, "log_every": 10, **training},
         }
@@ -59,16 +62,26 @@ def test_training_in_bf16_learns(tmp_path):
     assert torch.cuda.is_bf16_supported()
 
 
-def test_a_deterministic_run_resumes_to_the_bit(tmp_path):
-    options = {"deterministic": True, "save_every": 10, "validate_every": 20}
+@pytest.mark.parametrize("schedule", ["loglinear", {"name": "learned", "every": 4, "warmup": 4}])
+def test_a_deterministic_run_resumes_to_the_bit(tmp_path, schedule):
+    options = {"schedule": schedule, "deterministic": True, "save_every": 10, "validate_every": 20}
     train(recipe(tmp_path, steps=20, **options), tmp_path / "whole")
     train(recipe(tmp_path, steps=10, **options), tmp_path / "parts")
     train(recipe(tmp_path, steps=20, **options), tmp_path / "parts", resume=True)
-    for name in ("model.safetensors", "state/optimizer.safetensors"):
+    for name in ("model.safetensors", "state/optimizer.safetensors", "unmask.json"):
         whole, parts = ((tmp_path / run / "latest" / name).read_bytes() for run in ("whole", "parts"))
         assert whole == parts
     last = [json.loads((tmp_path / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("whole", "parts")]
     assert last[0]["validation"]["nats"] == last[1]["validation"]["nats"]
+
+
+def test_a_learned_schedule_is_that_of_the_cpu():
+    schedule = Learned().shaped([1.2 + math.sin(k / 4) for k in range(KNOTS)])
+    v = uniform(7, Purpose.TIME, sample=torch.arange(4096))
+    for function in (schedule.mask_rate, schedule.weight, schedule.time_at):
+        here = function(v)
+        for there in (function, torch.compile(function, fullgraph=True)):
+            assert torch.allclose(there(v.cuda()).cpu(), here, rtol=2e-6, atol=0)
 
 
 def test_attention_has_finite_gradients_at_every_length():

@@ -103,6 +103,22 @@ def test_stop_and_resume_equals_an_unbroken_run(text: Path, tmp_path: Path, obje
     assert result.bound == expected.bound
 
 
+def test_a_schedule_that_learns_goes_on_where_it_was(text: Path, tmp_path: Path) -> None:
+    learning = recipe(text, schedule={"name": "learned", "every": 3, "warmup": 2})
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = train(learning, whole)
+    for stop in (2, 3, 3):
+        with pytest.raises(Interrupted):
+            train(learning, broken, resume=broken.exists(), progress=StopAt(stop))
+    result = train(learning, broken, resume=True)
+    assert_same_run(whole, broken)
+    assert result.bound == expected.bound
+    saved = [checkpoint.read_card(out).schedule for out in (whole, broken)]
+    assert saved[0] == saved[1]
+    assert saved[0].knots == tuple(tensors(whole)["trainer.safetensors:schedule.knots"].tolist())
+    assert saved[0].knots != checkpoint.read_card(whole / "checkpoints" / "step-00000005").schedule.knots
+
+
 def test_a_killed_run_repeats_what_it_had_not_saved(text: Path, unbroken: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
 

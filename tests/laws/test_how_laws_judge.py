@@ -90,7 +90,8 @@ def test_run_reports_what_cannot_be_judged_as_broken(monkeypatch):
 def test_run_judges_the_schedules():
     verdicts = list(laws.run(("schedule",)))
     assert all(law.passed for law in verdicts)
-    assert {law.subject for law in verdicts} == {f"schedule {name}" for name in registry.names("schedule")}
+    judged = {law.subject.partition("(")[0] for law in verdicts}
+    assert judged == {f"schedule {name}" for name in registry.names("schedule")}
 
 
 def test_a_figure_that_is_no_number_breaks_its_law():

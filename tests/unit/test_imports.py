@@ -12,7 +12,7 @@ LAYERS = [
     {"version", "errors"},
     {"registry", "files", "bounds"},
     {"data", "random", "schedules", "optimizers"},
-    {"batch"},
+    {"batch", "learned"},
     {"times", "process", "losses"},
     {"models"},
     {"objectives", "samplers"},

@@ -36,6 +36,7 @@ RAW = {
     "linear-sigma": lambda t: (-10 * t).exp(),
     "geometric": geometric,
     "polynomial": lambda t: 1 - t**2,
+    "learned": lambda t: 1 - t**2,
 }
 
 

@@ -64,8 +64,8 @@ def draws_of(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
 @expectation(Subs, D3PM, SEDD)
 def threshold_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
     """Those that mask where u < 1 - alpha(t), t uniform or on the grid i/T: every t with every set of small u."""
-    t, weight = _times(getattr(objective, "steps", None))
     steps = getattr(objective, "steps", None)
+    t, weight = exact.over_time(schedule.bends()) if steps is None else _one_a_step(steps)
     rate = schedule.mask_rate(t if steps is None else torch.ceil(t * steps) / steps)
     small = every_canvas(2, len(open_)).bool()
     u = torch.where(small, 0.5 * rate[:, None, None], 0.5 + 0.5 * rate[:, None, None])
@@ -142,14 +142,10 @@ def rates_of(objective: Objective, schedule: Schedule) -> Tensor | None:
     return None if steps is None else schedule.mask_rate(torch.arange(steps + 1, dtype=torch.float64) / steps)
 
 
-def _times(steps: int | None) -> tuple[Tensor, Tensor]:
-    """[K] times and their weights: a quadrature in sqrt(t), gentle to schedules that start steeply, or one a step."""
-    if steps is None:
-        node, weight = exact.gauss_legendre(exact.QUADRATURE_NODES)
-        return node**2, 2 * node * weight
-    return (torch.arange(steps, dtype=torch.float64) + 0.5) / steps, torch.full(
-        (steps,), 1 / steps, dtype=torch.float64
-    )
+def _one_a_step(steps: int) -> tuple[Tensor, Tensor]:
+    """[T] a time inside every step, and their equal weights."""
+    t = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
+    return t, torch.full_like(t, 1 / steps)
 
 
 def _descending(small: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from unmask.registry import Component
 AXES = ("schedule", "objective", "sampler", "model")
 STEPS = (2, 4)
 """The numbers of steps in which members that have such an option are judged."""
+KNOTS = (*((k + 2.5 * math.sin(k / 3) ** 2) / 66 for k in range(1, 64)), 1.0)
+"""The bent knots in which members that have such an option are judged too."""
 
 
 class LawBroken(AssertionError):
@@ -171,6 +173,8 @@ def _choices(component: type[Component], name: str) -> tuple[Any, ...]:
     field = component.model_fields[name]
     if name == "steps":
         return (None, *STEPS) if type(None) in get_args(field.annotation) else STEPS
+    if name == "knots":
+        return (_DEFAULT, KNOTS)
     if name == "schedule":
         return members("schedule")
     if field.annotation is bool:
@@ -184,5 +188,11 @@ def describe(member: Any) -> str:
     """A component by its name and the options that differ from their defaults."""
     fields = type(member).model_fields
     options = {k: getattr(member, k) for k in fields if k != "name" and getattr(member, k) != fields[k].default}
-    words = [f"{k}={describe(v) if isinstance(v, Component) else v}" for k, v in options.items()]
+    words = [f"{k}={_describe_option(v)}" for k, v in options.items()]
     return f"{member.name}({', '.join(words)})" if words else member.name
+
+
+def _describe_option(value: Any) -> str:
+    if isinstance(value, Component):
+        return describe(value)
+    return f"({value[0]:.3g}, ...)" if isinstance(value, tuple) else str(value)

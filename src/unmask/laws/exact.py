@@ -22,6 +22,7 @@ CLOCK_NODES = 12
 QUADRATURE_NODES = 64
 TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 14, 1 << 24
 """What a denoiser is shown in one call, so that the networks of real checkpoints fit into memory too."""
+NODES_BETWEEN_BENDS = 6
 
 
 def log_conditionals(
@@ -169,6 +170,17 @@ def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights [K] of Gauss-Legendre quadrature on (0, 1), in float64."""
     node, weight = np.polynomial.legendre.leggauss(nodes)
     return torch.from_numpy((node + 1) / 2), torch.from_numpy(weight / 2)
+
+
+def over_time(bends: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
+    """[K] times and weights of a quadrature over t in (0, 1) for what is smooth between the times `bends`.
+
+    It is one in sqrt(t), gentle to schedules that start steeply.
+    """
+    node, weight = gauss_legendre(NODES_BETWEEN_BENDS if bends else QUADRATURE_NODES)
+    ends = torch.tensor((0.0, *bends, 1.0), dtype=torch.float64).sqrt()
+    root = ends[:-1, None] + ends.diff()[:, None] * node
+    return root.square().flatten(), (2 * root * ends.diff()[:, None] * weight).flatten()
 
 
 def outcomes(start: Tensor, vocab_size: int, mask: int) -> Tensor:

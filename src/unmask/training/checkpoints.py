@@ -3,7 +3,7 @@
 state/model.safetensors        the weights themselves (the checkpoint's own are their average)
 state/ema.safetensors          the average, where there is one
 state/optimizer.safetensors    what the optimiser keeps for each weight
-state/trainer.safetensors      torch's random states and the meter of a half-finished log line
+state/trainer.safetensors      torch's random states, the meter of a half-finished log line, what a schedule learns from
 state/trainer.json             step, samples, seconds, the data's fingerprint and the recipe
 state/checksums.json           size and CRC-32 of every file of the checkpoint
 
@@ -97,16 +97,20 @@ def restore(world: World, path: Path, stepper: Stepper, seed: int) -> None:
     if world.main:
         for name, tensor in stepper.meter.sums.items():
             tensor.copy_(trainer[f"meter.{name}"])
+    for name, tensor in stepper.keeper.tensors.items():
+        tensor.copy_(trainer[f"schedule.{name}"])
+    stepper.recall_schedule()
     randomness.put_back(world, stepper.accelerator.device, trainer, seed, read_progressed(path).step)
 
 
 def _state(world: World, stepper: Stepper) -> dict[str, dict[str, Tensor]]:
     """The files of the state and what goes into them, whole, at the main process."""
     meter = {f"meter.{name}": total for name, total in world.sum(stepper.meter.sums).items()}
+    learnt = {f"schedule.{name}": tensor.cpu() for name, tensor in stepper.keeper.tensors.items()}
     files = {
         "model": _at_main(world, stepper.layout.weights(stepper.parameters)),
         "optimizer": _at_main(world, stepper.layout.moments(stepper.optimizer, stepper.parameters)),
-        "trainer": {**meter, **randomness.states(world, stepper.accelerator.device)},
+        "trainer": {**meter, **learnt, **randomness.states(world, stepper.accelerator.device)},
     }
     if stepper.ema.decay:
         files["ema"] = _at_main(world, stepper.ema.weights.items())

@@ -213,9 +213,10 @@ class Trainer:
             recipe=self.recipe.model_dump(mode="json"),
             bits_per_token=self._bits_per_token(),
         )
+        parts = self.parts
+        card = parts.card.model_copy(update={"schedule": self.stepper.schedule})
         with self.clock.paused():
-            parts = self.parts
-            path = checkpoints.save(self.world, self.out, self.stepper, parts.tokenizer, parts.card, progressed)
+            path = checkpoints.save(self.world, self.out, self.stepper, parts.tokenizer, card, progressed)
             self.world.main_does(lambda: self.retention.saved(path))
 
     def _check_finite(self) -> None:

@@ -19,6 +19,7 @@ from unmask.training.device import precision_of
 from unmask.training.ema import EMA
 from unmask.training.layout import layout_of, whole
 from unmask.training.meter import Meter
+from unmask.training.schedule_learner import keeper_of
 
 
 class Loss(nn.Module):
@@ -49,7 +50,7 @@ def trained(denoiser: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class Stepper:
-    """A network with its optimiser, its average and its meter."""
+    """A network with its optimiser, its average, its meter and the keeper of its schedule."""
 
     def __init__(
         self,
@@ -67,11 +68,21 @@ class Stepper:
         self.denoiser: Any = denoiser.to(accelerator.device).train()
         self.config, self.message = config.fitting(trained(denoiser), self.layout.flattened_by)
         optimizer = self.config.build(trained(denoiser), accelerator.device)
-        loss = Loss(denoiser, objective, schedule, precision_of(training))
-        self.loss, self.optimizer = accelerator.prepare(loss, optimizer)
+        self._bare_loss = Loss(denoiser, objective, schedule, precision_of(training))
+        self.loss, self.optimizer = accelerator.prepare(self._bare_loss, optimizer)
         self.parameters = trained(denoiser)
         self.ema = EMA(self.parameters, config.ema)
         self.meter = Meter(accelerator.device)
+        self.keeper = keeper_of(schedule, accelerator.device)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the next step."""
+        return self._bare_loss.schedule
+
+    def recall_schedule(self) -> None:
+        """Go on with the schedule that a checkpoint has put back into the keeper's tensors."""
+        self._bare_loss.schedule = self.keeper.recall()
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; the optimiser; the average."""
@@ -82,6 +93,7 @@ class Stepper:
         self.optimizer.zero_grad()
         self.ema.update(step + 1)
         self.meter.end_step(step + 1, loss, whole(torch.as_tensor(grad_norm, device=loss.device)))
+        self._bare_loss.schedule = self.keeper.end_step(step + 1, self._sum)
 
     def gradients(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Leave in the parameters the gradient of what is minimised, over the counted tokens of the global batch.
@@ -98,6 +110,7 @@ class Stepper:
                 terms = self.terms(micro_batch.batch, micro_batch.noise)
                 self.accelerator.backward(terms.trained * scale)
             self.meter.add(terms)
+            self.keeper.add(terms)
             nats += terms.total.detach()
         return self._sum(nats) / tokens
 
