@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from unmask import registry
+from unmask.data import sides
 from unmask.data.inventory import joined, take_inventory
 from unmask.data.sides import take_sides
 from unmask.data.sources import Document, Source, TextSource
@@ -256,6 +257,15 @@ def test_progress_names_the_part() -> None:
     source = Listed(texts={"a": "12345", "held": "123"}, kept="held")
     prepare(source, ByteTokenizer(), progress=lambda *report: seen.append(report))
     assert seen == [("train", 5, 5), ("validation", 3, 3)]
+
+
+def test_progress_while_a_large_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "REPORT_CHARACTERS", 40)
+    seen: list[tuple[str, int, int]] = []
+    source = Listed(texts={f"d{number}": "1234567890" for number in range(10)})
+    prepare(source, BPETokenizer(), progress=lambda *report: seen.append(report))
+    first, tokenizer = [("corpus", 40, 0), ("corpus", 80, 0)], [("corpus", 40, 0), ("corpus", 80, 0)]
+    assert seen == [*first, *tokenizer, ("train", 80, 80), ("validation", 20, 20)]
 
 
 def test_text_file_end_to_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from unmask.training.progress import Progress, progress_for
+from unmask.training.progress import Bar, Progress, progress_for
 
 TRAINED = {"step": 20, "bits_per_token": 3.21049, "tokens_per_second": 12_345.0}
 VALIDATED = {"step": 20, "validation": {"bits_per_token": 2.9871, "bits_per_token_mc_stderr": 0.0123}}
@@ -45,3 +45,12 @@ def test_a_pipe_gets_plain_lines_when_asked() -> None:
 
 def test_nobody_watches_by_default() -> None:
     Progress().trained(TRAINED)
+
+
+def test_reading_is_told_from_encoding() -> None:
+    bar = Bar(Console(file=io.StringIO(), force_terminal=True))
+    bar.reading("corpus", 1_500_000, 0)
+    assert bar._status.status == "reading: 1.5M characters"
+    bar.reading("train", 1_500_000, 3_000_000)
+    assert bar._status.status == "encoding the train text: 1.5M of 3.0M characters"
+    bar.close()

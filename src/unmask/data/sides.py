@@ -5,7 +5,7 @@ The texts go by once or twice and are never kept, nor is anything for each of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import inf, nextafter
@@ -72,7 +72,7 @@ def take_sides(source: Source, fraction: float = 0.05, seed: int = 0, progress: 
         raise UnmaskError(f"The validation fraction {fraction} does not lie between 0 and 1; 0.05 is usual.")
     split = Split(source, seed, fraction)
     look = _FirstLook(split)
-    look.read(progress)
+    look.read(reported(source.documents(), progress))
     if look.documents == 0:
         raise UnmaskError("The source has no documents; give it text.")
     if look.documents == 1:
@@ -82,6 +82,21 @@ def take_sides(source: Source, fraction: float = 0.05, seed: int = 0, progress: 
     sides = _second_look(replace(split, below=look.fair_bound))
     _check_both(sides, look)
     return sides
+
+
+def reported(documents: Iterable[Document], progress: Progress | None) -> Iterable[Document]:
+    """Pass documents on, and say now and then how many characters have gone by."""
+    return documents if progress is None else _reported(documents, progress)
+
+
+def _reported(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
+    done = said = 0
+    for document in documents:
+        yield document
+        done += len(document.text)
+        if done - said >= REPORT_CHARACTERS:
+            progress(done)
+            said = done
 
 
 class _FirstLook:
@@ -109,20 +124,19 @@ class _FirstLook:
         """Holds out the lowest draw alone where none was held out, all but the highest where all were."""
         return self.highest if self.validation.documents else nextafter(self.lowest, inf)
 
-    def read(self, progress: Progress | None) -> None:
-        reported = 0
-        for document in self.split.source.documents():
+    def read(self, documents: Iterable[Document]) -> None:
+        for document in documents:
             (self.validation if self._holds_out(document.name) else self.train).add(document)
-            if progress and self.characters >= reported + REPORT_CHARACTERS:
-                reported = self.characters
-                progress(reported)
 
     def _holds_out(self, name: str) -> bool:
         opinion = self.split.source.held_out(name)
         if opinion is not None:
             return opinion
         draw = self.split.draw(name)
-        self.lowest, self.highest = min(self.lowest, draw), max(self.highest, draw)
+        if draw < self.lowest:
+            self.lowest = draw
+        if draw > self.highest:
+            self.highest = draw
         return draw < self.split.below
 
 

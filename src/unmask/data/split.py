@@ -17,7 +17,7 @@ from unmask.data.mixed_rows import JoinedRows, MixedRows
 from unmask.data.mixture import weighted_parts
 from unmask.data.policies import Policy
 from unmask.data.rows import Rows
-from unmask.data.sides import take_sides
+from unmask.data.sides import reported, take_sides
 from unmask.data.sources import Document, Source
 from unmask.data.tokenizers import TokenizerComponent
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Progress = Callable[[str, int, int], None]
-"""(part, done, total): 'train' or 'validation', characters encoded and in all; total 0 while they are counted."""
+"""(part, done, total): characters encoded of the 'train' or 'validation' part; or read of the 'corpus', total 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +87,16 @@ def prepare(
     parts of a mixture are split and encoded each on its own.
     """
     parts, weights = zip(*weighted_parts(source), strict=True)
+    reading = progress and partial(_read, progress)
     cut = None
     if validation is not None:
         train, held_out = [_whole(part) for part in parts], [_whole(validation)]
     else:
-        sides = [take_sides(part, fraction, seed, progress and partial(_counted, progress)) for part in parts]
+        sides = [take_sides(part, fraction, seed, reading) for part in parts]
         train = [_Side(partial(one.split.part, False), one.train) for one in sides]
         held_out = [_Side(partial(one.split.part, True), one.validation) for one in sides]
         cut = sides[0].split.cut if len(sides) == 1 else None
-    built = _built(tokenizer, train)
+    built = _built(tokenizer, train, reading)
     train_parts = _encoded(train, built, progress and partial(progress, "train"))
     validation_parts = _encoded(held_out, built, progress and partial(progress, "validation"))
     return Corpus(train_parts, validation_parts, weights, built, cut)
@@ -105,15 +106,21 @@ def _whole(source: Source) -> _Side:
     return _Side(source.documents, take_inventory(source.documents()))
 
 
-def _counted(progress: Progress, characters: int) -> None:
+def _read(progress: Progress, characters: int) -> None:
     progress("corpus", characters, 0)
 
 
-def _built(tokenizer: TokenizerComponent | PreTrainedTokenizerFast, train: Sequence[_Side]) -> PreTrainedTokenizerFast:
+def _built(
+    tokenizer: TokenizerComponent | PreTrainedTokenizerFast,
+    train: Sequence[_Side],
+    reading: Callable[[int], None] | None,
+) -> PreTrainedTokenizerFast:
     if not isinstance(tokenizer, TokenizerComponent):
         return tokenizer
-    inventory = joined([side.inventory for side in train])
-    return tokenizer.build(lambda: chain.from_iterable(side.documents() for side in train), inventory)
+    return tokenizer.build(
+        lambda: iter(reported(chain.from_iterable(side.documents() for side in train), reading)),
+        joined([side.inventory for side in train]),
+    )
 
 
 def _encoded(

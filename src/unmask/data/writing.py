@@ -71,7 +71,7 @@ class Writer:
         self._write("offsets.bin", (done.tokens + np.cumsum(sizes))[ends])
         self._write("bytes.bin", byte_counts)
         self._write("characters.bin", character_counts)
-        self._write("names.jsonl", b"".join(_line(piece.name) for piece in joined.pieces if not piece.more))
+        self._write("names.jsonl", _lines([piece.name for piece in joined.pieces if not piece.more]))
         done.pieces += len(joined.pieces)
         done.documents += int(ends.sum())
         done.tokens += len(ids)
@@ -148,5 +148,6 @@ def _sums(sizes: Counts, ends: npt.NDArray[np.bool_], begun: int) -> tuple[Count
     return np.diff(at_ends, prepend=0), int(running[-1] - at_ends[-1]) if len(at_ends) else int(running[-1])
 
 
-def _line(name: str) -> bytes:
-    return json.dumps(name).encode() + b"\n"
+def _lines(names: list[str]) -> bytes:
+    """One JSON string a line; in one call, as there may be very many."""
+    return json.dumps(names, separators=("\n", ":"))[1:-1].encode() + b"\n" * bool(names)

@@ -13,7 +13,7 @@ class Progress:
     """Who watches a run. This one sees nothing; the others override what they show."""
 
     def reading(self, part: str, done: int, total: int) -> None:
-        """So many characters of a part of the data ('train' or 'validation') are encoded."""
+        """So many characters of a part of the data ('train' or 'validation') are encoded; total 0: are read."""
 
     def begin(self, step: int, steps: int) -> None:
         """`step` of `steps` steps are done, and the rest begins."""
@@ -47,7 +47,8 @@ class Bar(Progress):
         self._task = self._bar.add_task("", loss="", validation="", speed="", visible=False)
 
     def reading(self, part: str, done: int, total: int) -> None:
-        self._status.update(f"encoding the {part} text: {_short(done)} of {_short(total)} characters")
+        of = f"encoding the {part} text: {_short(done)} of {_short(total)}" if total else f"reading: {_short(done)}"
+        self._status.update(f"{of} characters")
         self._status.start()
 
     def begin(self, step: int, steps: int) -> None:

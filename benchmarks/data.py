@@ -1,0 +1,165 @@
+"""How fast text becomes tokens, and tokens become batches: each figure in a process of its own, with its peak memory.
+
+    python benchmarks/data.py --megabytes 200 --json data.json
+
+The corpus is made here: lines of random words that follow Zipf's law. `rows` reads shuffled rows from the memory map,
+as training does; `feed` is what the training loop takes its batches from, noise included, with one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SECONDS = 5.0
+BATCH = 64
+WORDS = 60_000
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "byte": {"name": "byte"},
+    "bpe 4096": {"name": "bpe", "vocab_size": 4096, "sample_characters": 20_000_000},
+    "GPT-2-like": {"name": "bpe", "vocab_size": 50_258, "sample_characters": 20_000_000},
+}
+
+
+def write_corpus(path: Path, megabytes: float) -> None:
+    """Lines of twelve words; the k-th most frequent word is drawn in proportion to 1/k."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    letters = random.choice(list("etaoinshrdlcumwfgypbvk"), (WORDS, 12))
+    words = np.array(["".join(row[:size]) for row, size in zip(letters, random.integers(2, 12, WORDS), strict=True)])
+    shares = np.cumsum(1 / np.arange(1, WORDS + 1))
+    with path.open("w") as file:
+        while file.tell() < megabytes * 1e6:
+            drawn = words[np.searchsorted(shares, random.random(600_000) * shares[-1])]
+            file.writelines(" ".join(line) + "\n" for line in drawn.reshape(-1, 12))
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has had, mapped files included."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+def corpus_of(path: str, tokenizer: dict[str, Any]) -> Any:
+    """The corpus, prepared; only a learnt tokenizer is kept from one process to the next."""
+    from unmask import registry
+    from unmask.data.split import prepare
+
+    source = registry.build("source", {"name": "text", "paths": path, "separator": "line"})
+    return prepare(source, registry.build("tokenizer", tokenizer))
+
+
+def measure_preparation(path: str, tokenizer: dict[str, Any]) -> dict[str, float]:
+    """Reading, splitting and encoding, without the time in which a tokenizer is learnt."""
+    import shutil
+
+    from unmask.data.place import cache_folder
+
+    corpus_of(path, tokenizer)
+    shutil.rmtree(cache_folder() / "tokens")
+    start = time.perf_counter()
+    corpus = corpus_of(path, tokenizer)
+    seconds = time.perf_counter() - start
+    tokens = len(corpus.train.ids) + len(corpus.validation.ids)
+    return {
+        "tokens_per_second": tokens / seconds,
+        "megabytes_per_second": os.path.getsize(path) / 1e6 / seconds,
+        "peak_megabytes": peak_megabytes(),
+    }
+
+
+def repeated(read: Callable[[int], int]) -> float:
+    """How many tokens a second calls with 0, 1, 2, ... give."""
+    tokens, number, start = 0, 0, time.perf_counter()
+    while time.perf_counter() - start < SECONDS:
+        tokens += read(number)
+        number += 1
+    return tokens / (time.perf_counter() - start)
+
+
+def measure_loading(path: str, length: int, noise: bool) -> dict[str, float]:
+    """Batches of shuffled rows of bytes, with or without the noise of a training step."""
+    import numpy as np
+    import torch
+
+    from unmask import registry
+    from unmask.training.data import Feed, parts_of
+
+    torch.set_num_threads(1)
+    rows, _ = corpus_of(path, TOKENIZERS["byte"]).rows(registry.build("policy", "packed"), length)
+    feed = Feed(rows, BATCH, parts_of(BATCH, 1), seed=0, data_seed=0)
+
+    def read(step: int) -> int:
+        if noise:
+            return feed.micro_batches(step)[0].batch.input_ids.numel()
+        return rows[rows.sample(0, step * BATCH + np.arange(BATCH))].input_ids.size
+
+    speed = repeated(read)
+    return {"tokens_per_second": speed, "rows_per_second": speed / length, "peak_megabytes": peak_megabytes()}
+
+
+JOBS = {"prepare": measure_preparation, "load": measure_loading}
+
+
+def in_a_process(job: str, threads: int = 2, **options: Any) -> dict[str, float]:
+    """A measurement with so many threads of the tokenizer."""
+    command = [sys.executable, __file__, "--job", json.dumps([job, options])]
+    settings = {"RAYON_NUM_THREADS": str(threads), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def all_figures(path: str) -> Iterator[dict[str, Any]]:
+    """One after the other, as they are measured."""
+    for name, tokenizer in TOKENIZERS.items():
+        for threads in (1, 2) if name != "byte" else (1,):
+            figures = in_a_process("prepare", threads, path=path, tokenizer=tokenizer)
+            yield {"what": f"prepare, {name}, {threads} thread{'s' * (threads > 1)}", **figures}
+    for length in (128, 1024):
+        for noise in (False, True):
+            figures = in_a_process("load", path=path, length=length, noise=noise)
+            yield {"what": f"{'feed' if noise else 'rows'}, length {length}", **figures}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=100, help="size of the corpus")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        name, arguments = options.job
+        print(json.dumps(JOBS[name](**arguments)))
+        return
+    print(f"{'':<34}{'tokens/s':>14}{'MB/s':>10}{'rows/s':>12}{'peak MB':>10}")
+    results = []
+    with tempfile.TemporaryDirectory(prefix="unmask-benchmark-") as folder:
+        os.environ["UNMASK_CACHE"] = f"{folder}/cache"
+        write_corpus(Path(folder) / "corpus.txt", options.megabytes)
+        for figures in all_figures(f"{folder}/corpus.txt"):
+            results.append(figures)
+            columns = [figures.get(name) for name in ("megabytes_per_second", "rows_per_second")]
+            shown = [f"{value:,.1f}" if value is not None else "" for value in columns]
+            print(
+                f"{figures['what']:<34}{figures['tokens_per_second']:>14,.0f}{shown[0]:>10}{shown[1]:>12}"
+                f"{figures['peak_megabytes']:>10,.0f}",
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
