@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,9 +79,22 @@ def test_the_exact_likelihood_is_that_of_the_enumeration(lm):
 
 def test_the_estimate_counts_the_open_positions_alone(lm):
     one = admit(lm, TEXT)
-    made = likelihoods.Masked(one).counted
+    made = likelihoods.Masked(one)._estimate("mask-count", MaskCount(), seed=0)
     assert made.tokens == 8
-    assert made.draws == likelihoods.OFFSETS * likelihoods.PASSES == 256
+    assert made.draws == 128
+
+
+def test_an_unlucky_estimate_is_drawn_once_more(lm, monkeypatch):
+    bound, seeds = likelihoods.bound, []
+
+    def unlucky(*args, seed, **kwargs):
+        seeds.append(seed)
+        made = bound(*args, seed=seed, **kwargs)
+        return replace(made, nats=1.0) if seed == 0 else made
+
+    monkeypatch.setattr(likelihoods, "bound", unlucky)
+    assert failed(lm) == set()
+    assert seeds == [0, 1, 0, 1]
 
 
 def test_weights_that_are_not_numbers_are_named(lm):
