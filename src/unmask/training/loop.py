@@ -14,18 +14,22 @@ from unmask.errors import UnmaskError
 from unmask.files import atomic_text, must_be_new
 from unmask.likelihood import bound
 from unmask.training import checkpoints
+from unmask.training.advice import Advisor, Yardstick, advice_on_data
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import deterministic_kernels, make_accelerator
 from unmask.training.interrupt import StopRequest, stop_requests
-from unmask.training.log import Log
+from unmask.training.log import Log, read_log
 from unmask.training.optimizer import learning_rate
 from unmask.training.parts import Parts, build_parts, check_fit
-from unmask.training.progress import Progress
+from unmask.training.progress import Progress, Watchers
 from unmask.training.runfolder import clear_abandoned, find_latest, latest_or_error
 from unmask.training.same_run import check_same_data, check_same_run, fingerprint
+from unmask.training.samples import write_samples
+from unmask.training.speed import Gauge
 from unmask.training.step import Stepper
+from unmask.training.trackers import Trackers, check_trackers
 
 RECIPE = "recipe.yaml"
 VALIDATION_BATCH = 32
@@ -64,8 +68,11 @@ def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: Pr
 
     Ctrl-C saves a checkpoint after the step at hand and raises `Interrupted`, which says how to resume.
     """
-    out, progress = Path(out), progress or Progress()
+    out = Path(out)
+    trackers = Trackers(recipe.training.trackers, out, recipe.model_dump(mode="json"))
+    progress = Watchers(trackers, progress or Progress())
     check_fit(recipe.model, recipe.objective)
+    check_trackers(recipe.training.trackers)
     if not resume:
         clear_abandoned(out)
         must_be_new(out, "choose another folder, or add --resume to continue the run in it")
@@ -99,6 +106,18 @@ class Trainer:
         self.feed = _feed(recipe, parts, pin=accelerator.device.type == "cuda")
         self.validation = parts.validation.spread(recipe.training.validation_rows)
         self.log = Log(out)
+        vocab_size = parts.denoiser.config.vocab_size
+        self.advisor = Advisor(
+            Yardstick.of(parts.train, recipe.data.policy, vocab_size, recipe.objective, recipe.optimizer)
+        )
+        self.gauge = Gauge(
+            parts.denoiser.config,
+            recipe.data.length,
+            recipe.objective,
+            recipe.schedule,
+            accelerator.device,
+            accelerator.num_processes,
+        )
         self.clock = Clock()
         self.step = 0
         self.bound: Bound | None = None
@@ -114,11 +133,15 @@ class Trainer:
         checkpoints.restore(checkpoint, self.stepper)
         self.step = progressed.step
         self.log.truncate(self.step)
+        for record in read_log(self.out):
+            self.advisor.look(record)
         self.clock = Clock(progressed.seconds, progressed.lap)
 
     def run(self) -> TrainingResult:
         """Train to the last step, or until somebody asks to stop."""
         self.progress.begin(self.step, self.config.steps)
+        if not self.step:
+            self._advise(self._advice_on_data())
         with stop_requests() as stop:
             self._train(stop)
         if self.step < self.config.steps:
@@ -143,6 +166,8 @@ class Trainer:
             self._log()
         if self._due(self.config.validate_every) or last:
             self._validate()
+        if self.config.sample_every and (self._due(self.config.sample_every) or last):
+            self._sample()
         if self._due(self.config.save_every) or last or stopping:
             self._save()
 
@@ -152,15 +177,18 @@ class Trainer:
     def _log(self) -> None:
         self._check_finite()
         reading = self.stepper.meter.read()
+        speed = reading.tokens / max(self.clock.lap, 1e-9)
         record = {
             "step": self.step,
             **reading.as_dict(),
             "learning_rate": learning_rate(self.recipe.optimizer, self.step - 1),
-            "tokens_per_second": reading.tokens / max(self.clock.lap, 1e-9),
+            "tokens_per_second": speed,
+            **self.gauge.read(speed),
             "seconds": self.clock.seconds,
         }
         self.log.write(record)
         self.progress.trained(record)
+        self._advise(self.advisor.look(record))
         if self._due(self.config.log_every):
             self.stepper.meter.reset()
             self.clock.begin_lap()
@@ -171,6 +199,27 @@ class Trainer:
         record = {"step": self.step, "validation": self.bound.as_dict()}
         self.log.write(record)
         self.progress.validated(record)
+        self._advise(self.advisor.look(record))
+
+    def _sample(self) -> None:
+        """Texts by the averaged weights, always from the same seeds."""
+        self._check_finite()
+        parts, seed = self.parts, self.config.seed
+        with self.clock.paused(), self.stepper.ema.applied():
+            texts = write_samples(self.stepper.denoiser, parts.tokenizer, parts.card, self.config.samples, seed)
+        record = {"step": self.step, "samples": texts}
+        self.log.write(record)
+        self.progress.sampled(record)
+
+    def _advice_on_data(self) -> list[str]:
+        mask, training = self.parts.tokenizer.mask_token_id, self.config
+        return advice_on_data(self.parts.train, self.recipe.data.policy, mask, training.batch_size, training.steps)
+
+    def _advise(self, sentences: list[str]) -> None:
+        for sentence in sentences:
+            record = {"step": self.step, "advice": sentence}
+            self.log.write(record)
+            self.progress.advised(record)
 
     def _measure(self) -> Bound:
         """The bound of the averaged weights by the estimator that counts, with the same draws every time."""
