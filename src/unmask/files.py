@@ -44,12 +44,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 def atomic_text(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old or the new one, never a part."""
+    atomic_bytes(path, text.encode("utf-8"))
+
+
+def atomic_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)

@@ -50,7 +50,8 @@ def recipe(folder: Path, **training: Any) -> Recipe:
             "optimizer": {"learning_rate": 3e-3, "warmup": 5, "ema": 0.9},
             "training": {
                 "steps": STEPS, "batch_size": 10, "accumulation": 2,
-                "log_every": 4, "validate_every": 4, "validation_rows": 9, "save_every": 4, "keep": 5, **training,
+                "log_every": 4, "validate_every": 4, "validation_rows": 9, "save_every": 4, "keep": 5,
+                "sample_every": 4, "samples": 1, **training,
             },
         }
     )  # fmt: skip
@@ -96,6 +97,7 @@ def assert_same(one: Path, other: Path) -> None:
             torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda why, at=name: f"{at}: {why}")
     lines, others = read_log(one), read_log(other)
     assert [line["step"] for line in lines] == [line["step"] for line in others]
+    assert [line.get("samples") for line in lines] == [line.get("samples") for line in others]
     for line, again in zip(lines, others, strict=True):
         if "loss" in line:
             assert again["loss"] == pytest.approx(line["loss"], rel=1e-5)
@@ -109,7 +111,7 @@ def test_two_processes_begin_and_one_goes_on(folder: Path, alone: Path) -> None:
     out = folder / "from-two"
     said = finish(launch(recipe(folder, steps=8), out))
     assert said.count("Checkpoint:") == 1
-    assert [line["step"] for line in read_log(out)] == [4, 4, 8, 8]
+    assert [line["step"] for line in read_log(out)] == [4, 4, 4, 8, 8, 8]
     train(recipe(folder), out, resume=True)
     assert_same(alone, out)
 

@@ -79,7 +79,8 @@ def tensors(out: Path) -> dict[str, torch.Tensor]:
 
 def timeless(out: Path) -> list[dict[str, Any]]:
     """The log without what a clock says."""
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in read_log(out)]
+    measured = ("seconds", "tokens_per_second", "memory_gib", "mfu")
+    return [{k: v for k, v in line.items() if k not in measured} for line in read_log(out)]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

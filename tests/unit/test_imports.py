@@ -20,6 +20,7 @@ LAYERS = [
     {"likelihood"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},
+    {"plots"},
     {"evaluation", "doctor"},
     {"cli"},
     {"__main__"},

@@ -6,6 +6,7 @@ A checkpoint holds whole tensors under the network's own names, so that any numb
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -105,6 +106,19 @@ def _make_room(optimizer: Any, pattern: Mapping[str, Tensor]) -> None:
 def layout_of(accelerator: Accelerator) -> Layout:
     """The layout that a launch asked for."""
     return DeepSpeedLayout() if accelerator.distributed_type == DistributedType.DEEPSPEED else Layout()
+
+
+@contextmanager
+def opened(module: Any) -> Iterator[None]:
+    """A sharded module has its own weights whole for a while (its blocks see to theirs); others always have."""
+    if not hasattr(module, "unshard"):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -1,4 +1,9 @@
-"""log.jsonl: one JSON object a line, of training (loss, rate, speed) or of validation (bounds and their errors)."""
+"""log.jsonl: one JSON object a line.
+
+Training: {step, loss, bits_per_token, grad_norm, cross_entropy, learning_rate, tokens_per_second, memory_gib, mfu,
+seconds}. Validation: {step, validation: bounds with their errors}. Samples: {step, samples: texts}. Advice: {step,
+advice: a sentence}.
+"""
 
 from __future__ import annotations
 

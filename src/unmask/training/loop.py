@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,24 @@ from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.files import atomic_text
 from unmask.training import checkpoints
+from unmask.training.advice import Advisor, Yardstick, advice_on_data
 from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import deterministic_kernels, make_accelerator
 from unmask.training.interrupt import StopRequest, stop_requests
-from unmask.training.log import Log
+from unmask.training.journal import Journal
 from unmask.training.parts import Parts, build_parts, check_fit
-from unmask.training.progress import Progress
+from unmask.training.progress import Progress, Watchers
 from unmask.training.randomness import seed_process
 from unmask.training.retention import Retention
 from unmask.training.runfolder import find_latest
 from unmask.training.same_run import check_same_data, fingerprint
-from unmask.training.start import Resume, find_start
+from unmask.training.samples import write_samples
+from unmask.training.speed import Gauge
+from unmask.training.start import Resume, Start, find_start
 from unmask.training.step import Stepper
+from unmask.training.trackers import Trackers, check_trackers
 from unmask.training.validation import measure
 from unmask.training.world import World
 
@@ -74,15 +77,15 @@ def train(
     """
     out = Path(out)
     check_fit(recipe.model, recipe.objective)
+    check_trackers(recipe.training.trackers)
     accelerator = make_accelerator(recipe.training, recipe.optimizer.clip)
     world = World(accelerator)
-    progress = progress if progress and world.main else Progress()
+    progress = _watchers(recipe, out, progress) if world.main else Progress()
     with deterministic_kernels(recipe.training.deterministic), closing(progress):
         start = world.main_does(lambda: find_start(out, recipe, resume))
         parts = build_parts(recipe, world, progress.reading)
         trainer = Trainer(recipe, out, parts, progress, accelerator, world)
-        if start.checkpoint is not None and start.progressed is not None:
-            trainer.restore(start.checkpoint, start.progressed)
+        trainer.begin(start)
         world.main_does(lambda: atomic_text(out / RECIPE, recipe.to_yaml()))
         return trainer.run()
 
@@ -105,7 +108,8 @@ class Trainer:
         self.feed = _feed(recipe, parts, world, pin=accelerator.device.type == "cuda")
         self.validation = parts.validation.spread(recipe.training.validation_rows)
         self.retention = Retention(out, recipe.training.keep, recipe.training.keep_best)
-        self.log = Log(out, kept=world.main)
+        self.journal = Journal(out, progress, _advisor(recipe, parts), kept=world.main)
+        self.gauge = _gauge(recipe, parts, accelerator)
         self.clock = Clock()
         self.step = 0
         self.bound: Bound | None = None
@@ -116,17 +120,20 @@ class Trainer:
         """How long, how much at once, how often."""
         return self.recipe.training
 
-    def restore(self, checkpoint: Path, progressed: Progressed) -> None:
-        """Stand where the run stood when it wrote this checkpoint."""
+    def begin(self, start: Start) -> None:
+        """Stand where the run stood when it wrote a checkpoint, or at its beginning, where advice is due."""
+        if start.checkpoint is None or start.progressed is None:
+            self.journal.advise(0, [*self.stepper.notices, *self._advice_on_data()])
+            return
+        progressed = start.progressed
         check_same_data(self.out, progressed.data, self.parts.train)
-        checkpoints.restore(self.world, checkpoint, self.stepper, self.config.seed)
+        checkpoints.restore(self.world, start.checkpoint, self.stepper, self.config.seed)
         self.step = progressed.step
-        self.log.truncate(self.step)
+        self.journal.resume(self.step, start.notices)
         self.clock = Clock(progressed.seconds, progressed.lap)
 
     def run(self) -> TrainingResult:
         """Train to the last step, or until somebody asks to stop."""
-        self._tell()
         self.progress.begin(self.step, self.config.steps)
         with stop_requests() as stop:
             self._train(stop)
@@ -134,13 +141,10 @@ class Trainer:
             raise Interrupted(self.out, self.step)
         return TrainingResult(self.out, self.step, self.clock.seconds, self.bound or self._measure())
 
-    def _tell(self) -> None:
-        """Say once what is done otherwise than the recipe asks."""
-        if self.stepper.message is None:
-            return
-        warnings.warn(self.stepper.message, stacklevel=2)
-        if self.step == 0:
-            self.log.write({"step": 0, "message": self.stepper.message})
+    def _advice_on_data(self) -> list[str]:
+        words, policy = self.parts.tokenizer, self.recipe.data.policy
+        batch_size, steps = self.config.batch_size, self.config.steps
+        return advice_on_data(self.parts.train, policy, words.mask_token_id, words.eos_token_id, batch_size, steps)
 
     def _train(self, stop: StopRequest) -> None:
         with closing(self.feed.steps(self.step, self.config.steps)) as batches:
@@ -160,6 +164,8 @@ class Trainer:
             self._log()
         if self._due(self.config.validate_every) or last:
             self._validate()
+        if self.config.sample_every and (self._due(self.config.sample_every) or last):
+            self._sample()
         if self._due(self.config.save_every) or last or stopping or self._at_its_best():
             self._save()
 
@@ -178,15 +184,16 @@ class Trainer:
     def _log(self) -> None:
         self._check_finite()
         reading = self.stepper.meter.read(self.world.sum)
+        speed = reading.tokens / max(self.clock.lap, 1e-9)
         record = {
             "step": self.step,
             **reading.as_dict(),
-            "learning_rate": self.recipe.optimizer.rate(self.step - 1, self.config.steps),
-            "tokens_per_second": reading.tokens / max(self.clock.lap, 1e-9),
+            "learning_rate": self.stepper.config.rate(self.step - 1, self.config.steps),
+            "tokens_per_second": speed,
+            **self.gauge.read(speed),
             "seconds": self.clock.seconds,
         }
-        self.log.write(record)
-        self.progress.trained(record)
+        self.journal.trained(record)
         if self._due(self.config.log_every):
             self.stepper.meter.reset()
             self.clock.begin_lap()
@@ -194,9 +201,15 @@ class Trainer:
     def _validate(self) -> None:
         self._check_finite()
         self.bound, self.bound_step = self._measure(), self.step
-        record = {"step": self.step, "validation": self.bound.as_dict()}
-        self.log.write(record)
-        self.progress.validated(record)
+        self.journal.validated({"step": self.step, "validation": self.bound.as_dict()})
+
+    def _sample(self) -> None:
+        """Texts by the averaged weights, always from the same seeds. All processes write them, one keeps them."""
+        self._check_finite()
+        parts = self.parts
+        with self.clock.paused(), self.stepper.averaged() as denoiser:
+            texts = write_samples(denoiser, parts.tokenizer, parts.card, self.config.samples, self.config.seed)
+        self.journal.sampled({"step": self.step, "samples": texts})
 
     def _measure(self) -> Bound:
         with self.clock.paused():
@@ -240,6 +253,21 @@ class Trainer:
             return f"the gradient of samples {first} to {first + self.config.batch_size - 1} overflowed"
         shown = ", ".join(f"{sample} (row {self.feed.row(sample)})" for sample in samples[:8])
         return f"samples {shown}{' and more' if len(samples) > 8 else ''}"
+
+
+def _watchers(recipe: Recipe, out: Path, progress: Progress | None) -> Progress:
+    trackers = Trackers(recipe.training.trackers, out, recipe.model_dump(mode="json"))
+    return Watchers(trackers, progress or Progress())
+
+
+def _advisor(recipe: Recipe, parts: Parts) -> Advisor:
+    vocab_size = parts.denoiser.config.vocab_size
+    return Advisor(Yardstick.of(parts.train, recipe.data.policy, vocab_size, recipe.objective, recipe.optimizer))
+
+
+def _gauge(recipe: Recipe, parts: Parts, accelerator: Accelerator) -> Gauge:
+    network, length, devices = parts.denoiser.config, recipe.data.length, accelerator.num_processes
+    return Gauge(network, length, recipe.objective, recipe.schedule, accelerator.device, devices)
 
 
 def _feed(recipe: Recipe, parts: Parts, world: World, pin: bool) -> Feed:

@@ -1,12 +1,20 @@
-"""What a person sees of a run: one line with step, loss, validation, speed and time left; nothing in a pipe."""
+"""Who watches a run, and what a person sees of it: one line with step, loss and time left; nothing in a pipe.
+
+A watcher is told what is written to log.jsonl, record by record, and the little that is not (reading, steps).
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+SHOWN_CHARACTERS = 100
+"""Of a sample, beside a progress bar."""
 
 
 class Progress:
@@ -27,8 +35,54 @@ class Progress:
     def validated(self, record: dict[str, Any]) -> None:
         """A validation line was logged."""
 
+    def sampled(self, record: dict[str, Any]) -> None:
+        """Texts were written with the averaged weights."""
+
+    def advised(self, record: dict[str, Any]) -> None:
+        """Something about the run is worth a sentence."""
+
     def close(self) -> None:
         """Nothing more will come."""
+
+
+class Watchers(Progress):
+    """Several who watch: each is told everything, in turn."""
+
+    def __init__(self, *watchers: Progress) -> None:
+        self._watchers = watchers
+
+    def reading(self, part: str, done: int, total: int) -> None:
+        for watcher in self._watchers:
+            watcher.reading(part, done, total)
+
+    def begin(self, step: int, steps: int) -> None:
+        for watcher in self._watchers:
+            watcher.begin(step, steps)
+
+    def stepped(self) -> None:
+        for watcher in self._watchers:
+            watcher.stepped()
+
+    def trained(self, record: dict[str, Any]) -> None:
+        for watcher in self._watchers:
+            watcher.trained(record)
+
+    def validated(self, record: dict[str, Any]) -> None:
+        for watcher in self._watchers:
+            watcher.validated(record)
+
+    def sampled(self, record: dict[str, Any]) -> None:
+        for watcher in self._watchers:
+            watcher.sampled(record)
+
+    def advised(self, record: dict[str, Any]) -> None:
+        for watcher in self._watchers:
+            watcher.advised(record)
+
+    def close(self) -> None:
+        with ExitStack() as every:
+            for watcher in reversed(self._watchers):
+                every.callback(watcher.close)
 
 
 class Bar(Progress):
@@ -66,9 +120,19 @@ class Bar(Progress):
     def validated(self, record: dict[str, Any]) -> None:
         self._bar.update(self._task, validation=f"validation {_bits(record)}  ")
 
+    def sampled(self, record: dict[str, Any]) -> None:
+        self._say(f"[dim]{escape(_sample_line(record))}[/dim]")
+
+    def advised(self, record: dict[str, Any]) -> None:
+        self._say(f"[yellow]{escape(_advice_line(record))}[/yellow]")
+
     def close(self) -> None:
         self._status.stop()
         self._bar.stop()
+
+    def _say(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        self._bar.console.print(line, highlight=False, soft_wrap=True)
 
 
 class Lines(Progress):
@@ -88,8 +152,14 @@ class Lines(Progress):
     def validated(self, record: dict[str, Any]) -> None:
         self._say(f"step {record['step']}/{self._steps}: validation {_bits(record)} bits/token")
 
+    def sampled(self, record: dict[str, Any]) -> None:
+        self._say(_sample_line(record))
+
+    def advised(self, record: dict[str, Any]) -> None:
+        self._say(_advice_line(record))
+
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def progress_for(console: Console, verbose: bool = False) -> Progress:
@@ -102,6 +172,17 @@ def progress_for(console: Console, verbose: bool = False) -> Progress:
 def _bits(record: dict[str, Any]) -> str:
     validation = record["validation"]
     return f"{validation['bits_per_token']:.3f} ± {validation['bits_per_token_mc_stderr']:.3f}"
+
+
+def _advice_line(record: dict[str, Any]) -> str:
+    return f"step {record['step']}: {record['advice']}"
+
+
+def _sample_line(record: dict[str, Any]) -> str:
+    """The beginning of the first text, as one line."""
+    text = " ".join(record["samples"][0].split())
+    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    return f"step {record['step']}: writes “{shown}”"
 
 
 def _short(number: float) -> str:

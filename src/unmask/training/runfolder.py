@@ -41,7 +41,7 @@ def find_latest(out: Path) -> Path | None:
 def clear_abandoned(out: Path) -> None:
     """Remove a run that never came to its first checkpoint, so that the same command can begin it again."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if names and names <= {"recipe.yaml", "log.jsonl", CHECKPOINTS} and find_latest(out) is None:
+    if names and names <= {"recipe.yaml", "log.jsonl", "trackers", CHECKPOINTS} and find_latest(out) is None:
         shutil.rmtree(out)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from unmask.schedules import Schedule
 from unmask.training.data import MicroBatch
 from unmask.training.device import precision_of
 from unmask.training.ema import EMA
-from unmask.training.layout import layout_of, whole
+from unmask.training.layout import layout_of, opened, whole
 from unmask.training.meter import Meter
 from unmask.training.schedule_learner import keeper_of
 
@@ -40,8 +41,12 @@ class Loss(nn.Module):
         """The fields of `LossTerms`, of the objective or of one of its estimators, as a mapping that wrappers see."""
         denoiser: Any = self.denoiser
         chosen = estimator or self.objective
-        with torch.autocast(batch.input_ids.device.type, self.precision, enabled=self.precision != torch.float32):
+        with self.autocast(batch.input_ids.device):
             return dict(vars(chosen.loss(denoiser, batch, self.schedule, noise)))
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """What it computes in."""
+        return torch.autocast(device.type, self.precision, enabled=self.precision != torch.float32)
 
 
 def trained(denoiser: nn.Module) -> dict[str, nn.Parameter]:
@@ -66,7 +71,8 @@ class Stepper:
         self.steps = training.steps
         self.layout = layout_of(accelerator)
         self.denoiser: Any = denoiser.to(accelerator.device).train()
-        self.config, self.message = config.fitting(trained(denoiser), self.layout.flattened_by)
+        self.config, notice = config.fitting(trained(denoiser), self.layout.flattened_by)
+        self.notices = [notice] if notice else []
         optimizer = self.config.build(trained(denoiser), accelerator.device)
         self._bare_loss = Loss(denoiser, objective, schedule, precision_of(training))
         self.loss, self.optimizer = accelerator.prepare(self._bare_loss, optimizer)
@@ -83,6 +89,12 @@ class Stepper:
     def recall_schedule(self) -> None:
         """Go on with the schedule that a checkpoint has put back into the keeper's tensors."""
         self._bare_loss.schedule = self.keeper.recall()
+
+    @contextmanager
+    def averaged(self) -> Iterator[Any]:
+        """The network with its averaged weights, for a while, so that it can be called itself. All processes must."""
+        with self.ema.applied(), opened(self.loss), self._bare_loss.autocast(self.accelerator.device):
+            yield self.denoiser
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """Step number `step` (0, 1, ...): gradients of the whole batch, clipped; the optimiser; the average."""

@@ -1,0 +1,117 @@
+"""How hard the machine works: memory at its peak, and the share of a GPU's arithmetic that the network uses (MFU)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from unmask.objectives.base import Objective
+from unmask.schedules import Schedule
+
+GIB = 2**30
+FORWARD_AND_BACKWARD = 6
+"""Floating-point operations a weight costs a token: a product and a sum, forward once and backward twice."""
+
+PEAK_TERAFLOPS = {
+    "B200": 2250,
+    "B100": 1750,
+    "H200 NVL": 835,
+    "H200": 989,
+    "GH200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
+    "H20": 148,
+    "A100": 312,
+    "A40": 150,
+    "A30": 165,
+    "A10G": 70,
+    "A10": 125,
+    "L40S": 362,
+    "L40": 181,
+    "L4": 121,
+    "RTX A6000": 155,
+    "RTX 6000 Ada": 364,
+    "RTX 5090": 210,
+    "RTX 4090": 165,
+    "RTX 3090": 71,
+}
+"""Dense bf16 products with float32 sums, as the makers state them."""
+
+
+class Gauge:
+    """What a run asks of its device. `devices` of the same kind share the work."""
+
+    def __init__(
+        self,
+        config: Any,
+        length: int,
+        objective: Objective,
+        schedule: Schedule,
+        device: torch.device,
+        devices: int = 1,
+    ) -> None:
+        self._device = device
+        self._flops = flops_per_token(config, length, objective, schedule)
+        peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        self._peak = None if peak is None else peak * devices
+
+    def read(self, tokens_per_second: float) -> dict[str, float]:
+        """`memory_gib`, and `mfu` where the peak of the device and the cost of the network are known."""
+        reading = {}
+        if (memory := peak_memory_gib(self._device)) is not None:
+            reading["memory_gib"] = memory
+        if self._peak is not None and self._flops is not None:
+            reading["mfu"] = tokens_per_second * self._flops / self._peak
+        return reading
+
+
+def flops_per_token(config: Any, length: int, objective: Objective, schedule: Schedule) -> float | None:
+    """Floating-point operations of forward and backward pass for each token of a row; None for a foreign network.
+
+    6 for every weight a token meets, 12 D L a block for attention among all L tokens of width D, and the head on the
+    rows that are predicted alone. A bound that predicts visible rows too reads the clean row in a pass of its own.
+    """
+    if not hasattr(config, "mlp_ratio"):
+        return None
+    width, layers = config.hidden_size, config.num_hidden_layers
+    weights = layers * (4 + 2 * config.mlp_ratio) * width**2
+    trunk = FORWARD_AND_BACKWARD * weights + 12 * layers * width * length
+    head = FORWARD_AND_BACKWARD * width * config.vocab_size
+    extra = int(objective.needs_visible_rows)
+    return (1 + extra) * trunk + (_predicted_share(objective, schedule) + extra) * head
+
+
+def peak_flops(name: str) -> float | None:
+    """The dense bf16 peak of a GPU by the name its driver gives, in operations a second; None where not known."""
+    words = name.replace("-", " ").split()
+    known = [card for card in PEAK_TERAFLOPS if _in_order(card.split(), words) and "Laptop" not in words]
+    return max((len(card), PEAK_TERAFLOPS[card]) for card in known)[1] * 1e12 if known else None
+
+
+def peak_memory_gib(device: torch.device) -> float | None:
+    """The most memory the run has held so far: of the GPU where it computes on one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / GIB if sys.platform == "darwin" else peak * 1024 / GIB
+
+
+def _predicted_share(objective: Objective, schedule: Schedule) -> float:
+    """The mean share of a row that goes through the head."""
+    if objective.causal:
+        return 1.0
+    middles = (torch.arange(1000) + 0.5) / 1000
+    return float(schedule.mask_rate(middles).mean())
+
+
+def _in_order(card: list[str], words: list[str]) -> bool:
+    """Whether the words of a card's name stand in a longer name, in this order."""
+    rest = iter(words)
+    return all(word in rest for word in card)
