@@ -16,6 +16,7 @@ from unmask.errors import UnmaskError
 from unmask.optimizers.adamw import AdamW
 from unmask.optimizers.muon import Muon
 from unmask.training import Interrupted, Progress, train
+from unmask.training.checksums import write_checksums
 from unmask.training.log import read_log
 from unmask.training.runfolder import find_latest
 
@@ -101,6 +102,7 @@ def test_a_run_from_before_optimisers_had_names_goes_on(text: Path, tmp_path: Pa
     for key in ("name", "cooldown", "cooldown_shape", "cooldown_to"):
         del state["recipe"]["optimizer"][key]
     file.write_text(json.dumps(state))
+    write_checksums(out / "latest")
     assert train(recipe(text, {}), out, resume=True).steps == 12
     with pytest.raises(UnmaskError, match=r"optimizer\.name=adamw and the recipe now says muon"):
         train(recipe(text, {"name": "muon"}), out, resume=True)

@@ -121,9 +121,8 @@ class Trainer:
         return self.recipe.training
 
     def begin(self, start: Start) -> None:
-        """Stand where the run stood when it wrote a checkpoint, or at its beginning, where advice is due."""
+        """Stand where the run stood when it wrote a checkpoint, or at its beginning."""
         if start.checkpoint is None or start.progressed is None:
-            self.journal.advise(0, [*self.stepper.notices, *self._advice_on_data()])
             return
         progressed = start.progressed
         check_same_data(self.out, progressed.data, self.parts.train)
@@ -135,6 +134,8 @@ class Trainer:
     def run(self) -> TrainingResult:
         """Train to the last step, or until somebody asks to stop."""
         self.progress.begin(self.step, self.config.steps)
+        if not self.step:
+            self.journal.advise(0, [*self.stepper.notices, *self._advice_on_data()])
         with stop_requests() as stop:
             self._train(stop)
         if self.step < self.config.steps:
