@@ -17,8 +17,9 @@ from unmask.config import Recipe, parse_recipe
 from unmask.training import train
 from unmask.training.runfolder import find_latest
 
-REACH = 0.08
-"""The share of the steps that a child may do before it is killed at the latest: twenty of them do not reach the end."""
+STEPS = 300
+REACH = 10
+"""Steps after which a child is killed at the latest, as its checkpoints tell: twenty of them do not reach the end."""
 
 
 def recipe(folder: Path) -> Recipe:
@@ -28,7 +29,7 @@ def recipe(folder: Path) -> Recipe:
             "model": {"name": "dit", "size": "nano", "hidden_size": 16, "layers": 1, "heads": 2, "dropout": 0.1},
             "optimizer": {"warmup": 5, "ema": 0.9},
             "training": {
-                "steps": 200, "batch_size": 4, "log_every": 7, "validate_every": 40, "validation_rows": 4,
+                "steps": STEPS, "batch_size": 4, "log_every": 7, "validate_every": 40, "validation_rows": 4,
                 "save_every": 5, "keep": 3,
             },
         }
@@ -65,6 +66,13 @@ def timed(folder: Path, out: Path) -> tuple[float, float]:
     return first, time.monotonic() - begin
 
 
+def wait(out: Path, seconds: float) -> None:
+    """Wait that long, but not until the run has come too far."""
+    end, begin = time.monotonic() + seconds, step_of(out)
+    while time.monotonic() < end and step_of(out) < begin + REACH:
+        time.sleep(0.002)
+
+
 def main(folder: Path, kills: int) -> None:
     os.environ["UNMASK_CACHE"] = str(folder / "cache")
     (folder / "text.txt").write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(60)))
@@ -72,7 +80,7 @@ def main(folder: Path, kills: int) -> None:
     moments, steps = random.Random(0), []
     while len(steps) < kills:
         pid = in_child(folder, folder / "killed")
-        time.sleep(moments.uniform(0.0, first + REACH * (last - first)))
+        wait(folder / "killed", moments.uniform(0.0, first + 2 * REACH / STEPS * (last - first)))
         os.kill(pid, signal.SIGKILL)
         if os.waitpid(pid, 0)[1] != signal.SIGKILL:
             sys.exit("the run ended before it was killed often enough")
