@@ -22,10 +22,10 @@ def test_a_mixed_folder_is_trained_on_and_judged(run, tmp_path, monkeypatch):
         gzip.compress(b"".join(b'{"body": "%s"}\n' % words.encode() for _ in range(9)))
     )
     Path("mixed/c.csv").write_text("n,body\n" + f"1,{words}\n" * 9)
-    Path("mixed/[photo].png").write_bytes(b"\x89PNG")
+    Path("mixed/photo.[png]").write_bytes(b"\x89PNG")
     code, _, err = run("train", "mixed", "training.steps=2", *SMALL)
     assert code == 0, err
-    assert "Files that are not read: 1 .png." in err
+    assert "Files that are not read: 1 .[png]." in err
     for data, options in (("mixed", []), ("mixed/b.jsonl.gz", ["--field", "body"])):
         code, out, err = run("eval", "runs/mixed", "--data", data, *options, "--json")
         assert code == 0, err

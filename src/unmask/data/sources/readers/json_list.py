@@ -40,7 +40,7 @@ class _Entries:
 
     def __iter__(self) -> Iterator[Any]:
         if self._next() != "[":
-            raise self._wrong("is no JSON list; name it .jsonl if it has an object a line")
+            raise self._wrong("is no JSON list; rename it to .jsonl if it has an object a line, or take it away")
         self._at += 1
         more = self._next() != "]"
         while more:
@@ -52,7 +52,9 @@ class _Entries:
             self._at += more
         self._at += 1
         if self._next():
-            raise self._wrong("goes on after the end of the list; name it .jsonl if it has an object a line")
+            raise self._wrong(
+                "goes on after the end of the list; rename it to .jsonl if it has a list or object a line"
+            )
 
     def _next(self) -> str:
         """The next character that is not white space, where reading then stands; nothing at the end."""
