@@ -82,7 +82,7 @@ class Learned(Schedule):
     def _place(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """64 v at the times t, and the share of time that its stretch between two knots takes."""
         start, end = _stretches(self.times, t.dtype, t.device)
-        k = torch.bucketize(t.detach().contiguous(), start[1:], right=True)
+        k = torch.bucketize(t.detach().contiguous(), end, right=True).clamp_max(KNOTS - 1)
         share = end[k] - start[k]
         return k + (t - start[k]) / share, share
 
@@ -96,5 +96,5 @@ def _raised(density: Sequence[float]) -> list[float]:
 @lru_cache(maxsize=16)
 def _stretches(times: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """[64], [64] when the stretches between knots begin and end; kept, since a GPU would wait for them each time."""
-    knots = torch.tensor((0.0, *times), dtype=dtype, device=device)
-    return knots[:-1], knots[1:]
+    start, end = (torch.tensor(knots, dtype=dtype, device=device) for knots in ((0.0, *times[:-1]), times))
+    return start, end
