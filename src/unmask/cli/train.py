@@ -81,7 +81,7 @@ def train(
 
     chosen = overrides or []
     recipe = recipe_for(what, chosen) if from_ is None else recipe_from(what, from_, chosen)
-    if left_out := recipe.data.source.left_out():
+    if speaks() and (left_out := recipe.data.source.left_out()):
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
         errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
