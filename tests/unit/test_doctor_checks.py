@@ -125,14 +125,14 @@ def test_a_network_that_mixes_its_batch_is_found(lm, monkeypatch):
 
 
 def test_a_network_that_remembers_is_found(lm, monkeypatch):
-    hidden = DiT.hidden
-    calls = []
+    hidden, seen = DiT.hidden, [0]
 
-    def tired(self, *args, **kwargs):
-        calls.append(1)
-        return hidden(self, *args, **kwargs) * (1 + 0.01 * len(calls))
+    def remembering(self, ids, *args, **kwargs):
+        rows = hidden(self, ids, *args, **kwargs) * (1 + seen[-1] / 1000)
+        seen.append(int(ids[0, 0]))
+        return rows
 
-    monkeypatch.setattr(DiT, "hidden", tired)
+    monkeypatch.setattr(DiT, "hidden", remembering)
     assert "answer is the same twice" in failed(lm)
 
 
@@ -170,6 +170,11 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_found(lm):
 def test_a_tokenizer_that_loses_text_is_found(lm):
     lm.tokenizer.backend_tokenizer.decoder = None
     assert failed(lm) == {"text survives the tokenizer"}
+
+
+def test_a_tokenizer_that_adds_to_a_text_is_found(lm, monkeypatch):
+    monkeypatch.setattr(lm.tokenizer, "decode", lambda ids, **options: TEXT + "!!")
+    assert examined(lm)["text survives the tokenizer"].value == 2
 
 
 @pytest.mark.parametrize(
@@ -279,6 +284,19 @@ def test_a_twin_without_begin_token_is_not_asked_for_the_first(tmp_path):
 def test_a_text_that_cannot_be_examined_is_one_sentence(lm, text, words):
     with pytest.raises(UnmaskError, match=words):
         admit(lm, text)
+
+
+def test_a_masked_network_is_shown_masks_and_a_causal_one_the_text(lm, twin):
+    one, other = admit(lm, TEXT), admit(twin, TEXT)
+    assert torch.equal(one.canvas == 257, one.open)
+    assert torch.equal(one.canvas[~one.open], one.ids[~one.open])
+    assert torch.equal(other.canvas, other.ids)
+
+
+def test_random_tokens_are_all_but_the_mask(lm):
+    lm.denoiser.config.mask_token_id = 100
+    drawn = patient.random_tokens(lm, 100, LENGTH).unique().tolist()
+    assert drawn == [token for token in range(258) if token != 100]
 
 
 def test_open_positions_are_spread():

@@ -10,7 +10,7 @@ import torch
 
 from unmask.doctor import machine
 from unmask.errors import UnmaskError
-from unmask.laws.device import Gathering, on
+from unmask.laws.device import on
 
 
 def test_the_machine_is_this_one(tmp_path, monkeypatch):
@@ -53,16 +53,18 @@ def test_without_a_name_the_device_is_that_of_load(monkeypatch):
 
 def test_tensors_of_the_cpu_follow_to_the_device():
     """On the meta device, which computes nothing but says where it would have."""
-    constant, meta = torch.arange(3), torch.device("meta")
-    with meta, Gathering(meta):
+    constant = torch.arange(3)
+    with on("meta"):
         made = torch.zeros(3)
-        assert made.device == meta
-        assert (constant + 1).device == meta
-        assert torch.cat([constant, constant]).device == meta
-        assert torch.where(constant > 1, constant, other=constant).device == meta
-        assert made[constant].device == meta
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(3, generator=generator)
+        found = {
+            "made": made,
+            "sum": constant + 1,
+            "joined": torch.cat([constant, constant]),
+            "chosen": torch.where(constant > 1, constant, other=constant),
+            "indexed": made[constant],
+        }
+        drawn = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    assert {name: tensor.device.type for name, tensor in found.items()} == dict.fromkeys(found, "meta")
     assert drawn.device.type == "cpu"
     assert constant.device.type == "cpu"
 

@@ -64,10 +64,8 @@ class Masked:
         """The mean over all orders, enumerated, is not below -log p, enumerated (law 1)."""
         nll, nats = float(self.exact.nll), float(self.exact.bound)
         count = int(self.patient.open.sum())
-        words = (
-            f"-log p = {nll:.4f} exactly, bound {nats:.4f} ({count} positions open, {self.exact.canvases:,} canvases)"
-        )
-        words += "; nats by which the bound is below"
+        size = f"{count} positions open, {self.exact.canvases:,} canvases"
+        words = f"-log p = {nll:.4f} exactly, bound {nats:.4f} ({size}); nats by which the bound is below"
         share = CLOCK if self.patient.config.conditioned else ROUNDING
         remedy = "a probability is no number: look at weights and logits"
         return at_most("bound is above the likelihood", nll - nats, share * max(nats, 1.0), words, remedy)
@@ -98,7 +96,7 @@ class Masked:
         """
         for seed in (0, 1):
             made = self._estimate(label, estimator, seed)
-            errors = off(made.nats) / max(made.mc_stderr, ROUNDING * max(made.nats, 1.0))
+            errors = off(made.nats) / max(made.mc_stderr, 0.1 * TOLERANCE[self.patient.dtype] * max(made.nats, 1.0))
             if errors <= AGREEMENT:
                 break
         return made, errors

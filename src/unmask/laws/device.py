@@ -18,11 +18,11 @@ def on(device: torch.device | str) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    with device, Gathering(device):
+    with device, _Gathering(device):
         yield
 
 
-class Gathering(TorchFunctionMode):
+class _Gathering(TorchFunctionMode):
     """Every operation finds its tensors on one device. Only random numbers are made where their generator lives."""
 
     def __init__(self, device: torch.device) -> None:
