@@ -198,17 +198,18 @@ def test_an_unknown_ending_is_refused() -> None:
         check_suffix(Path("a.jpeg"))
 
 
-def test_a_picture_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["matplotlib.figure.Figure.savefig", "os.fsync"])
+def test_a_picture_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     path = tmp_path / "curves.png"
     path.write_bytes(b"old")
 
     def broken(*arguments: Any, **options: Any) -> None:
-        raise MemoryError
+        raise OSError("No space left on device")
 
     with drawing() as plt:
         figure = plt.figure()
-        monkeypatch.setattr(figure, "savefig", broken)
-        with pytest.raises(MemoryError):
+        monkeypatch.setattr(place, broken)
+        with pytest.raises(OSError, match="No space left"):
             write_figure(figure, path)
         plt.close(figure)
     assert path.read_bytes() == b"old"

@@ -142,6 +142,10 @@ def test_overfitting_is_said_when_validation_rises_and_training_falls(error: flo
     assert "by heart" in sentence
 
 
+def test_a_rise_without_learning_is_no_overfitting() -> None:
+    assert said(run_with_validations(RISING, 0.0)) == []
+
+
 def test_a_rise_within_the_noise_is_no_overfitting() -> None:
     assert said(run_with_validations([3.5, 3.2, 3.0, 2.95, 2.96, 2.97, 2.97, 2.98], 0.01)) == []
     wobbling = [3.5, 3.2, 3.05, 2.95, 3.02, 2.97, 3.03, 2.96]
