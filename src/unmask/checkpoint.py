@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from unmask.data.policies import Packed
 from unmask.errors import UnmaskError
 from unmask.files import atomic_folder
-from unmask.models.opening import first_line, open_network, without_bars
+from unmask.models.opening import first_line, open_network, quietly
 from unmask.objectives.subs import Subs
 from unmask.registry import field
 from unmask.schedules import LogLinear
@@ -51,7 +51,7 @@ class Loaded:
 
 def write(folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict[str, Any] | None = None) -> None:
     """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights."""
-    with without_bars():
+    with quietly():
         model.save_pretrained(folder, state_dict=state_dict)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

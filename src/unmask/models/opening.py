@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def open_network(path: Path, causal: bool, **options: Any) -> Any:
     """The network in a folder; `options` go to `from_pretrained`. Keys and shapes must be those of its config."""
     opener: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     try:
-        with without_bars():
+        with quietly():
             model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True, **options)
     except UnmaskError:
         raise
@@ -54,12 +55,13 @@ def reads_forward(config: Any) -> bool:
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep transformers from drawing progress bars of its own over ours."""
+def quietly() -> Iterator[None]:
+    """Keep transformers from drawing bars over ours, and what it imports (DeepSpeed) from printing among our output."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()
