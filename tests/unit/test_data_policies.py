@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unmask import registry
+from unmask.data import token_rows
 from unmask.data.cache import TokenCache, Tokens
 from unmask.data.policies import rows_of_texts
 from unmask.data.rows import Rows
@@ -213,3 +214,27 @@ def test_a_million_tokens_a_second(name: str) -> None:
     start = time.process_time()
     count = sum(rows[batch].input_ids.size for batch in batches)
     assert count / (time.process_time() - start) > 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says which pages a process has")
+@pytest.mark.parametrize("name", ["packed", "padded"])
+def test_pages_of_the_map_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
+    tokenizer = ByteTokenizer().build(lambda: iter(()))
+    cache = TokenCache.build(lambda: (Document(str(n), "x" * 1000) for n in range(16_000)), tokenizer)
+
+    def resident() -> int:
+        """Kilobytes of this process that are pages of the map of ids."""
+        _, *after = Path("/proc/self/smaps").read_text().split(f"{cache.folder / 'ids.bin'}\n")
+        assert after
+        return sum(int(part.split("Rss:")[1].split()[0]) for part in after)
+
+    def read(every: int) -> int:
+        monkeypatch.setattr(token_rows, "RELEASE_ROWS", every)
+        rows = registry.build("policy", name).rows(cache, 1024, 256, None)
+        for start in range(0, len(rows), 64):
+            rows[np.arange(start, min(start + 64, len(rows)))]
+        return resident()
+
+    assert read(1 << 30) > 30_000
+    assert read(64) < 5_000

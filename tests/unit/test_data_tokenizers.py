@@ -163,6 +163,17 @@ def test_long_texts_are_cut_only_where_that_changes_nothing(monkeypatch: pytest.
     assert encode(tokenizer, [text, "short", text]) == [whole[0], encode(tokenizer, ["short"])[0], whole[0]]
 
 
+@pytest.mark.parametrize("spec", ["byte", {"name": "bpe", "vocab_size": 300}])
+def test_what_is_not_too_long_is_one_piece(monkeypatch: pytest.MonkeyPatch, spec: str | dict[str, object]) -> None:
+    monkeypatch.setattr(pieces, "LONG", 9)
+    encoder = encoder_of(build(spec))
+    assert [piece.text for piece in encoder.pieces([Document("a", "four four"), Document("b", "")])] == [
+        "four four",
+        "",
+    ]
+    assert [piece.text for piece in encoder.pieces([Document("a", "four four four")])] == ["four four", " four"]
+
+
 def metaspace(prepend: str) -> Encoder:
     """A tokenizer that marks the beginning of a text, or of every word, as Llama's does."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -193,8 +204,10 @@ def test_a_cut_moves_on_where_a_token_would_be_torn(monkeypatch: pytest.MonkeyPa
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
     monkeypatch.setattr(pieces, "LONG", 50)
     text = "a b " * 100
-    *parts, _ = encoder.pieces([Document("a", text)])
+    *parts, last = encoder.pieces([Document("a", text)])
     assert {part.text[-1] for part in parts} == {"a"}
+    for size in (1, 2, 52):
+        assert [*parts, last] == list(encoder.pieces(in_parts(Document("a", text), size))), "it waits for what follows"
     assert encoder([text])[0].tolist() == [0, *[3] * 99, 1] == encoder._batch([text])[0].tolist()
 
 

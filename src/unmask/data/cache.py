@@ -38,6 +38,9 @@ __all__ = ["FILES", "TokenCache", "Tokens", "cache_folder"]
 
 Progress = Callable[[int, int], None]  # characters encoded so far, characters in all
 
+LARGE = 1 << 30
+"""Bytes of ids from which on nothing is read ahead: rows lie far apart, and what lies around them is not wanted."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
@@ -125,6 +128,8 @@ class TokenCache(Tokens):
         if meta is None:
             raise UnmaskError(f"The token cache {folder} is missing or damaged; delete it and let it be built again.")
         ids = np.memmap(folder / FILES[0], meta["dtype"], "r")
+        if ids.nbytes > LARGE:
+            _advise(ids, "MADV_RANDOM")
         offsets, byte_counts, character_counts = (np.memmap(folder / name, np.int64, "r") for name in FILES[1:4])
         return cls(ids, offsets, byte_counts, character_counts, folder, meta)
 
@@ -155,9 +160,14 @@ class TokenCache(Tokens):
 
     def release(self) -> None:
         """Let go of pages of the maps: they count as this process's memory, though the system can have them back."""
-        for array in (self.ids, self.offsets, self.byte_counts, self.character_counts):
-            if isinstance(array, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
-                array.base.madvise(mmap.MADV_DONTNEED)  # type: ignore[union-attr]
+        for array in (self.ids, self.offsets):
+            _advise(array, "MADV_DONTNEED")
+
+
+def _advise(array: npt.NDArray[Any], advice: str) -> None:
+    """Tell the system how a map is used, where it can be told."""
+    if hasattr(mmap, advice):
+        array.base.madvise(getattr(mmap, advice))  # type: ignore[union-attr]
 
 
 def _key(inventory: Inventory, encoder: Encoder) -> str:

@@ -14,7 +14,7 @@ from unmask.errors import UnmaskError
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-_BLOCK = 1024  # rows that are looked at together
+_BLOCK = 256  # rows that are looked at together
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from unmask.data.cache import Tokens
 from unmask.data.rows import Flags, Integers, RowBatch, Rows
 from unmask.errors import UnmaskError
 
-RELEASE_ROWS = 2048  # rows after which the pages of the map are given back
+RELEASE_ROWS = 256  # rows after which the pages of the map are given back
 STRIDE = 256  # of so many documents the first one's row is known
 BLOCK = STRIDE << 12  # documents that are looked at together
 
