@@ -166,7 +166,7 @@ class Trainer:
         record = {
             "step": self.step,
             **reading.as_dict(),
-            "learning_rate": self.recipe.optimizer.rate(self.step - 1, self.config.steps),
+            "learning_rate": self.stepper.config.rate(self.step - 1, self.config.steps),
             "tokens_per_second": reading.tokens / max(self.clock.lap, 1e-9),
             "seconds": self.clock.seconds,
         }
