@@ -15,6 +15,9 @@ from unmask.optimizers.base import OptimizerComponent, Parameters, adamw
 from unmask.optimizers.chained import Chained
 from unmask.optimizers.orthogonal import OrthogonalMomentum
 
+ADAMW_SHARE = 0.1
+"""What AdamW bears of a rate that suits Muon, where it has to move the hidden matrices too."""
+
 _HIDDEN = re.compile(r"(^|\.)(blocks|layers?|h)\.\d+\.")
 _NOT_HIDDEN = re.compile(r"adaLN_modulation|lora_")
 _THREE_IN_ONE = re.compile(r"(^|\.)attn_qkv\.")
@@ -27,6 +30,9 @@ class Muon(OptimizerComponent):
     """
 
     name: Literal["muon"] = "muon"
+    learning_rate: float = Field(default=0.01, gt=0)
+    warmup: int = Field(default=50, ge=0)
+    cooldown: float = Field(default=0.5, ge=0, le=1)
     momentum: float = Field(default=0.95, ge=0, lt=1)
 
     def build(self, parameters: Parameters, device: torch.device) -> Optimizer:
@@ -40,7 +46,10 @@ class Muon(OptimizerComponent):
         if reason is None:
             return self, None
         shared = {name: getattr(self, name) for name in OptimizerComponent.model_fields}
-        return AdamW(**shared), f"Muon cannot be used here, since {reason}; AdamW takes its place."
+        other = AdamW(**{**shared, "learning_rate": ADAMW_SHARE * self.learning_rate})
+        return other, (
+            f"Muon cannot be used here, since {reason}; AdamW takes its place, at a rate of {other.learning_rate:g}."
+        )
 
 
 def can_take_muon(parameters: Parameters, flattened_by: str | None = None) -> str | None:

@@ -48,7 +48,7 @@ def check_fit(spec: Any, objective: Any) -> None:
         reads, needs = ("both ways", "left to right") if objective.causal else ("left to right", "both ways")
         raise UnmaskError(
             f"The model '{spec.name}' reads {reads}, and the objective '{objective.name}' needs {needs}; "
-            f"choose another objective, or a model such as '{'causal' if objective.causal else 'dit'}'."
+            f"choose another objective, or model.name={'causal' if objective.causal else 'dit'}."
         )
 
 
