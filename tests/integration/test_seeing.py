@@ -120,6 +120,18 @@ def test_a_resumed_run_is_one_run_in_tensorboard(text: Path, tmp_path: Path) -> 
     assert len(events.Tensors("samples/text_summary")) == 2
 
 
+def test_a_tracked_run_that_died_before_its_first_checkpoint_begins_again(text: Path, tmp_path: Path) -> None:
+    class Killed(Progress):
+        def trained(self, record: dict[str, Any]) -> None:
+            raise SystemExit
+
+    tracked = recipe(text, training={"trackers": ["tensorboard"]})
+    with pytest.raises(SystemExit):
+        train(tracked, tmp_path / "run", progress=Killed())
+    assert (tmp_path / "run" / "trackers").is_dir()
+    assert train(tracked, tmp_path / "run").steps == 12
+
+
 def test_a_missing_tracker_stops_before_anything_is_written(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
