@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch
+from unmask.laws import describe
 from unmask.laws.exact import over_time
+from unmask.laws.tables import random_table
 from unmask.learned import KNOTS, Learned
-from unmask.objectives.base import LossTerms, Noise
+from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.objectives.d3pm import D3PM
+from unmask.objectives.sedd import SEDD
 from unmask.objectives.subs import Subs
 from unmask.schedules import LogLinear, Schedule
 from unmask.times import draw_times
@@ -170,6 +174,24 @@ def test_a_learner_goes_on_from_its_tensors() -> None:
         tensor.copy_(one.tensors[name])
     assert other.recall() == one.schedule
     assert other.end_step(4, lambda sums: sums) == one.end_step(4, lambda sums: sums)
+
+
+@pytest.mark.parametrize("objective", [Subs(steps=8), Subs(weight="flat"), D3PM(steps=8), SEDD()], ids=describe)
+def test_other_objectives_teach_it_too(objective: Objective) -> None:
+    """Whatever they weigh it with, the cross-entropy of the masked tokens is what is squared and learnt from."""
+    size, table = 4096, random_table()
+    batch = Batch.of(torch.tensor([2, 0, 3]).expand(size, -1))
+    noise = Noise.draw(5, 0, torch.arange(size), draw_times(5, 0, torch.arange(size), size), 3)
+    learner = ScheduleLearner(Learned(warmup=0), 1, CPU)
+    found = objective.loss(table, batch, learner.schedule, noise)
+    learner.add(found)
+    moved = learner.end_step(1, lambda sums: sums)
+    losses = found.cross_entropy.where(found.masked, 0.0).sum(dim=1)
+    kept = learner.schedule.decay
+    assert float(learner.tensors["squares"].sum()) == pytest.approx(kept * float(losses.square().sum()), rel=1e-5)
+    assert float(learner.tensors["counts"].sum()) == pytest.approx(kept * size)
+    assert moved.times != Learned().times
+    assert objective.loss(table, batch, moved, noise).nelbo.isfinite().all()
 
 
 def test_stretches_that_nobody_saw_lie_between_their_neighbours() -> None:

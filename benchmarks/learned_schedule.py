@@ -1,0 +1,189 @@
+"""What the learned schedule saves: variances of loss and gradient on one trained model, and what training gains by it.
+
+    python benchmarks/learned_schedule.py variance
+    python benchmarks/learned_schedule.py training --seeds 3
+
+`variance` trains one small model with the learned schedule (or takes the run folder `--run`), then draws times and
+masks again and again for the same rows and weights. `training` trains models that differ in schedule and seed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask import checkpoint
+from unmask.batch import Batch
+from unmask.bounds import AGREEMENT
+from unmask.config import Recipe, read_recipe
+from unmask.learned import Learned
+from unmask.objectives.base import Noise
+from unmask.objectives.subs import Subs
+from unmask.random import Purpose, uniform
+from unmask.schedules import Cosine, LogLinear, Polynomial, Schedule
+from unmask.times import draw_times
+from unmask.training import train
+from unmask.training.parts import build_parts
+
+GROUPS = 8
+"""A variance is the mean of those of this many groups of draws, and its error their spread."""
+SETTINGS = (
+    "data.tokenizer=byte",
+    "model={name: dit, hidden_size: 64, layers: 2, heads: 2, dropout: 0.0}",
+    "optimizer.learning_rate=0.005",
+    "training.batch_size=64",
+    "training.validation_rows=512",
+)
+"""So small that it uses what it sees within a thousand steps: nats a token then depend on the mask rate."""
+Times = Callable[[int, Tensor], Tensor]
+
+
+def recipe_of(options: argparse.Namespace, seed: int, schedule: str) -> Recipe:
+    """The demo on bytes, with a bound at the end alone."""
+    last = (f"training.{key}={options.steps}" for key in ("steps", "validate_every", "save_every"))
+    own = (f"data.length={options.length}", f"training.seed={seed}", f"schedule={schedule}")
+    return read_recipe("demo", [*SETTINGS, *last, *own])
+
+
+def stratified(step: int, index: Tensor) -> Tensor:
+    """[B] the times of training."""
+    return draw_times(0, step, index, len(index))
+
+
+def independent(step: int, index: Tensor) -> Tensor:
+    """[B] times that know nothing of each other."""
+    return uniform(0, Purpose.TIME, step=step, sample=index + 1)
+
+
+def moments(model: Any, batch: Batch, schedule: Schedule, times: Times, draws: int) -> dict[str, float]:
+    """Mean of the loss a token, variance of it, and trace of the covariance of its gradient, each with its error."""
+    losses: list[list[float]] = []
+    traces: list[float] = []
+    for group in range(GROUPS):
+        first = group * draws // GROUPS
+        steps = range(first, (group + 1) * draws // GROUPS)
+        loss, gradients = zip(*(_draw(model, batch, schedule, times, step) for step in steps), strict=True)
+        losses.append(list(loss))
+        mean = torch.stack(gradients).mean(dim=0)
+        traces.append(sum(float((one - mean).square().sum()) for one in gradients) / (len(gradients) - 1))
+    everything = [loss for group in losses for loss in group]
+    return {
+        "mean": statistics.fmean(everything),
+        "mean_stderr": statistics.stdev(everything) / math.sqrt(len(everything)),
+        **_with_error("loss", [statistics.variance(group) for group in losses]),
+        **_with_error("gradient", traces),
+    }
+
+
+def _draw(model: Any, batch: Batch, schedule: Schedule, times: Times, step: int) -> tuple[float, Tensor]:
+    index = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
+    noise = Noise.draw(1, step, index, times(step, index), batch.input_ids.shape[1])
+    model.zero_grad()
+    loss = Subs().loss(model, batch, schedule, noise).per_token
+    loss.backward()
+    return float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def _with_error(name: str, values: list[float]) -> dict[str, float]:
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return {name: statistics.fmean(values), f"{name}_stderr": error}
+
+
+def measure_variance(run: Path, rows: int, draws: int, device: str) -> Iterator[dict[str, Any]]:
+    """The moments of every schedule, with independent and with stratified times."""
+    loaded = checkpoint.load(run)
+    learned = loaded.card.schedule
+    if not isinstance(learned, Learned):
+        raise SystemExit(f"'{run}' was trained with the schedule {learned.name}; give a run of schedule=learned.")
+    validation = build_parts(read_recipe(run / "recipe.yaml")).validation.spread(rows)[:]
+    ids, real = torch.from_numpy(validation.input_ids), torch.from_numpy(validation.attention_mask)
+    batch, model = Batch.of(ids, real).to(device), loaded.model.to(device)
+    for times in (independent, stratified):
+        for schedule in (LogLinear(), Cosine(), Polynomial(), learned):
+            found = moments(model, batch, schedule, times, draws)
+            yield {"schedule": schedule.name, "times": times.__name__, **found}
+
+
+def largest_disagreement(table: list[dict[str, Any]]) -> float:
+    """Between the means of any two schedules, in joint standard errors: the bound must not move."""
+    return max(
+        abs(one["mean"] - other["mean"]) / math.hypot(one["mean_stderr"], other["mean_stderr"])
+        for one in table
+        for other in table
+        if one is not other
+    )
+
+
+def print_variances(table: list[dict[str, Any]]) -> None:
+    """Variances, and what each is as a share of log-linear's with the same times."""
+    print(f"{'times':<13}{'schedule':<12}{'nats a token':>20}{'variance of loss':>32}{'of gradient':>32}")
+    for row in table:
+        base = next(one for one in table if one["schedule"] == "loglinear" and one["times"] == row["times"])
+        cells = [
+            f"{row[name]:.3g} ± {row[name + '_stderr']:.1g} ({row[name] / base[name]:.2f})"
+            for name in ("loss", "gradient")
+        ]
+        mean = f"{row['mean']:.4f} ± {row['mean_stderr']:.4f}"
+        print(f"{row['times']:<13}{row['schedule']:<12}{mean:>20}{cells[0]:>32}{cells[1]:>32}")
+
+
+def variance(options: argparse.Namespace) -> dict[str, Any]:
+    """Train where no run is given, measure, print."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = options.run or Path(folder) / "run"
+        if not options.run:
+            train(recipe_of(options, 0, "learned"), run)
+        table = list(measure_variance(run, options.rows, options.draws, options.device))
+        knots = checkpoint.read_card(run).schedule.times  # type: ignore[attr-defined]
+    print_variances(table)
+    apart = largest_disagreement(table)
+    print(f"Means are at most {apart:.1f} joint standard errors apart (allowed: {AGREEMENT:.0f}).")
+    return {"table": table, "largest_disagreement": apart, "knots": knots}
+
+
+def training(options: argparse.Namespace) -> dict[str, Any]:
+    """The validation bound after training with each schedule, over seeds."""
+    table = []
+    for schedule in options.schedules:
+        bits = []
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                result = train(recipe_of(options, seed, schedule), Path(folder) / "run")
+            bits.append(result.bound.bits_per_token)
+        table.append({"schedule": schedule, "steps": options.steps, "bits_per_token": bits})
+        each = ", ".join(f"{one:.4f}" for one in bits)
+        print(f"{schedule:<12}{options.steps:>6} steps{statistics.fmean(bits):>8.4f} bits a token ({each})", flush=True)
+    return {"table": table}
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("variance", "training"))
+    parser.add_argument("--steps", type=int, default=1000, help="optimiser steps of a run")
+    parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
+    parser.add_argument("--run", type=Path, help="a run folder trained with schedule=learned")
+    parser.add_argument("--rows", type=int, default=16, help="sequences in the batch that is drawn for")
+    parser.add_argument("--draws", type=int, default=512, help="draws of times and masks for each schedule")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--schedules", nargs="+", default=["loglinear", "polynomial", "learned"])
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    figures = {"variance": variance, "training": training}[options.what](options)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
