@@ -1,10 +1,12 @@
 """What the learned schedule saves: variances of loss and gradient on one trained model, and what training gains by it.
 
     python benchmarks/learned_schedule.py variance
+    python benchmarks/learned_schedule.py density --run runs/mine
     python benchmarks/learned_schedule.py training --seeds 3
 
 `variance` trains one small model with the learned schedule (or takes the run folder `--run`), then draws times and
-masks again and again for the same rows and weights. `training` trains models that differ in schedule and seed alone.
+masks again and again for the same rows and weights. `density` shows which densities would be best for the loss, for its
+spread at a mask rate and for the gradient. `training` trains models that differ in schedule and seed alone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from unmask import checkpoint
 from unmask.batch import Batch
 from unmask.bounds import AGREEMENT
 from unmask.config import Recipe, read_recipe
-from unmask.learned import Learned
+from unmask.learned import KNOTS, Learned
 from unmask.objectives.base import Noise
 from unmask.objectives.subs import Subs
 from unmask.random import Purpose, uniform
@@ -33,7 +36,9 @@ from unmask.schedules import Cosine, LogLinear, Polynomial, Schedule
 from unmask.times import draw_times
 from unmask.training import train
 from unmask.training.parts import build_parts
+from unmask.training.schedule_learner import best_density
 
+GOLDEN = (5**0.5 - 1) / 2
 GROUPS = 8
 """A variance is the mean of those of this many groups of draws, and its error their spread."""
 SETTINGS = (
@@ -98,19 +103,53 @@ def _with_error(name: str, values: list[float]) -> dict[str, float]:
     return {name: statistics.fmean(values), f"{name}_stderr": error}
 
 
-def measure_variance(run: Path, rows: int, draws: int, device: str) -> Iterator[dict[str, Any]]:
+def measure_variance(run: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The moments of every schedule, with independent and with stratified times."""
+    model, learned, batch = _open(run, options.rows, options.device)
+    for times in (independent, stratified):
+        for schedule in (LogLinear(), Cosine(), Polynomial(), learned):
+            found = moments(model, batch, schedule, times, options.draws)
+            yield {"schedule": schedule.name, "times": times.__name__, **found}
+
+
+def _open(run: Path, rows: int, device: str) -> tuple[Any, Learned, Batch]:
+    """The network of a run, its learnt schedule, and some held-out rows."""
     loaded = checkpoint.load(run)
     learned = loaded.card.schedule
     if not isinstance(learned, Learned):
         raise SystemExit(f"'{run}' was trained with the schedule {learned.name}; give a run of schedule=learned.")
     validation = build_parts(read_recipe(run / "recipe.yaml")).validation.spread(rows)[:]
     ids, real = torch.from_numpy(validation.input_ids), torch.from_numpy(validation.attention_mask)
-    batch, model = Batch.of(ids, real).to(device), loaded.model.to(device)
-    for times in (independent, stratified):
-        for schedule in (LogLinear(), Cosine(), Polynomial(), learned):
-            found = moments(model, batch, schedule, times, draws)
-            yield {"schedule": schedule.name, "times": times.__name__, **found}
+    return loaded.model.to(device), learned, Batch.of(ids, real).to(device)
+
+
+def measure_density(run: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The best density over v = sqrt(u) for three things, in eight parts of (0, 1), where a flat one is 1."""
+    model, learned, batch = _open(run, 8 * options.draws, options.device)
+    sums = torch.zeros(3, KNOTS, dtype=torch.float64)
+    counts = torch.zeros(KNOTS, dtype=torch.float64)
+    for row, v in enumerate(((torch.arange(len(batch.input_ids)) + 0.5) * GOLDEN % 1).tolist()):
+        loss, square_of_gradient = _single(model, batch, row, v)
+        stretch = int(KNOTS * v)
+        sums[:, stretch] += torch.tensor([loss, loss**2, square_of_gradient], dtype=torch.float64)
+        counts[stretch] += 1
+    spread = sums[1] - sums[0].square() / counts
+    of = {"square of the loss": sums[1], "spread of the loss": spread, "square of the gradient": sums[2]}
+    best = {name: learned.shaped(best_density(squares, counts).tolist()) for name, squares in of.items()}
+    for name, schedule in {**best, "what training learnt": learned}.items():
+        eighths = torch.tensor((0.0, *schedule.times[7::8])).diff() * 8
+        yield {"best for": name, "density": eighths.tolist()}
+
+
+def _single(model: Any, batch: Batch, row: int, v: float) -> tuple[float, float]:
+    """The loss of one sequence at the mask rate v^2, and the squared norm of its gradient."""
+    one = Batch.of(batch.input_ids[row : row + 1], batch.attention_mask[row : row + 1])
+    at = torch.tensor([v], device=one.input_ids.device)
+    noise = Noise.draw(2, 0, torch.tensor([row], device=at.device), at, one.input_ids.shape[1])
+    model.zero_grad()
+    loss = Subs().loss(model, one, Polynomial(power=2), noise).cross_entropy.sum()
+    loss.backward()
+    return float(loss.detach()), sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
 
 
 def largest_disagreement(table: list[dict[str, Any]]) -> float:
@@ -136,18 +175,30 @@ def print_variances(table: list[dict[str, Any]]) -> None:
         print(f"{row['times']:<13}{row['schedule']:<12}{mean:>20}{cells[0]:>32}{cells[1]:>32}")
 
 
-def variance(options: argparse.Namespace) -> dict[str, Any]:
-    """Train where no run is given, measure, print."""
+def variance(options: argparse.Namespace, run: Path) -> dict[str, Any]:
+    """Measure and print."""
+    table = list(measure_variance(run, options))
+    print_variances(table)
+    apart = largest_disagreement(table)
+    print(f"Means are at most {apart:.1f} joint standard errors apart (allowed: {AGREEMENT:.0f}).")
+    return {"table": table, "largest_disagreement": apart}
+
+
+def density(options: argparse.Namespace, run: Path) -> dict[str, Any]:
+    """Measure and print."""
+    table = list(measure_density(run, options))
+    for row in table:
+        print(f"{row['best for']:<24}" + "".join(f"{one:>6.2f}" for one in row["density"]))
+    return {"table": table}
+
+
+def with_run(measure: Callable[[argparse.Namespace, Path], dict[str, Any]], options: argparse.Namespace) -> Any:
+    """Train where no run is given, then measure."""
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or Path(folder) / "run"
         if not options.run:
             train(recipe_of(options, 0, "learned"), run)
-        table = list(measure_variance(run, options.rows, options.draws, options.device))
-        knots = checkpoint.read_card(run).schedule.times  # type: ignore[attr-defined]
-    print_variances(table)
-    apart = largest_disagreement(table)
-    print(f"Means are at most {apart:.1f} joint standard errors apart (allowed: {AGREEMENT:.0f}).")
-    return {"table": table, "largest_disagreement": apart, "knots": knots}
+        return measure(options, run)
 
 
 def training(options: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +219,7 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("variance", "training"))
+    parser.add_argument("what", choices=("variance", "density", "training"))
     parser.add_argument("--steps", type=int, default=1000, help="optimiser steps of a run")
     parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
     parser.add_argument("--run", type=Path, help="a run folder trained with schedule=learned")
@@ -180,7 +231,8 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", default=["loglinear", "polynomial", "learned"])
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
-    figures = {"variance": variance, "training": training}[options.what](options)
+    verbs = {"variance": partial(with_run, variance), "density": partial(with_run, density), "training": training}
+    figures = verbs[options.what](options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
