@@ -93,6 +93,17 @@ def test_more_steps_are_possible_until_the_rate_falls(text: Path, tmp_path: Path
         train(recipe(text, falling, steps=20), tmp_path / "early", resume=True)
 
 
+def test_another_optimiser_does_not_go_on_with_its_moments(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(recipe(text, {"name": "muon"}), out, progress=StopAt(4))
+    monkeypatch.setattr(Muon, "fitting", lambda *_: (AdamW(), "DeepSpeed rolls matrices into vectors"))
+    with pytest.raises(UnmaskError, match=r"trained with muon, which cannot work .*adamw would take its place"):
+        train(recipe(text, {"name": "muon"}), out, resume=True)
+
+
 def test_a_run_from_before_optimisers_had_names_goes_on(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):

@@ -42,7 +42,8 @@ STATE = "state"
 class Progressed:
     """How far a run is: steps, sequences, seconds (`lap`: since the last log line), on which data, by which recipe.
 
-    `bits_per_token` is the validation bound of these weights, where it was measured at this very step.
+    `bits_per_token` is the validation bound of these weights, where it was measured at this very step. `optimizer` is
+    who moved them, which may be another one than the recipe's where that could not work.
     """
 
     step: int
@@ -52,6 +53,7 @@ class Progressed:
     data: str
     recipe: dict[str, Any]
     bits_per_token: float | None = None
+    optimizer: str | None = None
 
 
 def save(world: World, out: Path, stepper: Stepper, tokenizer: Any, card: Card, progressed: Progressed) -> Path:

@@ -27,7 +27,7 @@ from unmask.training.progress import Progress, Watchers
 from unmask.training.randomness import seed_process
 from unmask.training.retention import Retention
 from unmask.training.runfolder import find_latest
-from unmask.training.same_run import check_same_data, fingerprint
+from unmask.training.same_run import check_same_data, check_same_optimizer, fingerprint
 from unmask.training.samples import write_samples
 from unmask.training.speed import Gauge
 from unmask.training.start import Resume, Start, find_start
@@ -126,6 +126,7 @@ class Trainer:
             return
         progressed = start.progressed
         check_same_data(self.out, progressed.data, self.parts.train)
+        check_same_optimizer(self.out, progressed.optimizer, self.stepper.optimizer_name)
         checkpoints.restore(self.world, start.checkpoint, self.stepper, self.config.seed)
         self.step = progressed.step
         self.journal.resume(self.step, start.notices)
@@ -226,6 +227,7 @@ class Trainer:
             data=fingerprint(self.parts.train),
             recipe=self.recipe.model_dump(mode="json"),
             bits_per_token=self._bits_per_token(),
+            optimizer=self.stepper.optimizer_name,
         )
         parts = self.parts
         card = parts.card.model_copy(update={"schedule": self.stepper.schedule})

@@ -69,6 +69,15 @@ def check_same_data(out: Path, saved: str, rows: Rows) -> None:
         )
 
 
+def check_same_optimizer(out: Path, saved: str | None, now: str) -> None:
+    """Refuse to go on where the run's optimiser cannot work and another one would take its place."""
+    if saved is not None and saved != now:
+        raise UnmaskError(
+            f"'{out}' was trained with {saved}, which cannot work as this was launched ({now} would take its place); "
+            f"resume it as it was launched before, or begin a new run from its weights with --from {out}."
+        )
+
+
 def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(dotted key, old value, new value) of everything that differs, in the order of the recipe."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -82,6 +82,11 @@ class Stepper:
         self.keeper = keeper_of(schedule, accelerator.device)
 
     @property
+    def optimizer_name(self) -> str:
+        """Who moves the weights."""
+        return self.config.name  # type: ignore[attr-defined]
+
+    @property
     def schedule(self) -> Schedule:
         """The schedule of the next step."""
         return self._bare_loss.schedule
