@@ -76,6 +76,8 @@ def test_a_small_text_is_taken_whole_and_a_large_one_in_part() -> None:
     total = sum(map(len, texts))
     assert sampled(total, documents) == texts
     assert sampled(10 * total, documents) == texts
+    for wanted in range(30, total, 1111):
+        assert wanted - 80 < sum(map(len, sampled(wanted, documents))) <= wanted
     some = sampled(total // 4, documents)
     assert 0.98 * total / 4 < sum(map(len, some)) <= total // 4
     assert set(some) < set(texts)

@@ -17,6 +17,7 @@ from unmask.data.cache import FILES, TokenCache, Tokens, cache_folder
 from unmask.data.pieces import Joined
 from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, Encoder, encode
+from unmask.data.writing import META
 from unmask.errors import UnmaskError
 
 DOCUMENTS = [Document("a", "héllo"), Document("b/ü", "\U0001f600"), Document("c", "x" * 50), Document("a", "héllo")]
@@ -54,6 +55,7 @@ def test_it_holds_the_tokens_and_sizes_of_each_document() -> None:
     assert cache.character_counts.tolist() == [5, 1, 50, 5]
     assert cache.names == ["a", "b/ü", "c", "a"]
     assert cache.name(1) == "b/ü"
+    assert sorted(path.name for path in cache.folder.iterdir()) == sorted([*FILES, META])
     assert cache.offsets.dtype == np.int64
     assert cache.ids.dtype == np.uint16
     with pytest.raises(ValueError, match="read-only"):
