@@ -93,9 +93,9 @@ def _draw(model: Any, batch: Batch, schedule: Schedule, times: Times, step: int)
     index = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
     noise = Noise.draw(1, step, index, times(step, index), batch.input_ids.shape[1])
     model.zero_grad()
-    loss = Subs().loss(model, batch, schedule, noise).per_token
-    loss.backward()
-    return float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    terms = Subs().loss(model, batch, schedule, noise)
+    (terms.trained / terms.count).backward()
+    return float(terms.per_token), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 def _with_error(name: str, values: list[float]) -> dict[str, float]:
@@ -147,9 +147,10 @@ def _single(model: Any, batch: Batch, row: int, v: float) -> tuple[float, float]
     at = torch.tensor([v], device=one.input_ids.device)
     noise = Noise.draw(2, 0, torch.tensor([row], device=at.device), at, one.input_ids.shape[1])
     model.zero_grad()
-    loss = Subs().loss(model, one, Polynomial(power=2), noise).cross_entropy.sum()
-    loss.backward()
-    return float(loss.detach()), sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    terms = Subs(weight="flat").loss(model, one, Polynomial(power=2), noise)
+    terms.trained.backward()
+    square = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    return float(terms.cross_entropy.sum()), square
 
 
 def largest_disagreement(table: list[dict[str, Any]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +43,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return Batch(
-            self.input_ids.to(device, non_blocking=True),
-            self.attention_mask.to(device, non_blocking=True),
-            self.frozen.to(device, non_blocking=True),
-            self.has_pads,
-        )
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The same batch with every tensor put through a function: moved, pinned."""
+        return Batch(function(self.input_ids), function(self.attention_mask), function(self.frozen), self.has_pads)

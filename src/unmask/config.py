@@ -44,6 +44,8 @@ class TrainingConfig(Section):
     shard: bool = False
     """Slice weights, gradients and optimiser over the processes (FSDP2), for networks too large for one device."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
+    """Whether torch.compile makes kernels for the network, which takes some seconds once; auto: on a GPU."""
     seed: int = 0
     log_every: int = Field(default=20, ge=1)
     validate_every: int = Field(default=500, ge=1)

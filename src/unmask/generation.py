@@ -17,10 +17,11 @@ from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.likelihood import Progress, device_of, evaluate
+from unmask.likelihood import device_of, evaluate
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
 from unmask.samplers.draws import TokenRule
+from unmask.tally import Progress
 from unmask.templates import decode_canvas, parse_blanks
 
 BATCH = 64

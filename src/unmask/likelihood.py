@@ -8,32 +8,24 @@ the spread over documents. Both are kept, and no perplexity leaves here without 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.bounds import Bound, Evaluation
 from unmask.data.rows import Rows
-from unmask.models.protocol import Denoiser
-from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.objectives.base import Corruption, Noise, Objective
 from unmask.objectives.subs import Subs
-from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule
-from unmask.times import low_discrepancy, van_der_corput
+from unmask.tally import OFFSETS, Draws, Progress, Tally, tally
 
-OFFSETS = 16
 MAX_PASSES = 1024
-
-Progress = Callable[[int], None]
-Floats = npt.NDArray[np.float64]
 
 
 def evaluate(
@@ -46,7 +38,7 @@ def evaluate(
     seed: int = 0,
     precision: float | None = None,
     offsets: int = OFFSETS,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     each: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -98,7 +90,7 @@ def bound(
     seed: int = 0,
     offsets: int = OFFSETS,
     passes: int = 1,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     each: bool = False,
     progress: Progress | None = None,
 ) -> Bound:
@@ -107,62 +99,15 @@ def bound(
         offsets = passes = 1
     draws = Draws(seed, offsets, passes, batch_size)
     with evaluating(denoiser):
-        found = tally(partial(_terms, estimator, denoiser, schedule), rows, draws, device_of(denoiser), progress)
+        corrupt = partial(_corrupt, estimator, schedule, denoiser.config)
+        found = tally(partial(estimator.terms, denoiser), corrupt, rows, draws, device_of(denoiser), progress)
     return summarise(name or estimator.name, found, rows, draws, estimator.exact, each)  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True)
-class Draws:
-    """How often a bound is drawn: `offsets` independent sets of `passes` draws a row, so many at once."""
-
-    seed: int = 0
-    offsets: int = OFFSETS
-    passes: int = 1
-    batch_size: int = 32
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What draws add up to: `nats` [offsets, documents] a pass, and `tokens` [documents] that are counted."""
-
-    nats: Floats
-    tokens: Floats
-
-
-def tally(
-    terms_of: Callable[[Batch, Noise], LossTerms],
-    rows: Rows,
-    draws: Draws,
-    device: torch.device,
-    progress: Progress | None = None,
-    share: tuple[int, int] = (0, 1),
-) -> Tally:
-    """Draw what `share` = (which, of how many) asks for: every k-th batch; the tallies of all shares add up.
-
-    All shares call the network equally often (the last call of some counts nothing), as sharded networks need.
-    """
-    nats_RD = np.zeros((draws.offsets, rows.documents))
-    tokens_D = np.zeros(rows.documents)
-    strata = van_der_corput(len(rows) * draws.passes)
-    batches = torch.arange(len(rows) * draws.passes * draws.offsets).split(draws.batch_size)
-    which, shares = share
-    for number in range(which, -(-len(batches) // shares) * shares, shares):
-        item = batches[min(number, len(batches) - 1)]
-        draw, offset = item // draws.offsets, item % draws.offsets
-        batch, document = _fetch(rows, draw // draws.passes, device)
-        terms = terms_of(batch, _noise(draws.seed, offset, draw, strata, batch))
-        if number >= len(batches):
-            break
-        place = offset.numpy()[:, None] * rows.documents + document
-        nats_RD += _sums(terms.nelbo, terms.counted, place, nats_RD.size).reshape(nats_RD.shape) / draws.passes
-        tokens_D += _sums(terms.counted, terms.counted, document, len(tokens_D)) / (draws.offsets * draws.passes)
-        if progress is not None:
-            progress(len(item))
-    return Tally(nats_RD, tokens_D)
-
-
-def _terms(estimator: Objective, denoiser: Denoiser, schedule: Schedule, batch: Batch, noise: Noise) -> LossTerms:
-    return estimator.loss(denoiser, batch, schedule, noise)
+def _corrupt(
+    estimator: Objective, schedule: Schedule, config: DenoiserConfig, batch: Batch, noise: Noise
+) -> Corruption:
+    return estimator.corrupt(batch, schedule, noise, config)
 
 
 def evaluation_work(objective: Objective, rows: Rows, steps: int = 0, offsets: int = OFFSETS) -> int:
@@ -189,28 +134,6 @@ def evaluating(denoiser: Any) -> Iterator[None]:
     finally:
         if was_training:
             denoiser.train()
-
-
-def _fetch(rows: Rows, index: Tensor, device: torch.device) -> tuple[Batch, np.ndarray]:
-    table = rows[index.numpy()]
-    batch = Batch.of(
-        torch.from_numpy(table.input_ids), torch.from_numpy(table.attention_mask), torch.from_numpy(table.frozen)
-    )
-    return batch.to(device), table.document
-
-
-def _noise(seed: int, offset: Tensor, draw: Tensor, strata: Tensor, batch: Batch) -> Noise:
-    """The noise of draws number `draw` [B], each of the set that belongs to one of the `offset`s [B]."""
-    device = batch.input_ids.device
-    t = low_discrepancy(uniform(seed, Purpose.OFFSET, step=offset), strata[draw], len(strata)).to(device)
-    return Noise.draw(seed, offset[:, None].to(device), draw.to(device), t, batch.input_ids.shape[1])
-
-
-def _sums(values: Tensor, counted: Tensor, place: np.ndarray, size: int) -> np.ndarray:
-    """[size] the sum of values [B, L] over the counted positions that have each `place` [B, L]."""
-    counted_BL = counted.cpu().numpy()
-    weights = values.double().cpu().numpy()[counted_BL]
-    return np.bincount(place[counted_BL], weights=weights, minlength=size)
 
 
 def summarise(name: str, found: Tally, rows: Rows, draws: Draws, exact: bool = False, each: bool = False) -> Bound:

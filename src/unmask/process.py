@@ -8,17 +8,16 @@ from torch import Tensor
 from unmask.batch import Batch
 
 
-def corrupt(batch: Batch, mask_rate: Tensor, noise: Tensor, mask_token_id: int) -> tuple[Tensor, Tensor]:
-    """q(z_t | x): each open token is masked with probability 1 - alpha_t.
+def draw_masked(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
+    """[B, L] the positions that q(z_t | x) masks: each open token with probability 1 - alpha_t.
 
-    `mask_rate` [B] is 1 - alpha_t; `noise` [B, L] are uniforms. Returns z_t [B, L] and the masked positions [B, L].
+    `mask_rate` [B] is 1 - alpha_t; `noise` [B, L] are uniforms.
     """
-    masked = (noise < mask_rate[:, None]) & batch.open
-    return batch.input_ids.masked_fill(masked, mask_token_id), masked
+    return (noise < mask_rate[:, None]) & batch.open
 
 
-def corrupt_exactly(batch: Batch, count: Tensor, noise: Tensor, mask_token_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask exactly `count` [B] open tokens, those with the smallest noise: the mask-count form of the bound.
+def draw_masked_exactly(batch: Batch, count: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, L] exactly `count` [B] open positions, those with the smallest noise: the mask-count form of the bound.
 
     Also returns the count-th smallest noise [B], a Beta(n, L - n + 1) draw independent of which tokens were chosen: the
     mask rate that a conditioned denoiser has to be told.
@@ -28,8 +27,12 @@ def corrupt_exactly(batch: Batch, count: Tensor, noise: Tensor, mask_token_id: i
         1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
     )
     masked = (rank < count[:, None]) & batch.open
-    mask_rate = ranked.gather(1, (count[:, None] - 1).clamp_min(0)).squeeze(1).clamp_max(1.0)
-    return batch.input_ids.masked_fill(masked, mask_token_id), masked, mask_rate
+    return masked, ranked.gather(1, (count[:, None] - 1).clamp_min(0)).squeeze(1).clamp_max(1.0)
+
+
+def corrupt(batch: Batch, masked: Tensor, mask_token_id: int) -> Tensor:
+    """z_t [B, L]: the clean tokens with the mask token at the masked positions."""
+    return batch.input_ids.masked_fill(masked, mask_token_id)
 
 
 def reveal_probability(mask_rate_s: Tensor, mask_rate_t: Tensor) -> Tensor:

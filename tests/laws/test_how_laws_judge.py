@@ -15,7 +15,7 @@ from unmask.laws import exact, tables
 from unmask.laws.objectives import RANDOM
 from unmask.laws.samplers import tails_are_kept
 from unmask.laws.statistics import chi_square
-from unmask.objectives.base import Noise, Objective
+from unmask.objectives.base import Objective
 from unmask.random import Purpose
 from unmask.samplers import draws
 from unmask.samplers.base import Sampler
@@ -49,7 +49,10 @@ class Unheard(Objective):
 
     name: Literal["unheard"] = "unheard"
 
-    def loss(self, denoiser, batch, schedule, noise: Noise):
+    def corrupt(self, batch, schedule, noise, config):
+        raise AssertionError("not reached")
+
+    def terms(self, denoiser, batch, corruption):
         raise AssertionError("not reached")
 
 

@@ -144,13 +144,13 @@ def test_a_head_that_lets_the_mask_in_is_found(lm, monkeypatch):
 
 @pytest.mark.parametrize("factor", [0.5, 1.5])
 def test_a_wrong_weight_is_found(lm, monkeypatch, factor):
-    loss = MaskCount.loss
+    loss = MaskCount.terms
 
     def wrong(self, *args):
         terms = loss(self, *args)
         return type(terms)(**{**vars(terms), "diffusion": factor * terms.diffusion})
 
-    monkeypatch.setattr(MaskCount, "loss", wrong)
+    monkeypatch.setattr(MaskCount, "terms", wrong)
     below = {"estimates are above the likelihood"} if factor < 1 else set()
     assert failed(lm) == {"mask count finds the bound"} | below
 

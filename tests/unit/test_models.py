@@ -304,17 +304,19 @@ def test_passes_need_no_value_on_the_host() -> None:
 
 
 @VARIANTS
-def test_autocast_keeps_the_norms_in_float32(conditioned: bool) -> None:
+def test_autocast_carries_the_residual_stream_in_half_precision(conditioned: bool) -> None:
     model, ids, alpha = make(conditioned), some_ids(), torch.tensor([0.2, 0.4, 0.9])
     dtypes = set()
     norms = [module for name, module in model.named_modules() if "norm" in name]
     for norm in norms:
         norm.register_forward_hook(lambda _, inputs, output: dtypes.update({inputs[0].dtype, output.dtype}))
     exact = model(ids, alpha).logits.softmax(-1)
+    assert dtypes == {torch.float32}
+    dtypes.clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = model(ids, alpha).logits
     assert len(norms) == 2 * BLOCKS + 1
-    assert dtypes == {torch.float32}
+    assert dtypes == {torch.bfloat16}
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float().softmax(-1), exact, rtol=0, atol=0.05)
 

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from unmask.batch import Batch
-from unmask.process import corrupt, corrupt_exactly, posterior, prior, reveal_probability
+from unmask.process import corrupt, draw_masked, draw_masked_exactly, posterior, prior, reveal_probability
 from unmask.random import Purpose, uniform
 
 MASK = 1
@@ -27,28 +27,27 @@ def noise_of(rows: int, length: int = 6) -> torch.Tensor:
     return uniform(4, Purpose.MASK, sample=torch.arange(rows)[:, None], position=torch.arange(length))
 
 
-def test_corrupt_masks_open_tokens_at_the_rate():
+def test_masks_fall_on_open_tokens_at_the_rate():
     rate = torch.tensor([0.1, 0.5, 0.9]).repeat_interleave(4000)
     batch, noise = batch_of(12000), noise_of(12000)
-    z, masked = corrupt(batch, rate, noise, MASK)
+    masked = draw_masked(batch, rate, noise)
     assert torch.equal(masked, (noise < rate[:, None]) & batch.open)
-    assert torch.equal(z, torch.where(masked, MASK, batch.input_ids))
+    assert torch.equal(corrupt(batch, masked, MASK), torch.where(masked, MASK, batch.input_ids))
     share = masked.view(3, 4000, 6)[..., 1:5].float().mean(dim=(1, 2))
     assert torch.allclose(share, torch.tensor([0.1, 0.5, 0.9]), atol=0.015)
 
 
-def test_corrupt_at_the_ends_masks_none_and_all():
+def test_rates_at_the_ends_mask_none_and_all():
     batch, noise = batch_of(100), noise_of(100)
-    assert not corrupt(batch, torch.zeros(100), noise, MASK)[1].any()
-    assert torch.equal(corrupt(batch, torch.ones(100), noise, MASK)[1], batch.open)
+    assert not draw_masked(batch, torch.zeros(100), noise).any()
+    assert torch.equal(draw_masked(batch, torch.ones(100), noise), batch.open)
 
 
-def test_corrupt_exactly_masks_the_smallest_noise_of_open_tokens():
+def test_an_exact_count_masks_the_smallest_noise_of_open_tokens():
     batch, noise = batch_of(5), noise_of(5)
     count = torch.tensor([1, 2, 3, 4, 0])
-    z, masked, rate = corrupt_exactly(batch, count, noise, MASK)
+    masked, rate = draw_masked_exactly(batch, count, noise)
     assert torch.equal(masked.sum(dim=1), count)
-    assert torch.equal(z, torch.where(masked, MASK, batch.input_ids))
     for row in range(4):
         smallest = noise[row, 1:5].sort().values
         assert rate[row] == smallest[count[row] - 1]
@@ -59,7 +58,7 @@ def test_corrupt_exactly_masks_the_smallest_noise_of_open_tokens():
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_rate_of_a_count_is_a_beta_draw_whatever_was_masked(count):
     rows = 4000
-    _, masked, rate = corrupt_exactly(batch_of(rows), torch.full((rows,), count), noise_of(rows), MASK)
+    masked, rate = draw_masked_exactly(batch_of(rows), torch.full((rows,), count), noise_of(rows))
     law = stats.beta(count, 4 - count + 1)
     assert stats.kstest(rate.numpy(), law.cdf).pvalue > 1e-3
     chosen = masked[:, 1]
@@ -70,8 +69,7 @@ def test_rate_of_a_count_is_a_beta_draw_whatever_was_masked(count):
 
 def test_nothing_open_is_nothing_masked():
     batch = Batch.of(torch.tensor([[2, 3]]), frozen=torch.ones(1, 2, dtype=torch.bool))
-    z, masked, rate = corrupt_exactly(batch, torch.tensor([0]), noise_of(1, 2), MASK)
-    assert torch.equal(z, batch.input_ids)
+    masked, rate = draw_masked_exactly(batch, torch.tensor([0]), noise_of(1, 2))
     assert not masked.any()
     assert rate.tolist() == [1.0]
 

@@ -119,7 +119,8 @@ def terms(mask_rate: list[float], nll: list[list[float]]) -> LossTerms:
     zero = torch.zeros_like(nll_BL)
     masked = nll_BL > 0
     # a cross-entropy at a visible token, as some objectives might give, is not part of the loss
-    return LossTerms(nll_BL, zero, zero, zero == 0, nll_BL - (~masked).float(), masked, torch.tensor(mask_rate))
+    cross_entropy = nll_BL - (~masked).float()
+    return LossTerms(nll_BL, zero, zero, zero == 0, cross_entropy, nll_BL.sum(), masked, torch.tensor(mask_rate))
 
 
 def test_squared_losses_are_added_up_where_the_mask_rate_is() -> None:
@@ -209,7 +210,7 @@ def test_stretches_that_nobody_saw_lie_between_their_neighbours() -> None:
 def test_what_masks_nothing_teaches_nothing() -> None:
     learner = keeper_of(Learned(every=1, warmup=0), CPU)
     nll = torch.ones(2, 3)
-    learner.add(LossTerms(nll, nll, nll, nll > 0, nll))
+    learner.add(LossTerms(nll, nll, nll, nll > 0, nll, nll.sum()))
     assert learner.end_step(1, lambda sums: sums) == Learned(every=1, warmup=0)
 
 

@@ -20,8 +20,8 @@ def terms(mask_rate: list[float] | None, nll: torch.Tensor, masked: torch.Tensor
     counted = torch.ones_like(masked)
     zero = torch.zeros_like(nll)
     if mask_rate is None:
-        return LossTerms(zero, nll, zero, counted, nll)
-    return LossTerms(2 * nll, zero, zero, counted, nll, masked, torch.tensor(mask_rate))
+        return LossTerms(zero, nll, zero, counted, nll, nll.sum())
+    return LossTerms(2 * nll, zero, zero, counted, nll, nll.sum(), masked, torch.tensor(mask_rate))
 
 
 def test_cross_entropy_by_mask_rate() -> None:

@@ -41,7 +41,7 @@ def test_flops_are_those_that_torch_counts(model, objective, schedule):
     ids = torch.randint(0, VOCABULARY - 1, (ROWS, LENGTH))
     noise = Noise((torch.arange(ROWS) + 0.5) / ROWS, torch.rand(ROWS, LENGTH))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        objective.loss(denoiser, Batch.of(ids), schedule, noise).total.backward()
+        objective.loss(denoiser, Batch.of(ids), schedule, noise).trained.backward()
     counted = counter.get_total_flops() / ids.numel()
     assert flops_per_token(denoiser.config, LENGTH, objective, schedule) == pytest.approx(counted, rel=0.01)
 

@@ -33,7 +33,9 @@ def evaluate(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Only so many rows, evenly spread; bits per byte are then not given.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time; the result does not depend on it.")] = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows at a time; the result does not depend on it.")
+    ] = None,
     seed: Seed = 0,
     device: Device = None,
     as_json: Json = False,

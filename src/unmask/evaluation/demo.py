@@ -14,7 +14,8 @@ from unmask.data.split import Corpus, prepare
 from unmask.evaluation.ngrams import NGramScore, score_ngrams
 from unmask.evaluation.perplexity import held_out_rows
 from unmask.generation import MaskedDiffusionLM, load
-from unmask.likelihood import Progress, evaluate, evaluation_work
+from unmask.likelihood import evaluate, evaluation_work
+from unmask.tally import Progress
 from unmask.training.loop import TrainingResult, train
 from unmask.training.progress import Progress as TrainingProgress
 from unmask.training.runfolder import find_latest

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from unmask.errors import UnmaskError
+from unmask.linear_cross_entropy import Projection
 from unmask.models.attention import Rotary, Scope, attend, rotary_angles
 from unmask.models.config import TrunkConfig
 
@@ -163,13 +164,12 @@ class OutputLayer(nn.Module):
         shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
         return x * (1 + scale) + shift
 
-    def project(self, rows: Tensor, closed_token: int | None) -> Tensor:
-        """Logits [..., V] of rows [..., D]; the closed token's bias is minus infinity, so that its probability is 0."""
+    def bias(self, closed_token: int | None) -> Tensor:
+        """[V] the bias of the projection; the closed token's is minus infinity, so that its probability is 0."""
         bias: Tensor = self.linear.bias
-        if closed_token is not None:
-            token = torch.arange(bias.shape[0], device=bias.device)
-            bias = bias.masked_fill(token == closed_token, -math.inf)
-        return F.linear(rows, self.linear.weight, bias)
+        if closed_token is None:
+            return bias
+        return bias.masked_fill(torch.arange(bias.shape[0], device=bias.device) == closed_token, -math.inf)
 
 
 def label_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -194,11 +194,25 @@ class Trunk(PreTrainedModel):
         self.sigma_map = None if cond_dim is None else TimestepEmbedder(cond_dim)
         self.blocks = nn.ModuleList(Block(config, layer, cond_dim) for layer in range(config.num_hidden_layers))
         self.output_layer = OutputLayer(config, cond_dim)
+        self.fused = False
         self.post_init()
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Logits [..., V] of hidden rows [..., D]; the mask token's is minus infinity unless ``mask_logit``."""
-        return self.output_layer.project(rows, None if mask_logit else self.config.mask_token_id)
+        bias = self.output_layer.bias(None if mask_logit else self.config.mask_token_id)
+        return F.linear(rows, self.output_layer.linear.weight, bias)
+
+    def projection(self) -> Projection:
+        """What `head` multiplies with, the mask token closed, for those who reduce logits as they arise."""
+        bias = self.output_layer.bias(self.config.mask_token_id)
+        return Projection(self.output_layer.linear.weight, bias, self._precision(), self.fused)
+
+    def _precision(self) -> torch.dtype:
+        """What the trunk multiplies in: autocast's type where that is on, else that of its weights."""
+        embedding = self.vocab_embed.embedding
+        device = embedding.device.type
+        casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        return torch.get_autocast_dtype(device) if casts else embedding.dtype
 
     def get_input_embeddings(self) -> nn.Module:
         """The module that turns token ids into vectors."""
@@ -215,7 +229,7 @@ class Trunk(PreTrainedModel):
         """Ids [B, L], the first of them at position ``past``, through all blocks and the final norm to [B, L, D]."""
         config = self.config
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
-        x = self.vocab_embed(input_ids)
+        x = self.vocab_embed(input_ids).to(self._precision())
         for block in self.blocks:
             x = block(x, cond, rotary, scope, past_key_values=past_key_values)
         return self.output_layer.normalise(x, cond)

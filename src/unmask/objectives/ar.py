@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import cross_entropy, reduce_rows, scatter_rows
+from unmask.losses import scatter_rows, weighted_cross_entropy
 from unmask.models.protocol import Denoiser, DenoiserConfig
-from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.schedules import Schedule
 
 
@@ -25,18 +25,26 @@ class AR(Objective):
     causal: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
-    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
-        ids, counted = batch.input_ids, self.counted(batch, denoiser.config)
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
+        return Corruption.of(self.counted(batch, config))
+
+    def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
+        hidden = self._rows_before(denoiser, batch)
+        one = torch.ones(corruption.rows.shape, dtype=torch.float32, device=hidden.device)
+        trained, nll_N = weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, one)
+        nll = scatter_rows(nll_N, corruption.rows, batch.input_ids.shape)
+        zero = torch.zeros_like(nll)
+        return LossTerms(zero, nll, zero, corruption.predicted, nll, trained)
+
+    @staticmethod
+    def _rows_before(denoiser: Denoiser, batch: Batch) -> Tensor:
+        """[B, L, D] rows that predict the tokens at their own places."""
+        ids = batch.input_ids
         bos: int | None = getattr(denoiser.config, "bos_token_id", None)
         if bos is None:
-            hidden = denoiser.hidden(ids, attention_mask=batch.keys).roll(1, dims=1)
-        else:
-            before = torch.cat([torch.full_like(ids[:, :1], bos), ids[:, :-1]], dim=1)
-            hidden = denoiser.hidden(before, attention_mask=batch.keys)
-        nll = reduce_rows(denoiser.head, hidden[counted], ids[counted], cross_entropy, denoiser.config.vocab_size)
-        nll_BL = scatter_rows(nll, counted)
-        zero = torch.zeros_like(nll_BL)
-        return LossTerms(zero, nll_BL, zero, counted, nll_BL)
+            return denoiser.hidden(ids, attention_mask=batch.keys).roll(1, dims=1)
+        before = torch.cat([torch.full_like(ids[:, :1], bos), ids[:, :-1]], dim=1)
+        return denoiser.hidden(before, attention_mask=batch.keys)
 
     def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
         if getattr(config, "bos_token_id", None) is not None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import cross_entropy, reduce_rows, scatter_rows
+from unmask.losses import weighted_cross_entropy
 from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.process import corrupt
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 from unmask.schedules import Schedule
@@ -32,11 +34,56 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Corruption:
+    """What the noise makes of a batch before a network sees it: all that has to be known to ask the network.
+
+    It needs no device, so it is made on the CPU while the steps before it run; then the number of rows is known there,
+    and nobody has to wait for a GPU to count them.
+    """
+
+    predicted: Tensor
+    """[B, L] the positions that are asked about: those that were masked; without noise, those that are counted."""
+    rows: Tensor
+    """[N] the same as places in the flattened batch, in order."""
+    mask_rate: Tensor | None = None
+    """[B] 1 - alpha_t; None without noise."""
+    weight: Tensor | None = None
+    """[B] what the cross-entropy at t is multiplied by in the bound, where it is no more than that."""
+    mask_rate_s: Tensor | None = None
+    """[B] 1 - alpha_s at the step before, where the bound looks at it."""
+
+    @classmethod
+    def of(
+        cls,
+        predicted: Tensor,
+        mask_rate: Tensor | None = None,
+        weight: Tensor | None = None,
+        mask_rate_s: Tensor | None = None,
+    ) -> Corruption:
+        """With the rows counted, which on a GPU waits for it."""
+        return cls(predicted, predicted.flatten().nonzero()[:, 0], mask_rate, weight, mask_rate_s)
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Corruption:
+        """The same with every tensor put through a function: moved, pinned."""
+        values: dict[str, Any] = {
+            name: value if value is None else function(value) for name, value in vars(self).items()
+        }
+        return Corruption(**values)
+
+    @property
+    def row_weight(self) -> Tensor:
+        """[N] the weight of each row's sequence."""
+        assert self.weight is not None
+        return self.weight[self.rows // self.predicted.shape[1]]
+
+
+@dataclass(frozen=True)
 class LossTerms:
     """The three terms of the bound in nats, each [B, L], zero where they do not apply, and the counted positions.
 
-    `diffusion` is a one-draw estimate of the integral (or sum) over time; it is unbiased for every position.
-    `masked` [B, L] and `mask_rate` [B] tell what was masked; AR has neither.
+    `diffusion` is a one-draw estimate of the integral (or sum) over time; it is unbiased for every position. `trained`
+    is a scalar, what training minimises, summed over the batch: gradients flow through it alone, and it may be weighted
+    otherwise than the bound. `masked` [B, L] and `mask_rate` [B] tell what was masked; AR has neither.
     """
 
     diffusion: Tensor
@@ -44,10 +91,9 @@ class LossTerms:
     prior: Tensor
     counted: Tensor
     cross_entropy: Tensor
+    trained: Tensor
     masked: Tensor | None = None
     mask_rate: Tensor | None = None
-    surrogate: Tensor | None = None
-    """[B, L] what training minimises in the place of the bound, where an objective is asked to weigh otherwise."""
 
     @property
     def nelbo(self) -> Tensor:
@@ -58,11 +104,6 @@ class LossTerms:
     def total(self) -> Tensor:
         """The nats of the whole batch, a scalar."""
         return self.nelbo.sum()
-
-    @property
-    def trained(self) -> Tensor:
-        """What training minimises, summed over the batch: the bound, or the surrogate in its place."""
-        return self.total if self.surrogate is None else self.surrogate.sum()
 
     @property
     def count(self) -> Tensor:
@@ -95,8 +136,16 @@ class Objective(Component):
         return False
 
     @abstractmethod
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
+        """What one draw of the noise makes of a batch, wherever the batch lies."""
+
+    @abstractmethod
+    def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
+        """The terms of the bound, by one or more calls of the network."""
+
     def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
-        """The terms of the bound for one draw of the noise."""
+        """Both in a row: the terms of the bound for one draw of the noise."""
+        return self.terms(denoiser, batch, self.corrupt(batch, schedule, noise, denoiser.config))
 
     def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
         """[B, L] the positions that a loss is averaged over; they do not depend on the noise."""
@@ -107,15 +156,24 @@ class Objective(Component):
         return {self.__class__.__name__.lower(): self}
 
 
-def masked_cross_entropy(denoiser: Denoiser, z: Tensor, mask_rate: Tensor, batch: Batch, masked: Tensor) -> Tensor:
-    """[B, L] -log x_theta(x) at masked positions under SUBS, 0 elsewhere. Only masked rows meet the vocabulary.
+def rows_of_masked(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> Tensor:
+    """[B, L, D] what the network makes of z_t, for its head."""
+    z = corrupt(batch, corruption.predicted, denoiser.config.mask_token_id)
+    assert corruption.mask_rate is not None
+    return denoiser.hidden(z, alpha=1.0 - corruption.mask_rate, attention_mask=batch.keys)
 
-    `z` [B, L] corrupted tokens, `mask_rate` [B] = 1 - alpha_t. Zero-masking: the head has no output for the mask token.
-    Carry-over: visible rows are not predicted at all.
+
+def masked_cross_entropy(
+    denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False
+) -> tuple[Tensor, Tensor]:
+    """-log x_theta(x) at masked positions under SUBS: its sum, weighted as the bound is or not at all, and [N] it.
+
+    Only masked rows meet the vocabulary. Zero-masking: the head has no output for the mask token. Carry-over: visible
+    rows are not predicted at all.
     """
-    hidden = denoiser.hidden(z, alpha=1.0 - mask_rate, attention_mask=batch.keys)
-    nll = reduce_rows(denoiser.head, hidden[masked], batch.input_ids[masked], cross_entropy, denoiser.config.vocab_size)
-    return scatter_rows(nll, masked)
+    hidden = rows_of_masked(denoiser, batch, corruption)
+    weights = torch.ones_like(corruption.row_weight) if flat else corruption.row_weight
+    return weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, weights)
 
 
 def grid(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import cross_entropy, reduce_rows, scatter_rows
-from unmask.models.protocol import Denoiser
-from unmask.objectives.base import LossTerms, Noise, Objective, grid
-from unmask.process import corrupt
+from unmask.losses import Reduce, cross_entropy, reduce_rows, scatter_rows
+from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, rows_of_masked
+from unmask.process import draw_masked
 from unmask.schedules import Schedule
 
 
@@ -37,47 +37,58 @@ class D3PM(Objective):
     def needs_visible_rows(self) -> bool:
         return not self.carry_over
 
-    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         s, t = grid(noise.t, self.steps)
         rate_s, rate_t = schedule.mask_rate(s), schedule.mask_rate(t)
-        z, masked = corrupt(batch, rate_t, noise.u, denoiser.config.mask_token_id)
-        log_x, log_m = self._log_probabilities(denoiser, z, rate_t, batch, masked)
-        row = masked.nonzero()[:, 0]
-        diffusion = self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row])
+        return Corruption.of(draw_masked(batch, rate_t, noise.u), rate_t, mask_rate_s=rate_s)
+
+    def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
+        rows, shape = corruption.rows, batch.input_ids.shape
+        log_x, log_m = self._log_probabilities(denoiser, batch, corruption)
+        rate_s, rate_t = corruption.mask_rate_s, corruption.mask_rate
+        assert rate_s is not None
+        assert rate_t is not None
+        row = rows // shape[1]
+        diffusion = scatter_rows(
+            self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row]), rows, shape
+        )
+        reconstruction = self._reconstruction(denoiser, batch)
         return LossTerms(
-            diffusion=scatter_rows(diffusion, masked),
-            reconstruction=self._reconstruction(denoiser, batch),
-            prior=torch.zeros_like(noise.u),
+            diffusion=diffusion,
+            reconstruction=reconstruction,
+            prior=torch.zeros_like(diffusion),
             counted=batch.open,
-            cross_entropy=scatter_rows(-log_x, masked),
-            masked=masked,
+            cross_entropy=scatter_rows(-log_x, rows, shape),
+            trained=diffusion.sum() + reconstruction.sum(),
+            masked=corruption.predicted,
             mask_rate=rate_t,
         )
 
-    def _log_probabilities(
-        self, denoiser: Denoiser, z: Tensor, rate_t: Tensor, batch: Batch, masked: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _log_probabilities(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> tuple[Tensor, Tensor]:
         """[N], [N]: log x_theta(x) and log x_theta(m) at the masked rows; the second is -inf under zero-masking."""
-        hidden = denoiser.hidden(z, alpha=1.0 - rate_t, attention_mask=batch.keys)
+        mask_token_id = denoiser.config.mask_token_id
 
         def reduce(logits: Tensor, targets: Tensor) -> Tensor:
             log_p = logits.log_softmax(-1)
-            return torch.stack([log_p.gather(1, targets[:, None])[:, 0], log_p[:, denoiser.config.mask_token_id]], 1)
+            return torch.stack([log_p.gather(1, targets[:, None])[:, 0], log_p[:, mask_token_id]], 1)
 
-        head = partial(denoiser.head, mask_logit=self.needs_mask_logit)
-        both = reduce_rows(head, hidden[masked], batch.input_ids[masked], reduce, denoiser.config.vocab_size)
+        hidden = rows_of_masked(denoiser, batch, corruption)
+        both = self._reduced(denoiser, hidden, batch, corruption.rows, reduce)
         return both[:, 0], both[:, 1]
 
     def _reconstruction(self, denoiser: Denoiser, batch: Batch) -> Tensor:
         """[B, L] -log <x_theta(x), x> with the clean sequence as input at t = 0 (eq. 41); carry-over makes it 0."""
+        shape, device = batch.input_ids.shape, batch.input_ids.device
         if self.carry_over:
-            return torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
-        visible = torch.ones(batch.input_ids.shape[0], device=batch.input_ids.device)
-        hidden = denoiser.hidden(batch.input_ids, alpha=visible, attention_mask=batch.keys)
+            return torch.zeros(shape, device=device)
+        hidden = denoiser.hidden(batch.input_ids, alpha=torch.ones(shape[0], device=device), attention_mask=batch.keys)
+        rows = batch.open.flatten().nonzero()[:, 0]
+        return scatter_rows(self._reduced(denoiser, hidden, batch, rows, cross_entropy), rows, shape)
+
+    def _reduced(self, denoiser: Denoiser, hidden: Tensor, batch: Batch, rows: Tensor, reduce: Reduce) -> Tensor:
         head = partial(denoiser.head, mask_logit=self.needs_mask_logit)
-        targets = batch.input_ids[batch.open]
-        nll = reduce_rows(head, hidden[batch.open], targets, cross_entropy, denoiser.config.vocab_size)
-        return scatter_rows(nll, batch.open)
+        chosen, targets = hidden.flatten(0, 1)[rows], batch.input_ids.flatten()[rows]
+        return reduce_rows(head, chosen, targets, reduce, denoiser.config.vocab_size)
 
 
 def step_divergence(log_x: Tensor, mass_on_mask: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.losses import reduce_rows, scatter_rows
-from unmask.models.protocol import Denoiser
-from unmask.objectives.base import LossTerms, Noise, Objective
-from unmask.process import corrupt
+from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
+from unmask.process import draw_masked
 from unmask.schedules import Schedule
 
 
@@ -26,18 +26,20 @@ class SEDD(Objective):
 
     name: Literal["sedd"] = "sedd"
 
-    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         mask_rate = schedule.mask_rate(noise.t)
-        z, masked = corrupt(batch, mask_rate, noise.u, denoiser.config.mask_token_id)
-        hidden = denoiser.hidden(z, alpha=1.0 - mask_rate, attention_mask=batch.keys)
-        vocab_size = denoiser.config.vocab_size
-        both = reduce_rows(denoiser.head, hidden[masked], batch.input_ids[masked], mass_and_target, vocab_size)
+        return Corruption.of(draw_masked(batch, mask_rate, noise.u), mask_rate, schedule.weight(noise.t))
+
+    def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
+        rows, shape, vocab_size = corruption.rows, batch.input_ids.shape, denoiser.config.vocab_size
+        hidden = rows_of_masked(denoiser, batch, corruption).flatten(0, 1)[rows]
+        both = reduce_rows(denoiser.head, hidden, batch.input_ids.flatten()[rows], mass_and_target, vocab_size)
         log_mass, f_x = both[:, 0] - math.log(vocab_size - 1), both[:, 1] - math.log(vocab_size - 1)
-        weight = schedule.weight(noise.t)[masked.nonzero()[:, 0]]
-        entropy = weight * (log_mass.exp() - f_x - 1.0)
-        zero = torch.zeros_like(noise.u)
-        nll = scatter_rows(both[:, 0] - both[:, 1], masked)
-        return LossTerms(scatter_rows(entropy, masked), zero, zero, batch.open, nll, masked, mask_rate)
+        entropy = scatter_rows(corruption.row_weight * (log_mass.exp() - f_x - 1.0), rows, shape)
+        nll = scatter_rows(both[:, 0] - both[:, 1], rows, shape)
+        zero = torch.zeros_like(nll)
+        masked, mask_rate = corruption.predicted, corruption.mask_rate
+        return LossTerms(entropy, zero, zero, batch.open, nll, entropy.sum(), masked, mask_rate)
 
 
 def mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

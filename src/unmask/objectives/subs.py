@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.models.protocol import Denoiser
-from unmask.objectives.base import LossTerms, Noise, Objective, grid, masked_cross_entropy
-from unmask.process import corrupt, corrupt_exactly, reveal_probability
+from unmask.losses import scatter_rows
+from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, masked_cross_entropy
+from unmask.process import draw_masked, draw_masked_exactly, reveal_probability
 from unmask.schedules import Schedule
 
 
@@ -29,13 +30,12 @@ class Subs(Objective):
     steps: int | None = Field(default=None, ge=1)
     weight: Literal["bound", "flat"] = "bound"
 
-    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         mask_rate, weight = self._weighted(schedule, noise.t)
-        z, masked = corrupt(batch, mask_rate, noise.u, denoiser.config.mask_token_id)
-        nll = masked_cross_entropy(denoiser, z, mask_rate, batch, masked)
-        zero = torch.zeros_like(nll)
-        surrogate = nll if self.weight == "flat" else None
-        return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate, surrogate)
+        return Corruption.of(draw_masked(batch, mask_rate, noise.u), mask_rate, weight)
+
+    def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
+        return subs_terms(denoiser, batch, corruption, flat=self.weight == "flat")
 
     def estimators(self) -> dict[str, Objective]:
         return {"mask-count": MaskCount(), "continuous": Subs()}
@@ -58,14 +58,24 @@ class MaskCount(Objective):
 
     name: Literal["mask-count"] = "mask-count"
 
-    def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         length = batch.open.sum(dim=1)
         count = torch.ceil(noise.t * length).long().clamp_min(1).minimum(length)
-        z, masked, mask_rate = corrupt_exactly(batch, count, noise.u, denoiser.config.mask_token_id)
-        nll = masked_cross_entropy(denoiser, z, mask_rate, batch, masked)
-        weight = length / count.clamp_min(1)
-        zero = torch.zeros_like(nll)
-        return LossTerms(weight[:, None] * nll, zero, zero, batch.open, nll, masked, mask_rate)
+        masked, mask_rate = draw_masked_exactly(batch, count, noise.u)
+        return Corruption.of(masked, mask_rate, length / count.clamp_min(1))
+
+    def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
+        return subs_terms(denoiser, batch, corruption)
 
     def estimators(self) -> dict[str, Objective]:
         return Subs().estimators()
+
+
+def subs_terms(denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False) -> LossTerms:
+    """Weighted cross-entropies of masked tokens as the terms of a bound; `flat` trains on them without the weights."""
+    trained, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
+    nll = scatter_rows(nll_N, corruption.rows, batch.input_ids.shape)
+    zero = torch.zeros_like(nll)
+    assert corruption.weight is not None
+    diffusion = corruption.weight[:, None] * nll
+    return LossTerms(diffusion, zero, zero, batch.open, nll, trained, corruption.predicted, corruption.mask_rate)

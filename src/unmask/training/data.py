@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,24 +12,41 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
-from unmask.objectives.base import Noise
+from unmask.objectives.base import Corruption, Noise
 from unmask.times import draw_times
 
-AHEAD = 2
+AHEAD = 3
 """Steps whose batches are made while the current one runs."""
+WORKERS = 2
+
+Corrupt = Callable[[Batch, Noise], Corruption]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a global batch with its noise."""
+    """A part of a global batch with its noise, and what the noise makes of it where that is known ahead."""
 
     batch: Batch
     noise: Noise
+    corruption: Corruption | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on another device."""
-        noise = Noise(self.noise.t.to(device, non_blocking=True), self.noise.u.to(device, non_blocking=True))
-        return MicroBatch(self.batch.to(device), noise)
+        """The same on another device; noise that has done its work stays behind."""
+        batch, noise, corruption = self.batch.to(device), self.noise, self.corruption
+        if corruption is None:
+            noise = Noise(noise.t.to(device, non_blocking=True), noise.u.to(device, non_blocking=True))
+        else:
+            corruption = corruption.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return MicroBatch(batch, noise, corruption)
+
+    def pinned(self) -> MicroBatch:
+        """The same where a GPU can fetch it by itself."""
+        batch, noise, corruption = self.batch.each(Tensor.pin_memory), self.noise, self.corruption
+        if corruption is None:
+            noise = Noise(noise.t.pin_memory(), noise.u.pin_memory())
+        else:
+            corruption = corruption.each(Tensor.pin_memory)
+        return MicroBatch(batch, noise, corruption)
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,8 @@ class Feed:
     """The batches of a run. Sample g of step s is global sample s * batch_size + g, and all follows from that number.
 
     `data_seed` orders the rows, `seed` draws times and masks. `parts` are the places of the global batch that this
-    process works on, one tensor a micro-batch. With `pin` the tensors lie where a GPU can fetch them by itself.
+    process works on, one tensor a micro-batch. `corrupt` is how noise masks a batch, None where that depends on how far
+    the run is. With `pin` the tensors lie where a GPU can fetch them by itself.
     """
 
     rows: Rows
@@ -45,6 +63,7 @@ class Feed:
     parts: tuple[Tensor, ...]
     seed: int
     data_seed: int
+    corrupt: Corrupt | None = None
     pin: bool = False
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
@@ -61,8 +80,8 @@ class Feed:
         return int(self.rows.sample(self.data_seed, [sample])[0])
 
     def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
-        """The micro-batches of steps start, ..., stop - 1, made in a thread of their own."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="unmask-feed") as pool:
+        """The micro-batches of steps start, ..., stop - 1, made in threads of their own."""
+        with ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="unmask-feed") as pool:
             coming = [pool.submit(self.micro_batches, step) for step in range(start, min(start + AHEAD, stop))]
             try:
                 for step in range(start, stop):
@@ -78,11 +97,10 @@ class Feed:
         table = self.rows[self.rows.sample(self.data_seed, sample.numpy())]
         t = draw_times(self.seed, step, place, self.batch_size)
         noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
-        ids, real, frozen = (torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen))
-        if not self.pin:
-            return MicroBatch(Batch.of(ids, real, frozen), noise)
-        pinned = Batch.of(ids.pin_memory(), real.bool().pin_memory(), frozen.bool().pin_memory())
-        return MicroBatch(pinned, Noise(noise.t.pin_memory(), noise.u.pin_memory()))
+        batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
+        corruption = None if self.corrupt is None else self.corrupt(batch, noise)
+        made = MicroBatch(batch, noise, corruption)
+        return made.pinned() if self.pin else made
 
 
 def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:

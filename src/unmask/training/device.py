@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from unmask.config import TrainingConfig
 from unmask.errors import UnmaskError
+from unmask.models.compiling import has_compiler
 
 
 def make_accelerator(config: TrainingConfig, clip: float) -> Accelerator:
@@ -53,6 +54,13 @@ def precision_of(config: TrainingConfig) -> torch.dtype:
     """What matrices are multiplied in; weights, moments and averages are float32 throughout."""
     automatic = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if config.precision == "bf16" or (config.precision == "auto" and automatic) else torch.float32
+
+
+def compiles(config: TrainingConfig, accelerator: Accelerator) -> bool:
+    """Whether the network is compiled: by default on a GPU for which torch has its compiler."""
+    if config.compile != "auto":
+        return config.compile
+    return accelerator.device.type == "cuda" and has_compiler()
 
 
 def _sharding() -> FullyShardedDataParallelPlugin:

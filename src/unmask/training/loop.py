@@ -105,7 +105,7 @@ class Trainer:
             accelerator, parts.denoiser, recipe.objective, recipe.schedule, recipe.optimizer, recipe.training
         )
         seed_process(world, recipe.training.seed)
-        self.feed = _feed(recipe, parts, world, pin=accelerator.device.type == "cuda")
+        self.feed = _feed(recipe, parts, world, self.stepper)
         self.validation = parts.validation.spread(recipe.training.validation_rows)
         self.retention = Retention(out, recipe.training.keep, recipe.training.keep_best)
         self.journal = Journal(out, progress, _advisor(recipe, parts), kept=world.main)
@@ -273,7 +273,7 @@ def _gauge(recipe: Recipe, parts: Parts, accelerator: Accelerator) -> Gauge:
     return Gauge(network, length, recipe.objective, recipe.schedule, accelerator.device, devices)
 
 
-def _feed(recipe: Recipe, parts: Parts, world: World, pin: bool) -> Feed:
+def _feed(recipe: Recipe, parts: Parts, world: World, stepper: Stepper) -> Feed:
     training = recipe.training
     return Feed(
         rows=parts.train,
@@ -281,5 +281,6 @@ def _feed(recipe: Recipe, parts: Parts, world: World, pin: bool) -> Feed:
         parts=parts_of(training.batch_size, training.accumulation, *world.share),
         seed=training.seed,
         data_seed=recipe.data.seed,
-        pin=pin,
+        corrupt=None if stepper.keeper.learns else stepper.corrupt,
+        pin=stepper.accelerator.device.type == "cuda",
     )

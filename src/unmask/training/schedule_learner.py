@@ -27,6 +27,9 @@ def keeper_of(schedule: Schedule, device: torch.device) -> ScheduleKeeper:
 class ScheduleKeeper:
     """Holds a schedule that stays as it is. `tensors` is all that a checkpoint must hold of its state, by name."""
 
+    learns = False
+    """Whether the schedule of a step depends on the steps before it."""
+
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.tensors: dict[str, Tensor] = {}
@@ -50,6 +53,7 @@ class ScheduleLearner(ScheduleKeeper):
     """
 
     schedule: Learned
+    learns = True
 
     def __init__(self, schedule: Learned, every: int, device: torch.device) -> None:
         super().__init__(schedule)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from unmask.batch import Batch
 from unmask.config import TrainingConfig
-from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.models.compiling import compile_network
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.optimizers.base import OptimizerComponent, set_learning_rate
 from unmask.schedules import Schedule
 from unmask.training.data import MicroBatch
-from unmask.training.device import precision_of
+from unmask.training.device import compiles, precision_of
 from unmask.training.ema import EMA
 from unmask.training.layout import layout_of, opened, whole
 from unmask.training.meter import Meter
@@ -28,21 +29,20 @@ class Loss(nn.Module):
 
     _no_split_modules = ("Block",)
 
-    def __init__(
-        self, denoiser: nn.Module, objective: Objective, schedule: Schedule, precision: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, denoiser: nn.Module, objective: Objective, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.precision = precision
         self.denoiser = denoiser
         self.objective = objective
-        self.schedule = schedule
 
-    def forward(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> dict[str, Tensor | None]:
+    def forward(
+        self, batch: Batch, corruption: Corruption, estimator: Objective | None = None
+    ) -> dict[str, Tensor | None]:
         """The fields of `LossTerms`, of the objective or of one of its estimators, as a mapping that wrappers see."""
         denoiser: Any = self.denoiser
         chosen = estimator or self.objective
         with self.autocast(batch.input_ids.device):
-            return dict(vars(chosen.loss(denoiser, batch, self.schedule, noise)))
+            return dict(vars(chosen.terms(denoiser, batch, corruption)))
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """What it computes in."""
@@ -74,26 +74,25 @@ class Stepper:
         self.config, notice = config.fitting(trained(denoiser), self.layout.flattened_by)
         self.notices = [notice] if notice else []
         optimizer = self.config.build(trained(denoiser), accelerator.device)
-        self._bare_loss = Loss(denoiser, objective, schedule, precision_of(training))
+        if compiles(training, accelerator):
+            compile_network(denoiser)
+        self._bare_loss = Loss(denoiser, objective, precision_of(training))
         self.loss, self.optimizer = accelerator.prepare(self._bare_loss, optimizer)
         self.parameters = trained(denoiser)
         self.ema = EMA(self.parameters, config.ema)
         self.meter = Meter(accelerator.device)
         self.keeper = keeper_of(schedule, accelerator.device)
+        self.schedule = schedule
+        """The schedule of the next step."""
 
     @property
     def optimizer_name(self) -> str:
         """Who moves the weights."""
         return self.config.name  # type: ignore[attr-defined]
 
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the next step."""
-        return self._bare_loss.schedule
-
     def recall_schedule(self) -> None:
         """Go on with the schedule that a checkpoint has put back into the keeper's tensors."""
-        self._bare_loss.schedule = self.keeper.recall()
+        self.schedule = self.keeper.recall()
 
     @contextmanager
     def averaged(self) -> Iterator[Any]:
@@ -110,7 +109,7 @@ class Stepper:
         self.optimizer.zero_grad()
         self.ema.update(step + 1)
         self.meter.end_step(step + 1, loss, whole(torch.as_tensor(grad_norm, device=loss.device)))
-        self._bare_loss.schedule = self.keeper.end_step(step + 1, self._sum)
+        self.schedule = self.keeper.end_step(step + 1, self._sum)
 
     def gradients(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Leave in the parameters the gradient of what is minimised, over the counted tokens of the global batch.
@@ -124,16 +123,24 @@ class Stepper:
         nats = torch.zeros((), device=self.accelerator.device)
         for micro_batch in here:
             with self.accelerator.accumulate(self.loss):
-                terms = self.terms(micro_batch.batch, micro_batch.noise)
+                terms = self.terms(micro_batch.batch, self._corruption(micro_batch))
                 self.accelerator.backward(terms.trained * scale)
             self.meter.add(terms)
             self.keeper.add(terms)
             nats += terms.total.detach()
         return self._sum(nats) / tokens
 
-    def terms(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> LossTerms:
+    def terms(self, batch: Batch, corruption: Corruption, estimator: Objective | None = None) -> LossTerms:
         """The terms of a batch on the device, computed where the wrappers want it."""
-        return LossTerms(**self.loss(batch, noise, estimator))
+        return LossTerms(**self.loss(batch, corruption, estimator))
+
+    def corrupt(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> Corruption:
+        """What noise makes of a batch under the schedule of the next step."""
+        return (estimator or self.objective).corrupt(batch, self.schedule, noise, self.denoiser.config)
+
+    def _corruption(self, micro_batch: MicroBatch) -> Corruption:
+        """As it was made ahead, or made now."""
+        return micro_batch.corruption or self.corrupt(micro_batch.batch, micro_batch.noise)
 
     def _tokens(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """The counted tokens of the global batch, at least 1."""

@@ -1,0 +1,149 @@
+"""Projection and cross-entropy in one, on chosen rows, a chunk at a time: no tensor of all logits in either direction.
+
+The sum of losses is linear in what comes back from above, so a chunk's gradient is taken while its logits are at hand
+and nothing of the size of the vocabulary is kept or made twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}
+"""Logits that exist at a time: what a CPU's cache has a chance with, what fills a GPU."""
+ALIGNMENT = 64
+"""On a GPU the vocabulary is filled up to a multiple of this: products of odd widths are slow there."""
+
+
+class Projection(NamedTuple):
+    """What turns rows [N, D] into logits: `weight` [V, D], `bias` [V], -inf for tokens that cannot be.
+
+    `dtype` is what matrices are multiplied in; `fused`: whether the work between the products is compiled.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    dtype: torch.dtype = torch.float32
+    fused: bool = False
+
+
+def linear_cross_entropy(
+    hidden_MD: Tensor, rows_N: Tensor, projection: Projection, targets_N: Tensor, weights_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """-log softmax(hidden[rows] W^T + b)[target]: its sum over rows with these weights, and [N] it itself, in float32.
+
+    Gradients flow through the sum alone. `rows` name no row twice.
+    """
+    if torch.is_grad_enabled():
+        return _Function.apply(hidden_MD, rows_N, *projection, targets_N, weights_N)
+    nll = _nll(hidden_MD, rows_N, projection, targets_N)
+    return (nll * weights_N).sum(), nll
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        hidden, rows, weight, bias, dtype, fused, targets, weights = inputs
+        gradients = _Gradients(hidden, weight, bias)
+        nll = _nll(hidden, rows, Projection(weight, bias, dtype, fused), targets, weights, gradients)
+        ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
+        ctx.mark_non_differentiable(nll)
+        return (nll * weights).sum(), nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = (gradient * upstream.to(gradient.dtype) for gradient in ctx.saved_tensors)
+        return hidden, None, weight, bias, None, None, None, None
+
+
+class _Gradients:
+    """Of the weighted sum, by hidden rows, weight and bias, added up chunk by chunk."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> None:
+        self.hidden, self.weight, self.bias = (torch.zeros_like(tensor) for tensor in (hidden, weight, bias))
+
+    def add(self, rows: Tensor, chosen: Tensor, table: Tensor, grad_NV: Tensor) -> None:
+        """Take in a chunk: its rows, what stood there, what it was multiplied with, the gradient of its logits."""
+        self.hidden[rows] = (grad_NV @ table).to(self.hidden.dtype)
+        self.weight += (grad_NV.T @ chosen)[: len(self.weight)]
+        self.bias += grad_NV.sum(dim=0, dtype=torch.promote_types(self.bias.dtype, torch.float32))[: len(self.bias)]
+
+
+def _nll(
+    hidden: Tensor,
+    rows: Tensor,
+    projection: Projection,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    gradients: _Gradients | None = None,
+) -> Tensor:
+    """[N] the cross-entropies of all chunks; on the way their gradients, where somebody collects them."""
+    table, bias = _aligned(projection.weight.to(projection.dtype), projection.bias)
+    log_norm_and_nll, grad_of_logits = _kernels(projection.fused)
+    nll = torch.empty(rows.shape, dtype=bias.dtype, device=rows.device)
+    for part in _parts(rows, table):
+        chosen = hidden[rows[part]].to(table.dtype)
+        logits = _logits(chosen, table, exact=gradients is None)
+        log_norm, nll[part] = log_norm_and_nll(logits, bias, targets[part])
+        if gradients is not None and weights is not None:
+            grad = grad_of_logits(logits, bias, targets[part], log_norm, weights[part])
+            gradients.add(rows[part], chosen, table, grad)
+    return nll
+
+
+def _log_norm_and_nll(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """[N], [N]: log sum_y e^(logit + bias), and that minus the target's own, in the precision of the bias."""
+    shifted = logits_NV.to(bias_V.dtype) + bias_V
+    log_norm = shifted.logsumexp(dim=-1)
+    return log_norm, log_norm - shifted.gather(1, targets_N[:, None])[:, 0]
+
+
+def _grad_of_logits(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, log_norm_N: Tensor, up_N: Tensor) -> Tensor:
+    """[N, V] (softmax - onehot(target)) times what comes from above, in the precision of the logits."""
+    p = (logits_NV.to(bias_V.dtype) + bias_V).sub_(log_norm_N[:, None]).exp_()
+    p[torch.arange(len(p), device=p.device), targets_N] -= 1.0
+    return p.mul_(up_N[:, None]).to(logits_NV.dtype)
+
+
+def _grad_in_one_pass(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, log_norm_N: Tensor, up_N: Tensor) -> Tensor:
+    """`_grad_of_logits` without a write in between, so that a compiler makes a single kernel of it."""
+    p = torch.exp(logits_NV.to(bias_V.dtype) + bias_V - log_norm_N[:, None])
+    at_target = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]
+    return (torch.where(at_target, p - 1.0, p) * up_N[:, None]).to(logits_NV.dtype)
+
+
+def _kernels(fused: bool) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
+    return _compiled_kernels() if fused else (_log_norm_and_nll, _grad_of_logits)
+
+
+@lru_cache
+def _compiled_kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
+    return torch.compile(_log_norm_and_nll, dynamic=True), torch.compile(_grad_in_one_pass, dynamic=True)
+
+
+def _parts(rows: Tensor, table: Tensor) -> Iterator[slice]:
+    """Stretches of the rows whose logits fit a chunk."""
+    chunk = max(1, LOGITS_PER_CHUNK.get(table.device.type, 1 << 24) // table.shape[0])
+    return (slice(start, start + chunk) for start in range(0, len(rows), chunk))
+
+
+def _logits(rows: Tensor, table: Tensor, exact: bool) -> Tensor:
+    """[N, V] products; where a GPU multiplies in half precision, `exact` keeps the sums as they were added up."""
+    if exact and rows.is_cuda and rows.dtype != torch.float32:
+        return torch.mm(rows, table.T, out_dtype=torch.float32)
+    return rows @ table.T
+
+
+def _aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Table and bias (float32 or finer) of a vocabulary that a GPU multiplies fast: impossible tokens are added."""
+    missing = -weight.shape[0] % ALIGNMENT if weight.is_cuda else 0
+    bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-math.inf)
