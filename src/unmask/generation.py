@@ -17,7 +17,8 @@ from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.likelihood import device_of, evaluate
+from unmask.likelihood import device_of, evaluate, evaluation_work
+from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
 from unmask.samplers.draws import TokenRule
@@ -56,11 +57,14 @@ class Frame:
 class MaskedDiffusionLM:
     """A denoiser, its tokenizer and its card. The causal twin comes through the same door; it cannot fill."""
 
-    def __init__(self, denoiser: Any, tokenizer: Any, card: Card, path: Path | None = None) -> None:
+    def __init__(
+        self, denoiser: Any, tokenizer: Any, card: Card, path: Path | None = None, engine: Engine | None = None
+    ) -> None:
         self.denoiser = denoiser
         self.tokenizer = tokenizer
         self.card = card
         self.path = path
+        self._engine = engine
 
     @property
     def causal(self) -> bool:
@@ -71,6 +75,10 @@ class MaskedDiffusionLM:
     def device(self) -> torch.device:
         """Where the network computes."""
         return device_of(self.denoiser)
+
+    def ready(self, tokens: int) -> Any:
+        """The network as it is best asked about so many tokens in all calls together; the same law, only faster."""
+        return self.denoiser if self._engine is None else self._engine.prepare(tokens)
 
     @property
     def words(self) -> Any:
@@ -118,11 +126,12 @@ class MaskedDiffusionLM:
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         sampler = self.sampler(steps)
+        denoiser = self.ready(n * len(row) * min(steps or len(row), len(row)))
         done: list[Generation] = []
         for start in range(0, n, batch_size):
             size = min(batch_size, n - start)
             canvas = self._canvas([row] * size, seed + start)
-            done += self._finish(sample(sampler, self.denoiser, canvas, rule))
+            done += self._finish(sample(sampler, denoiser, canvas, rule))
             if progress is not None:
                 progress(size)
         return done
@@ -187,7 +196,7 @@ class MaskedDiffusionLM:
         *,
         precision: float | None = SCORE_PRECISION,
         seed: int = 0,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
     ) -> Bound:
         """The bound on -log p(texts), or on -log p(texts | given), with its error; `bound[i]` is that of text i.
 
@@ -204,22 +213,18 @@ class MaskedDiffusionLM:
         steps: tuple[int, ...] = (),
         precision: float | None = SCORE_PRECISION,
         seed: int = 0,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
     ) -> Evaluation:
         """`score` by every estimator of the objective, and by T-step bounds for T in `steps`."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows = self._scored_rows(texts, _paired(given, len(texts)))
-        return evaluate(
-            self.denoiser,
-            self.card.objective,
-            self.card.schedule,
-            rows,
-            steps=steps,
-            seed=seed,
-            precision=precision,
-            batch_size=batch_size,
-            each=True,
-        )
+        return self.evaluate(rows, steps=steps, seed=seed, precision=precision, batch_size=batch_size, each=True)
+
+    def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
+        """Judge rows of tokens; the options are those of `unmask.likelihood.evaluate`."""
+        objective = self.card.objective
+        denoiser = self.ready(rows.length * evaluation_work(objective, rows, len(options.get("steps", ()))))
+        return evaluate(denoiser, objective, self.card.schedule, rows, **options)
 
     def sampler(self, steps: int | None = None) -> Sampler:
         """The sampler that `generate` uses for a number of steps."""
@@ -310,13 +315,22 @@ class MaskedDiffusionLM:
         return decode_canvas(self.words, ids, self.denoiser.config.mask_token_id)
 
 
-def load(path: str | Path | None = None, *, device: str | torch.device | None = None) -> MaskedDiffusionLM:
-    """Open a checkpoint (a folder that `unmask train` or `unmask convert` wrote), on the GPU where there is one."""
+def load(
+    path: str | Path | None = None, *, device: str | torch.device | None = None, dtype: Dtype = "auto"
+) -> MaskedDiffusionLM:
+    """Open a checkpoint (a folder that `unmask train` or `unmask convert` wrote), on the GPU where there is one.
+
+    `dtype` is what its blocks compute in: by default bf16 on a GPU that has it, as they were trained there.
+    """
     if path is None:
         raise UnmaskError("No checkpoint was named; train one with 'unmask train my.txt' and give its folder.")
     opened = checkpoint.load(path)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return MaskedDiffusionLM(opened.model.to(device), opened.tokenizer, opened.card, opened.path)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    network = opened.model.to(device)
+    if fast_dtype(dtype, device) == torch.bfloat16:
+        halve_trunk(network)
+    engine = Engine(network) if device.type == "cuda" and not opened.card.objective.causal else None
+    return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)
 
 
 def token_rule(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> TokenRule:

@@ -92,6 +92,8 @@ def _nll(
     for part in _parts(rows, table):
         chosen = hidden[rows[part]].to(table.dtype)
         logits = _logits(chosen, table, exact=gradients is None)
+        if projection.fused:
+            torch._dynamo.maybe_mark_dynamic(logits, 0)
         log_norm, nll[part] = log_norm_and_nll(logits, bias, targets[part])
         if gradients is not None and weights is not None:
             grad = grad_of_logits(logits, bias, targets[part], log_norm, weights[part])
@@ -126,7 +128,7 @@ def _kernels(fused: bool) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callabl
 
 @lru_cache
 def _compiled_kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
-    return torch.compile(_log_norm_and_nll, dynamic=True), torch.compile(_grad_in_one_pass, dynamic=True)
+    return torch.compile(_log_norm_and_nll), torch.compile(_grad_in_one_pass)
 
 
 def _parts(rows: Tensor, table: Tensor) -> Iterator[slice]:

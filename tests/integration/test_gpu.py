@@ -35,7 +35,7 @@ def test_random_numbers_are_those_of_the_cpu():
 @pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
 def test_scores_and_samples_are_those_of_the_cpu(folder, request):
     path = request.getfixturevalue(folder)
-    cpu, gpu = load(path, device="cpu"), load(path, device="cuda")
+    cpu, gpu = load(path, device="cpu"), load(path, device="cuda", dtype="float32")
     one, other = cpu.score(TEXTS, precision=None), gpu.score(TEXTS, precision=None)
     assert other.nats == pytest.approx(one.nats, rel=1e-4)
     assert gpu.generate(4, length=32, steps=8, seed=0) == cpu.generate(4, length=32, steps=8, seed=0)
@@ -99,7 +99,7 @@ def test_attention_has_finite_gradients_at_every_length():
 
 
 def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
-    lm = load(mdlm_folder, device="cuda")
+    lm = load(mdlm_folder, device="cuda", dtype="float32")
     ids = torch.randint(0, 256, (4, LENGTH), device="cuda")
     with torch.no_grad():
         plain = lm.denoiser.hidden(ids)
@@ -125,7 +125,7 @@ def test_a_healthy_checkpoint_passes_the_doctor(folder, dtype, request):
     from unmask.doctor.examination import examine
     from unmask.doctor.patient import admit
 
-    lm = load(request.getfixturevalue(folder), device="cuda")
+    lm = load(request.getfixturevalue(folder), device="cuda", dtype="float32")
     lm.denoiser.to(dtype)
     for finding in examine(admit(lm)):
         assert finding.passed, finding

@@ -36,27 +36,38 @@ def test_one_step_reveals_everything_in_one_call():
 def test_one_at_a_time_takes_a_call_for_every_position():
     state = Reveal().begin(blank(4, 9))
     assert state.calls.tolist() == [9] * 4
-    assert torch.equal(state.plan.group.sort(dim=1).values, torch.arange(9).expand(4, -1))
+    assert torch.equal(Reveal().groups(blank(4, 9))[0].sort(dim=1).values, torch.arange(9).expand(4, -1))
+    assert state.plan.ends == list(range(0, 37, 4))
 
 
 def test_groups_are_revealed_from_the_latest_time_to_the_earliest():
     for sampler in (Reveal(), Reveal(steps=5)):
-        plan = sampler.plan(blank(6, 12))
-        calls = plan.group.max(dim=1).values
+        group, time = sampler.groups(blank(6, 12))
+        calls = group.max(dim=1).values
         for row in range(6):
-            times = plan.time[row, : calls[row] + 1]
+            times = time[row, : calls[row] + 1]
             assert (times.diff() < 0).all()
             assert ((times > 0) & (times <= 1)).all()
 
 
 def test_steps_only_merge_calls_of_the_one_at_a_time_walk():
     """The same seeds give the same reveal times: T steps bucket them and never reorder them."""
-    fine, coarse = Reveal().plan(blank(20, 8)), Reveal(steps=3).plan(blank(20, 8))
+    (fine, at), (coarse, at_coarse) = Reveal().groups(blank(20, 8)), Reveal(steps=3).groups(blank(20, 8))
     for row in range(20):
-        order = fine.group[row].argsort()
-        assert (coarse.group[row][order].diff() >= 0).all()
-        reveal_time = fine.time[row, fine.group[row]]
-        assert torch.equal(coarse.time[row, coarse.group[row]], torch.ceil(reveal_time * 3) / 3)
+        order = fine[row].argsort()
+        assert (coarse[row][order].diff() >= 0).all()
+        assert torch.equal(at_coarse[row, coarse[row]], torch.ceil(at[row, fine[row]] * 3) / 3)
+
+
+def test_a_call_reveals_the_positions_of_its_group():
+    sampler, canvas = Reveal(steps=5), blank(6, 12)
+    group, _ = sampler.groups(canvas)
+    state = sampler.begin(canvas)
+    for call in range(state.total):
+        part = state.plan.part(call)
+        at = torch.zeros_like(group, dtype=torch.bool)
+        at[state.plan.rows[part], state.plan.positions[part]] = True
+        assert torch.equal(at, group == call)
 
 
 @pytest.mark.parametrize(("steps", "length"), [(4, 4), (16, 8), (8, 32)])
@@ -69,7 +80,7 @@ def test_empty_steps_cost_nothing(steps, length):
 
 
 def test_every_position_may_come_first():
-    first = Reveal().plan(blank(4000, 5)).group.argmin(dim=1)
+    first = Reveal().groups(blank(4000, 5))[0].argmin(dim=1)
     assert stats.chisquare(torch.bincount(first, minlength=5).numpy()).pvalue > 1e-3
 
 
@@ -78,20 +89,23 @@ def test_given_tokens_do_not_move_the_plan_of_the_others():
     ids = canvas.ids.clone()
     ids[0, 2] = 3
     given = Canvas.of(ids, MASK)
-    whole, part = Reveal().plan(canvas).group[0], Reveal().plan(given).group[0]
+    whole, part = Reveal().groups(canvas)[0][0], Reveal().groups(given)[0][0]
     others = torch.tensor([0, 1, 3, 4, 5])
     assert part[2] == -1
     assert torch.equal(whole[others].argsort(), part[others].argsort())
 
 
-def test_only_sequences_with_something_left_call_the_network():
-    ids = torch.full((3, 4), MASK)
+def test_finished_sequences_leave_once_half_are_done():
+    ids = torch.full((5, 4), MASK)
     ids[0, 1:] = 2
     ids[1] = 3
+    ids[3, 2:] = 2
     denoiser = Watched(flat())
     state = sample(Reveal(), denoiser, Canvas.of(ids, MASK))
-    assert state.calls.tolist() == [1, 0, 4]
-    assert [len(call) for call in denoiser.calls] == [2, 1, 1, 1]
+    assert state.calls.tolist() == [1, 0, 4, 2, 4]
+    assert [len(call) for call in denoiser.calls] == [5, 5, 2, 2]
+    alone = sample(Reveal(), flat(), Canvas.of(ids[4:], MASK, seed=4))
+    assert torch.equal(alone.ids[0], state.ids[4])
 
 
 @pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=3), LeftToRight()])

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ Checkpoint = Annotated[
     str, typer.Argument(help="A folder written by 'unmask train' or 'unmask convert'.", metavar="CKPT")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU where there is one.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bf16"], typer.Option(help="What the network computes in; auto: bf16 on a GPU.")
+]
 
 console = Console()
 errors = Console(stderr=True)

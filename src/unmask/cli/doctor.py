@@ -69,7 +69,7 @@ def _admit(checkpoint: Path, text: str | None, device: torch.device) -> Patient:
     from unmask.doctor.patient import admit
     from unmask.generation import load
 
-    return admit(load(checkpoint, device=device), text)
+    return admit(load(checkpoint, device=device, dtype="float32"), text)
 
 
 def _judge(device: torch.device, quiet: bool) -> list[Verdict]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import Checkpoint, Device, Json, Seed, progress
+from unmask.cli.common import Checkpoint, Device, Dtype, Json, Seed, progress
 
 
 def evaluate(
@@ -38,6 +38,7 @@ def evaluate(
     ] = None,
     seed: Seed = 0,
     device: Device = None,
+    dtype: Dtype = "auto",
     as_json: Json = False,
 ) -> None:
     """Bits per token, byte and character and perplexity, each with its error; exit code 1 if the estimators disagree.
@@ -55,18 +56,14 @@ def evaluate(
     from unmask.cli.report import finish
     from unmask.evaluation.perplexity import held_out_rows
     from unmask.generation import load
-    from unmask.likelihood import evaluate as judge
     from unmask.likelihood import evaluation_work
 
-    lm = load(checkpoint, device=device)
+    lm = load(checkpoint, device=device, dtype=dtype)
     table = held_out_rows(lm, data, separator, rows, field)
     wanted = tuple(steps or ())
     total = None if precision else evaluation_work(lm.card.objective, table, len(wanted))
     with progress("scoring", total, quiet=as_json) as advance:
-        result = judge(
-            lm.denoiser,
-            lm.card.objective,
-            lm.card.schedule,
+        result = lm.evaluate(
             table,
             steps=wanted,
             seed=seed,

@@ -10,6 +10,7 @@ import typer
 from unmask.cli.common import (
     Checkpoint,
     Device,
+    Dtype,
     Json,
     Seed,
     Steps,
@@ -34,6 +35,7 @@ def fill(
     top_k: TopK = None,
     top_p: TopP = None,
     device: Device = None,
+    dtype: Dtype = "auto",
     as_json: Json = False,
 ) -> None:
     """Fill the blanks of texts of any lengths.
@@ -50,7 +52,7 @@ def fill(
     lines = read_lines(texts)
     if not lines:
         raise UnmaskError("Standard input held no text to fill; give lines with [MASK] or [MASK:n] blanks.")
-    done = load(checkpoint, device=device).fill_details(lines, steps=steps, seed=seed, rule=rule)
+    done = load(checkpoint, device=device, dtype=dtype).fill_details(lines, steps=steps, seed=seed, rule=rule)
     if as_json:
         print_json({"rule": rule.model_dump(), "texts": [asdict(one) for one in done]})
         return

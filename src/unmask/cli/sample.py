@@ -11,6 +11,7 @@ import typer
 from unmask.cli.common import (
     Checkpoint,
     Device,
+    Dtype,
     Json,
     Seed,
     Steps,
@@ -36,6 +37,7 @@ def sample(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; the result does not depend on it.")] = 64,
     png: Annotated[Path | None, typer.Option(help="Draw the canvas of the first text being unmasked.")] = None,
     device: Device = None,
+    dtype: Dtype = "auto",
     as_json: Json = False,
 ) -> None:
     """Generate texts.
@@ -51,7 +53,7 @@ def sample(
     from unmask.generation import load, token_rule
 
     rule = token_rule(temperature, top_k, top_p)
-    lm = load(checkpoint, device=device)
+    lm = load(checkpoint, device=device, dtype=dtype)
     with progress("sampling", n, quiet=as_json) as advance:
         options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "seed": seed, "rule": rule}
         done = lm.sample(n, **options, batch_size=batch_size, progress=advance)

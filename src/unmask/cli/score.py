@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import Checkpoint, Device, Json, Seed, read_lines
+from unmask.cli.common import Checkpoint, Device, Dtype, Json, Seed, read_lines
 from unmask.errors import UnmaskError
 
 
@@ -20,6 +20,7 @@ def score(
     precision: Annotated[float, typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token.")] = 0.02,
     seed: Seed = 0,
     device: Device = None,
+    dtype: Dtype = "auto",
     as_json: Json = False,
 ) -> None:
     """Bound -log p(text) by two estimators that must agree; exit code 1 if they do not.
@@ -36,6 +37,6 @@ def score(
     lines = read_lines(texts)
     if not lines:
         raise UnmaskError("Standard input held no text to score; give one text a line.")
-    lm = load(checkpoint, device=device)
+    lm = load(checkpoint, device=device, dtype=dtype)
     result = lm.judge(lines, given, steps=tuple(steps or ()), precision=precision, seed=seed)
     finish(result, as_json)

@@ -14,7 +14,7 @@ from unmask.data.split import Corpus, prepare
 from unmask.evaluation.ngrams import NGramScore, score_ngrams
 from unmask.evaluation.perplexity import held_out_rows
 from unmask.generation import MaskedDiffusionLM, load
-from unmask.likelihood import evaluate, evaluation_work
+from unmask.likelihood import evaluation_work
 from unmask.tally import Progress
 from unmask.training.loop import TrainingResult, train
 from unmask.training.progress import Progress as TrainingProgress
@@ -68,7 +68,7 @@ def baselines(recipe: Recipe, lm: MaskedDiffusionLM) -> list[NGramScore]:
 def judge(lm: MaskedDiffusionLM, progress: Progress | None = None, batch_size: int = 32) -> Evaluation:
     """The held-out bound of a twin by all its estimators."""
     options: dict[str, Any] = {"offsets": OFFSETS, "batch_size": batch_size, "progress": progress}
-    return evaluate(lm.denoiser, lm.card.objective, lm.card.schedule, held_out_rows(lm), **options)
+    return lm.evaluate(held_out_rows(lm), **options)
 
 
 def judging_work(lm: MaskedDiffusionLM) -> int:

@@ -13,7 +13,10 @@ from transformers.cache_utils import Cache
 
 
 class Rotary(NamedTuple):
-    """Cosine and sine of every position's angles, float32 [L, d/2], made once per pass and used by all blocks."""
+    """Cosine and sine of every position's angles, float32 [L, 3, 1, d/2], made once per pass and used by all blocks.
+
+    Queries and keys turn by them; the values' angle is 0.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -31,25 +34,27 @@ def rotary_angles(length: int, head_dim: int, base: float, device: torch.device,
     frequency = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
     position = torch.arange(offset, offset + length, dtype=torch.float32, device=device)
     angle = position[:, None] * frequency
-    return Rotary(angle.cos(), angle.sin())
+    angles = torch.stack((angle, angle, torch.zeros_like(angle)), dim=1)[:, :, None]
+    return Rotary(angles.cos(), angles.sin())
 
 
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn each pair (i, i + d/2) of x [B, L, ..., H, d] by its position's angle, in float32, and keep x's dtype."""
-    shape = (rotary.cos.shape[0], *(1,) * (x.dim() - 3), rotary.cos.shape[1])
-    cos, sin = rotary.cos.view(shape), rotary.sin.view(shape)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def rotate(qkv: Tensor, rotary: Rotary) -> Tensor:
+    """Turn each pair (i, i + d/2) of queries and keys in qkv [B, L, 3, H, d] by its position's angle, in float32.
+
+    Values come along unchanged, since a view of them would keep all of the old qkv for the backward pass.
+    """
+    first, second = qkv.chunk(2, dim=-1)
+    cos, sin = rotary
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
 
 
 def attend(qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: Cache | None = None, layer: int = 0) -> Tensor:
     """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
 
-    Queries and keys are rotated, values are not. With a cache, this block's new keys and values are added under
+    With a cache, this block's new keys and values are added under
     ``layer`` and the queries see the earlier ones too.
     """
-    query, key = rotate(qkv[:, :, :2], rotary).transpose(1, 3).unbind(2)
-    value = qkv[:, :, 2].transpose(1, 2)
+    query, key, value = rotate(qkv, rotary).transpose(1, 3).unbind(2)
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, layer)
     with _sound_kernels(query):

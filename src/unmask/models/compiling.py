@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
+from torch import Tensor
+
+KEPT = 0.8
+"""Share of the activations that torch's partitioner would keep by itself that it is allowed to keep."""
 
 
 def has_compiler() -> bool:
@@ -19,5 +26,16 @@ def compile_network(network: Any) -> None:
     Blocks are alike, so that the kernels of the first serve all. A network without `blocks` is left alone.
     """
     for block in getattr(network, "blocks", ()):
-        block.forward = torch.compile(block.forward)
+        block.forward = _frugal(torch.compile(block.forward))
     network.fused = True
+
+
+def _frugal(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep for the backward pass what matrices and attention have made, and make again what is cheap."""
+
+    @wraps(compiled)
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        with functorch_config.patch(activation_memory_budget=KEPT):
+            return compiled(*args, **kwargs)
+
+    return run

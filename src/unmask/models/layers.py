@@ -20,6 +20,7 @@ from unmask.errors import UnmaskError
 from unmask.linear_cross_entropy import Projection
 from unmask.models.attention import Rotary, Scope, attend, rotary_angles
 from unmask.models.config import TrunkConfig
+from unmask.models.dropout import Dropout
 
 TIME_FEATURES = 256
 
@@ -56,6 +57,8 @@ class LayerNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, eps=1e-5)
         exact = torch.promote_types(x.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(exact)
         return F.layer_norm(x.to(exact), self.weight.shape, self.weight.to(exact), bias, eps=1e-5).to(x.dtype)
@@ -122,7 +125,7 @@ class Block(GradientCheckpointingLayer):
         self.attn_out = out_linear(width, width, bias=False)
         self.norm2 = LayerNorm(width, bias=cond_dim is None)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), out_linear(inner, width))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.adaLN_modulation = None if cond_dim is None else ZeroLinear(cond_dim, 6 * width)
 
     def forward(
@@ -230,8 +233,11 @@ class Trunk(PreTrainedModel):
         config = self.config
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
         x = self.vocab_embed(input_ids).to(self._precision())
+        told = cond if cond is None else cond.to(x.dtype)
         for block in self.blocks:
-            x = block(x, cond, rotary, scope, past_key_values=past_key_values)
+            x = block(x, told, rotary, scope, past_key_values=past_key_values)
+        if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
+            x = x.to(self.output_layer.linear.weight.dtype)
         return self.output_layer.normalise(x, cond)
 
     def _check_lengths(self, input_ids: Tensor, attention_mask: Tensor | None, past: int = 0) -> None:

@@ -37,20 +37,23 @@ class OrthogonalMomentum(Optimizer):
         """Move every matrix that has a gradient."""
         for group in self.param_groups:
             moving = [parameter for parameter in group["params"] if parameter.grad is not None]
-            directions = [self._direction(parameter, group["momentum"]) for parameter in moving]
-            for parameter, update in zip(moving, orthogonal_parts(directions, group["parts"]), strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(_sharded_like(parameter, update), alpha=-group["lr"])
+            updates = orthogonal_parts(self._directions(moving, group["momentum"]), group["parts"])
+            own = [_local(_sharded_like(parameter, update)) for parameter, update in zip(moving, updates, strict=True)]
+            here = [_local(parameter) for parameter in moving]
+            if group["weight_decay"]:
+                torch._foreach_mul_(here, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(here, own, alpha=-group["lr"])
 
-    def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov's: the gradient, and the average of gradients with this one already in it."""
-        state, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        direction = gradient.lerp(average, momentum)
-        return direction.full_tensor() if _is_sharded(direction) else direction  # type: ignore[attr-defined]
+    def _directions(self, moving: list[Tensor], momentum: float) -> list[Tensor]:
+        """Nesterov's, each whole: the gradient, and the average of gradients with this one already in it."""
+        for parameter in moving:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        gradients = [_local(parameter.grad) for parameter in moving]
+        averages = [_local(self.state[parameter]["momentum_buffer"]) for parameter in moving]
+        torch._foreach_lerp_(averages, gradients, 1 - momentum)
+        directions = torch._foreach_lerp(gradients, averages, momentum)
+        return [_whole(direction, parameter) for direction, parameter in zip(directions, moving, strict=True)]
 
 
 def orthogonal_parts(matrices: Iterable[Tensor], parts: int = 1) -> list[Tensor]:
@@ -86,6 +89,23 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
+
+
+def _local(tensor: Any) -> Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local() if _is_sharded(tensor) else tensor
+
+
+def _whole(part: Tensor, parameter: Any) -> Tensor:
+    """A matrix of which this process holds a part, as it does of its parameter."""
+    if not _is_sharded(parameter):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    ).full_tensor()
 
 
 def _sharded_like(parameter: Any, update: Tensor) -> Tensor:

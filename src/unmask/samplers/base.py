@@ -88,7 +88,7 @@ class Sampler(Component):
         """One network call, and the tokens it writes."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> Iterator[State]:
     """Every state from the masked canvas to the finished one."""
     rule = rule or TokenRule()

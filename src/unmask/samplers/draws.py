@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -20,11 +24,16 @@ class TokenRule(Component):
     top_k: int | None = Field(default=None, ge=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
 
-    def choose(self, logits_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, logits_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor, fused: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Tokens [N] and the probability [N] the untouched prediction gave each: its confidence.
 
-        The draw of a row depends on its sequence's seed, the step and its position alone.
+        The draw of a row depends on its sequence's seed, the step and its position alone. `fused`: by kernels that a
+        compiler makes, where these draws are many.
         """
+        if fused and self == TokenRule():
+            return _choose_fused(logits_NV, seeds_N, step, positions_N)
         log_p = logits_NV.float().log_softmax(-1)
         tokens = log_p.argmax(-1) if self.temperature == 0 else self._draw(log_p, seeds_N, step, positions_N)
         return tokens, log_p.gather(1, tokens[:, None])[:, 0].exp()
@@ -39,7 +48,7 @@ class TokenRule(Component):
             log_w = _nucleus(log_w, self.top_p)
         return log_w
 
-    def _draw(self, log_p: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> Tensor:
+    def _draw(self, log_p: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> Tensor:
         rows = max(1, ENTRIES_PER_CHUNK.get(log_p.device.type, 1 << 22) // log_p.shape[-1])
         parts = [
             draw(self.truncate(log_p[i : i + rows]), seeds_N[i : i + rows], step, positions_N[i : i + rows])
@@ -48,7 +57,7 @@ class TokenRule(Component):
         return torch.cat(parts) if parts else log_p.new_zeros(0, dtype=torch.int64)
 
 
-def draw(log_w_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> Tensor:
+def draw(log_w_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> Tensor:
     """[N] exact categorical draws from unnormalised log-weights: y = argmin E_y / w_y with exponential E.
 
     E keeps its relative precision near 0, so float32 gives tokens of tiny probability their due and no more; a Gumbel
@@ -65,3 +74,27 @@ def _nucleus(log_w: Tensor, top_p: float) -> Tensor:
     before = ordered.exp().cumsum(-1) - ordered.exp()
     cut = torch.zeros_like(log_w, dtype=torch.bool).scatter(1, index, before >= top_p)
     return log_w.masked_fill(cut, -torch.inf)
+
+
+def is_fused(denoiser: Any) -> bool:
+    """Whether a denoiser is one whose work is compiled."""
+    return getattr(denoiser, "fused", False)
+
+
+def _choose_fused(logits_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+    """`TokenRule().choose` in compiled kernels, one set for any number of rows and any step."""
+    at = torch.as_tensor(step).to(logits_NV.device, non_blocking=True)
+    for tensor in (logits_NV, seeds_N, positions_N):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return _compiled_choice()(logits_NV, seeds_N, at, positions_N)
+
+
+def _choose(logits_NV: Tensor, seeds_N: Tensor, step: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = logits_NV.float().log_softmax(-1)
+    tokens = draw(log_p, seeds_N, step, positions_N)
+    return tokens, log_p.gather(1, tokens[:, None])[:, 0].exp()
+
+
+@lru_cache
+def _compiled_choice() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_choose)

@@ -18,16 +18,35 @@ from torch import Tensor
 from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.draws import TokenRule
+from unmask.samplers.draws import TokenRule, is_fused
 from unmask.schedules import LogLinear, Schedule
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`group` [B, L]: the call that reveals each position, -1 for given ones. `time` [B, C]: the time of each call."""
+    """Which positions each call reveals: `rows` and `positions` [N] in the order of the calls.
 
-    group: Tensor
+    `ends` [C + 1] tells where each call's part of them begins and ends, `time` [B, C] the time of each call,
+    `calls` [B] how many a sequence needs.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    ends: list[int]
     time: Tensor
+    calls: list[int]
+
+    def part(self, call: int) -> slice:
+        """The part of the positions that a call reveals."""
+        return slice(self.ends[call], self.ends[call + 1])
+
+    def walking(self, call: int) -> list[int] | None:
+        """The sequences that a call is made for; None for all, as long as more than half have still to go.
+
+        So a network sees few shapes, and finished sequences cost less than half of what is computed.
+        """
+        still = [row for row, calls in enumerate(self.calls) if calls > call]
+        return None if 2 * len(still) > len(self.calls) else still
 
 
 class Reveal(Sampler):
@@ -38,16 +57,26 @@ class Reveal(Sampler):
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     def begin(self, canvas: Canvas) -> State:
-        plan = self.plan(canvas)
-        calls = plan.group.max(dim=1).values + 1
-        return State.start(canvas, calls, int(calls.max()), plan)
+        group, time = self.groups(canvas)
+        calls = group.max(dim=1).values + 1
+        total = int(calls.max())
+        row, position = (group >= 0).nonzero(as_tuple=True)
+        order = group[row, position].argsort(stable=True)
+        ends = torch.bincount(group[group >= 0], minlength=total).cumsum(dim=0).tolist()
+        device = canvas.ids.device
+        row, position = row[order].to(device), position[order].to(device)
+        plan = Plan(row, position, [0, *ends], time.to(device), calls.tolist())
+        return State.start(canvas, calls.to(device), total, plan)
 
-    def plan(self, canvas: Canvas) -> Plan:
-        """Draw tau = alpha^{-1}(1 - v) for every masked position and group the positions by step, latest first."""
+    def groups(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
+        """[B, L] the call that reveals each position, -1 for given ones, and [B, L] the time of each call, on the CPU.
+
+        tau = alpha^{-1}(1 - v) is drawn for every masked position; positions are grouped by step, latest first.
+        """
         schedule: Schedule = self.schedule
-        masked = canvas.masked
-        position = torch.arange(masked.shape[1], device=masked.device)
-        tau = schedule.time_at(uniform(canvas.seeds[:, None], Purpose.REVEAL, position=position[None]))
+        masked, seeds = canvas.masked.cpu(), canvas.seeds.cpu()
+        position = torch.arange(masked.shape[1])
+        tau = schedule.time_at(uniform(seeds[:, None], Purpose.REVEAL, position=position[None]))
         tau, order = tau.masked_fill(~masked, -1.0).sort(dim=1, descending=True, stable=True)
         time = tau if self.steps is None else torch.ceil(tau * self.steps).clamp_min(1.0) / self.steps
         first = torch.ones_like(masked)
@@ -56,15 +85,25 @@ class Reveal(Sampler):
         group = first.cumsum(dim=1) - 1
         at_call = torch.zeros_like(time).scatter(1, group, time)
         group = group.masked_fill(tau < 0, -1)
-        return Plan(torch.empty_like(group).scatter(1, order, group), at_call)
+        return torch.empty_like(group).scatter(1, order, group), at_call
 
     def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
         plan: Plan = state.plan
-        active = (state.calls > state.call).nonzero()[:, 0]
-        alpha = self.schedule.alpha(plan.time[active, state.call])
-        attention = state.canvas.attention_mask[active] if state.canvas.has_pads else None
-        hidden = denoiser.hidden(state.ids[active], alpha=alpha, attention_mask=attention)
-        row, position = (plan.group[active] == state.call).nonzero(as_tuple=True)
-        seeds = state.canvas.seeds[active][row]
-        tokens, confidence = rule.choose(denoiser.head(hidden[row, position]), seeds, state.call, position)
-        return state.write(active[row], position, tokens, confidence)
+        part = plan.part(state.call)
+        row, position = plan.rows[part], plan.positions[part]
+        hidden = self._rows(denoiser, state, plan.walking(state.call), row, position)
+        seeds = state.canvas.seeds[row]
+        tokens, confidence = rule.choose(denoiser.head(hidden), seeds, state.call, position, is_fused(denoiser))
+        return state.write(row, position, tokens, confidence)
+
+    def _rows(self, denoiser: Any, state: State, walking: list[int] | None, row: Tensor, position: Tensor) -> Tensor:
+        """[N, D] what the network makes of the positions (row, position) [N], of the sequences that are walking."""
+        ids, time, attention = state.ids, state.plan.time[:, state.call], state.canvas.attention_mask
+        if walking is not None:
+            chosen = torch.tensor(walking, device=ids.device)
+            ids, time, attention = ids[chosen], time[chosen], attention[chosen]
+            row = torch.searchsorted(chosen, row)
+        alpha = self.schedule.alpha(time)
+        return denoiser.hidden(ids, alpha=alpha, attention_mask=attention if state.canvas.has_pads else None)[
+            row, position
+        ]

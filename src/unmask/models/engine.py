@@ -1,0 +1,110 @@
+"""A network made ready for many calls: matrices in bf16 where that is fast, compiled blocks, recorded passes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unmask.linear_cross_entropy import Projection
+from unmask.models.compiling import compile_network, has_compiler
+
+Dtype = Literal["auto", "float32", "bf16"]
+
+WORTH_COMPILING = 1e16
+"""Operations from which a job gains more by compiled blocks than the seconds it takes to compile them."""
+CALLS_BEFORE_CAPTURE = 2
+
+Key = tuple[torch.Size | None, ...]
+Inputs = tuple[Tensor | None, ...]
+
+
+def halve_trunk(network: Any) -> Any:
+    """Embedding and blocks in bf16; the final norm and the head stay as they are, so that draws are not coarsened."""
+    network.vocab_embed.to(torch.bfloat16)
+    network.blocks.to(torch.bfloat16)
+    return network
+
+
+def fast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+    """What a trunk multiplies in on a device: by default bf16 on the GPUs that have it."""
+    automatic = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if dtype == "bf16" or (dtype == "auto" and automatic) else torch.float32
+
+
+class Engine:
+    """A denoiser for inference on a GPU that is called again and again with the same shapes.
+
+    From the third call of a shape on, `hidden` replays a recorded graph: one launch in place of hundreds. The rows it
+    gives are overwritten by the next call of that shape.
+    """
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.config = network.config
+        self._graphs: dict[Key, _Recorded] = {}
+        self._seen: dict[Key, int] = {}
+        self._pool: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return self.network.device
+
+    @property
+    def fused(self) -> bool:
+        """Whether the network's work is compiled."""
+        return self.network.fused
+
+    def prepare(self, tokens: int) -> Engine:
+        """Be ready to see so many tokens in all calls together: compile, if that is worth its while."""
+        weights = sum(parameter.numel() for parameter in self.network.blocks.parameters())
+        if 2.0 * weights * tokens > WORTH_COMPILING and has_compiler() and not self.fused:
+            self.compile()
+        return self
+
+    def compile(self) -> Engine:
+        """Compile the blocks at their next call; what was recorded before is forgotten."""
+        compile_network(self.network)
+        self._graphs.clear()
+        self._seen.clear()
+        return self
+
+    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        """As the network's own; gradients do not flow."""
+        inputs = (input_ids, alpha if self.config.conditioned else None, attention_mask)
+        key = tuple(None if tensor is None else tensor.shape for tensor in inputs)
+        if key not in self._graphs:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if self._seen[key] <= CALLS_BEFORE_CAPTURE:
+                return self.network.hidden(*inputs)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._graphs[key] = _Recorded(self.network, inputs, self._pool)
+        return self._graphs[key](inputs)
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        """As the network's own."""
+        return self.network.head(rows, mask_logit)
+
+    def projection(self) -> Projection:
+        """As the network's own."""
+        return self.network.projection()
+
+
+class _Recorded:
+    """One pass of a network, recorded for inputs of fixed shapes."""
+
+    def __init__(self, network: Any, inputs: Inputs, pool: Any) -> None:
+        self._inputs = [tensor if tensor is None else tensor.clone() for tensor in inputs]
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self._rows = network.hidden(*self._inputs)
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        for kept, given in zip(self._inputs, inputs, strict=True):
+            if kept is not None and given is not None:
+                kept.copy_(given)
+        self._graph.replay()
+        return self._rows
