@@ -45,7 +45,6 @@ class Engine:
         self.config = network.config
         self._graphs: dict[Key, _Recorded] = {}
         self._seen: dict[Key, int] = {}
-        self._pool: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -79,9 +78,14 @@ class Engine:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= CALLS_BEFORE_CAPTURE:
                 return self.network.hidden(*inputs)
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._graphs[key] = _Recorded(self.network, inputs, self._pool)
+            self._graphs[key] = _Recorded(self.network, inputs, self._pool())
         return self._graphs[key](inputs)
+
+    def _pool(self) -> Any:
+        """The memory that recordings share: no two of them are played at once."""
+        for recorded in self._graphs.values():
+            return recorded.graph.pool()
+        return None
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """As the network's own."""
@@ -97,14 +101,14 @@ class _Recorded:
 
     def __init__(self, network: Any, inputs: Inputs, pool: Any) -> None:
         self._inputs = [tensor if tensor is None else tensor.clone() for tensor in inputs]
-        self._graph = torch.cuda.CUDAGraph()
+        self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self._rows = network.hidden(*self._inputs)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         for kept, given in zip(self._inputs, inputs, strict=True):
             if kept is not None and given is not None:
                 kept.copy_(given)
-        self._graph.replay()
+        self.graph.replay()
         return self._rows

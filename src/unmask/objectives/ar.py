@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import scatter_rows, weighted_cross_entropy
+from unmask.losses import weighted_cross_entropy
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.schedules import Schedule
@@ -30,9 +30,9 @@ class AR(Objective):
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
         hidden = self._rows_before(denoiser, batch)
-        one = torch.ones(corruption.rows.shape, dtype=torch.float32, device=hidden.device)
-        trained, nll_N = weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, one)
-        nll = scatter_rows(nll_N, corruption.rows, batch.input_ids.shape)
+        weights = corruption.asked.to(torch.float32)
+        trained, nll_N = weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, weights)
+        nll = corruption.spread(nll_N)
         zero = torch.zeros_like(nll)
         return LossTerms(zero, nll, zero, corruption.predicted, nll, trained)
 

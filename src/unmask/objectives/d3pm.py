@@ -43,22 +43,19 @@ class D3PM(Objective):
         return Corruption.of(draw_masked(batch, rate_t, noise.u), rate_t, mask_rate_s=rate_s)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        rows, shape = corruption.rows, batch.input_ids.shape
         log_x, log_m = self._log_probabilities(denoiser, batch, corruption)
         rate_s, rate_t = corruption.mask_rate_s, corruption.mask_rate
         assert rate_s is not None
         assert rate_t is not None
-        row = rows // shape[1]
-        diffusion = scatter_rows(
-            self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row]), rows, shape
-        )
+        row = corruption.rows // corruption.predicted.shape[1]
+        diffusion = corruption.spread(self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row]))
         reconstruction = self._reconstruction(denoiser, batch)
         return LossTerms(
             diffusion=diffusion,
             reconstruction=reconstruction,
             prior=torch.zeros_like(diffusion),
             counted=batch.open,
-            cross_entropy=scatter_rows(-log_x, rows, shape),
+            cross_entropy=corruption.spread(-log_x),
             trained=diffusion.sum() + reconstruction.sum(),
             masked=corruption.predicted,
             mask_rate=rate_t,

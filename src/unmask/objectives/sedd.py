@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import reduce_rows, scatter_rows
+from unmask.losses import reduce_rows
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
 from unmask.process import draw_masked
@@ -31,12 +31,12 @@ class SEDD(Objective):
         return Corruption.of(draw_masked(batch, mask_rate, noise.u), mask_rate, schedule.weight(noise.t))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        rows, shape, vocab_size = corruption.rows, batch.input_ids.shape, denoiser.config.vocab_size
+        rows, vocab_size = corruption.rows, denoiser.config.vocab_size
         hidden = rows_of_masked(denoiser, batch, corruption).flatten(0, 1)[rows]
         both = reduce_rows(denoiser.head, hidden, batch.input_ids.flatten()[rows], mass_and_target, vocab_size)
         log_mass, f_x = both[:, 0] - math.log(vocab_size - 1), both[:, 1] - math.log(vocab_size - 1)
-        entropy = scatter_rows(corruption.row_weight * (log_mass.exp() - f_x - 1.0), rows, shape)
-        nll = scatter_rows(both[:, 0] - both[:, 1], rows, shape)
+        entropy = corruption.spread(corruption.row_weight * (log_mass.exp() - f_x - 1.0))
+        nll = corruption.spread(both[:, 0] - both[:, 1])
         zero = torch.zeros_like(nll)
         masked, mask_rate = corruption.predicted, corruption.mask_rate
         return LossTerms(entropy, zero, zero, batch.open, nll, entropy.sum(), masked, mask_rate)

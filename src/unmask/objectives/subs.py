@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import scatter_rows
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, masked_cross_entropy
 from unmask.process import draw_masked, draw_masked_exactly, reveal_probability
@@ -74,7 +73,7 @@ class MaskCount(Objective):
 def subs_terms(denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False) -> LossTerms:
     """Weighted cross-entropies of masked tokens as the terms of a bound; `flat` trains on them without the weights."""
     trained, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
-    nll = scatter_rows(nll_N, corruption.rows, batch.input_ids.shape)
+    nll = corruption.spread(nll_N)
     zero = torch.zeros_like(nll)
     assert corruption.weight is not None
     diffusion = corruption.weight[:, None] * nll

@@ -31,22 +31,15 @@ class MicroBatch:
     corruption: Corruption | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on another device; noise that has done its work stays behind."""
-        batch, noise, corruption = self.batch.to(device), self.noise, self.corruption
-        if corruption is None:
-            noise = Noise(noise.t.to(device, non_blocking=True), noise.u.to(device, non_blocking=True))
-        else:
-            corruption = corruption.each(lambda tensor: tensor.to(device, non_blocking=True))
-        return MicroBatch(batch, noise, corruption)
+        """The same on another device."""
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pinned(self) -> MicroBatch:
-        """The same where a GPU can fetch it by itself."""
-        batch, noise, corruption = self.batch.each(Tensor.pin_memory), self.noise, self.corruption
+    def each(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
+        """The same with every tensor put through a function; noise that has done its work is left as it is."""
+        batch, noise, corruption = self.batch.each(function), self.noise, self.corruption
         if corruption is None:
-            noise = Noise(noise.t.pin_memory(), noise.u.pin_memory())
-        else:
-            corruption = corruption.each(Tensor.pin_memory)
-        return MicroBatch(batch, noise, corruption)
+            return MicroBatch(batch, Noise(function(noise.t), function(noise.u)))
+        return MicroBatch(batch, noise, corruption.each(function))
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ class Feed:
         batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
         corruption = None if self.corrupt is None else self.corrupt(batch, noise)
         made = MicroBatch(batch, noise, corruption)
-        return made.pinned() if self.pin else made
+        return made.each(Tensor.pin_memory) if self.pin else made
 
 
 def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:

@@ -281,6 +281,6 @@ def _feed(recipe: Recipe, parts: Parts, world: World, stepper: Stepper) -> Feed:
         parts=parts_of(training.batch_size, training.accumulation, *world.share),
         seed=training.seed,
         data_seed=recipe.data.seed,
-        corrupt=None if stepper.keeper.learns else stepper.corrupt,
+        corrupt=None if stepper.keeper.learns else stepper.corrupt_ahead,
         pin=stepper.accelerator.device.type == "cuda",
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 
 from unmask.batch import Batch
@@ -21,6 +21,7 @@ from unmask.training.device import compiles, precision_of
 from unmask.training.ema import EMA
 from unmask.training.layout import layout_of, opened, whole
 from unmask.training.meter import Meter
+from unmask.training.recording import Recorder
 from unmask.training.schedule_learner import keeper_of
 
 
@@ -74,7 +75,8 @@ class Stepper:
         self.config, notice = config.fitting(trained(denoiser), self.layout.flattened_by)
         self.notices = [notice] if notice else []
         optimizer = self.config.build(trained(denoiser), accelerator.device)
-        if compiles(training, accelerator):
+        self.compiled = compiles(training, accelerator)
+        if self.compiled:
             compile_network(denoiser)
         self._bare_loss = Loss(denoiser, objective, precision_of(training))
         self.loss, self.optimizer = accelerator.prepare(self._bare_loss, optimizer)
@@ -84,6 +86,7 @@ class Stepper:
         self.keeper = keeper_of(schedule, accelerator.device)
         self.schedule = schedule
         """The schedule of the next step."""
+        self._recorder = self._make_recorder()
 
     @property
     def optimizer_name(self) -> str:
@@ -106,7 +109,7 @@ class Stepper:
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._forget_gradients()
         self.ema.update(step + 1)
         self.meter.end_step(step + 1, loss, whole(torch.as_tensor(grad_norm, device=loss.device)))
         self.schedule = self.keeper.end_step(step + 1, self._sum)
@@ -123,8 +126,7 @@ class Stepper:
         nats = torch.zeros((), device=self.accelerator.device)
         for micro_batch in here:
             with self.accelerator.accumulate(self.loss):
-                terms = self.terms(micro_batch.batch, self._corruption(micro_batch))
-                self.accelerator.backward(terms.trained * scale)
+                terms = self._recorder(micro_batch, scale) if self._recorder else self._backward(micro_batch, scale)
             self.meter.add(terms)
             self.keeper.add(terms)
             nats += terms.total.detach()
@@ -137,6 +139,26 @@ class Stepper:
     def corrupt(self, batch: Batch, noise: Noise, estimator: Objective | None = None) -> Corruption:
         """What noise makes of a batch under the schedule of the next step."""
         return (estimator or self.objective).corrupt(batch, self.schedule, noise, self.denoiser.config)
+
+    def corrupt_ahead(self, batch: Batch, noise: Noise) -> Corruption:
+        """The same for batches that are made ahead of their step; for a GPU in few shapes."""
+        corruption = self.corrupt(batch, noise)
+        return corruption.padded() if self.compiled else corruption
+
+    def _backward(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
+        """Both passes of a micro-batch, whose gradients are added to those that are there."""
+        terms = self.terms(micro_batch.batch, self._corruption(micro_batch))
+        self.accelerator.backward(terms.trained * scale)
+        return terms
+
+    def _make_recorder(self) -> Recorder | None:
+        """Where one process trains on a GPU, shapes repeat and nothing but the network acts on gradients."""
+        lone = self.accelerator.distributed_type == DistributedType.NO and self.accelerator.device.type == "cuda"
+        return Recorder(self._backward) if self.compiled and lone and not self.keeper.learns else None
+
+    def _forget_gradients(self) -> None:
+        keep = self._recorder is not None
+        self.optimizer.zero_grad(set_to_none=not keep)
 
     def _corruption(self, micro_batch: MicroBatch) -> Corruption:
         """As it was made ahead, or made now."""

@@ -1,0 +1,72 @@
+"""Forward and backward pass of a micro-batch as one recorded CUDA graph: one launch in place of hundreds.
+
+Small networks and small batches are bound by the CPU that launches their kernels; a recording is not. Every tensor that
+goes in or comes out keeps its place in memory: inputs are copied in, gradients are added up where they always are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.objectives.base import LossTerms
+from unmask.training.data import MicroBatch
+
+CALLS_BEFORE_RECORDING = 2
+MOST_SHAPES = 4
+"""Recordings that are kept; what is rarer than that runs as it is."""
+
+Work = Callable[[MicroBatch, Tensor], LossTerms]
+
+
+class Recorder:
+    """Does `work(micro_batch, scale)`, which leaves gradients in the parameters, by recordings where shapes repeat.
+
+    Gradients must be zeroed where they lie between steps, never dropped.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._seen: dict[Any, int] = {}
+        self._recordings: dict[Any, _Recording] = {}
+
+    def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
+        shapes = (*(tensor.shape for tensor in _tensors(micro_batch)), micro_batch.batch.has_pads)
+        if shapes not in self._recordings and not self._is_due(shapes):
+            return self._work(micro_batch, scale)
+        if shapes not in self._recordings:
+            self._recordings[shapes] = _Recording(self._work, micro_batch, scale)
+        return self._recordings[shapes](micro_batch, scale)
+
+    def _is_due(self, shapes: Any) -> bool:
+        """Whether this shape has been seen often enough to be worth a recording, and everything it needs is made."""
+        self._seen[shapes] = self._seen.get(shapes, 0) + 1
+        return self._seen[shapes] > CALLS_BEFORE_RECORDING and len(self._recordings) < MOST_SHAPES
+
+
+class _Recording:
+    def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor) -> None:
+        self._micro_batch = micro_batch.each(Tensor.clone)
+        self._scale = scale.clone()
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._terms = work(self._micro_batch, self._scale)
+
+    def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
+        for kept, given in zip(_tensors(self._micro_batch), _tensors(micro_batch), strict=True):
+            kept.copy_(given)
+        self._scale.copy_(scale)
+        self._graph.replay()
+        return self._terms
+
+
+def _tensors(micro_batch: MicroBatch) -> Iterator[Tensor]:
+    """What a pass reads."""
+    batch, corruption = micro_batch.batch, micro_batch.corruption
+    yield from (batch.input_ids, batch.attention_mask, batch.frozen)
+    if corruption is not None:
+        yield from (tensor for tensor in vars(corruption).values() if tensor is not None)
