@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli.common import (
+    BatchSize,
     Checkpoint,
     Device,
     Json,
@@ -20,6 +21,7 @@ from unmask.cli.common import (
     console,
     print_json,
     progress,
+    room_for,
 )
 
 
@@ -33,7 +35,7 @@ def sample(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; the result does not depend on it.")] = 64,
+    batch_size: BatchSize = 64,
     png: Annotated[Path | None, typer.Option(help="Draw the canvas of the first text being unmasked.")] = None,
     device: Device = None,
     as_json: Json = False,
@@ -52,7 +54,7 @@ def sample(
 
     rule = token_rule(temperature, top_k, top_p)
     lm = load(checkpoint, device=device)
-    with progress("sampling", n, quiet=as_json) as advance:
+    with room_for(min(n, batch_size)), progress("sampling", n, quiet=as_json) as advance:
         options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "seed": seed, "rule": rule}
         done = lm.sample(n, **options, batch_size=batch_size, progress=advance)
     if png is not None:
