@@ -252,7 +252,9 @@ class MaskedDiffusionLM:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
         if length > limit:
             raise UnmaskError(
-                f"A canvas of {length} tokens is longer than the {limit} of this model; ask for at most that."
+                f"A canvas of {length} tokens is longer than the {limit} of this model; ask for at most that, and "
+                "write longer text window by window (semi-autoregressive sampling): the end of one text is the prompt "
+                "of the next."
             )
         if len(ids) > length:
             raise UnmaskError(

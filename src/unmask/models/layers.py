@@ -224,8 +224,9 @@ class Trunk(PreTrainedModel):
         length = past + input_ids.shape[1]
         if length > self.config.max_length:
             raise UnmaskError(
-                f"A sequence of {length} tokens is longer than the {self.config.max_length} of this network; "
-                f"generate or score in windows, or train with a max_length of {length} or more."
+                f"A sequence of {length} tokens is longer than the {self.config.max_length} of this network; write "
+                "longer text window by window, the end of one as prompt of the next (semi-autoregressive sampling), "
+                f"score it in blocks, or train a network with a max_length of {length} or more."
             )
         if attention_mask is not None and attention_mask.shape != (input_ids.shape[0], length):
             raise UnmaskError(
