@@ -116,16 +116,16 @@ def test_a_batch_that_does_not_fit_is_told_what_would(run, tmp_path, monkeypatch
     """A device with room for three sequences: ten of them need four micro-batches, and are then trained."""
     import torch
 
-    from unmask.objectives.subs import Subs
+    from unmask.models import DiT
 
-    loss = Subs.loss
+    hidden = DiT.hidden
 
-    def crowded(self, denoiser, batch, schedule, noise):
-        if len(batch.input_ids) > 3 and torch.is_grad_enabled():
+    def crowded(self, input_ids, *args, **kwargs):
+        if len(input_ids) > 3 and torch.is_grad_enabled():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return loss(self, denoiser, batch, schedule, noise)
+        return hidden(self, input_ids, *args, **kwargs)
 
-    monkeypatch.setattr(Subs, "loss", crowded)
+    monkeypatch.setattr(DiT, "hidden", crowded)
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("the cat sat on the mat. " * 200)
     small = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=10"]
