@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unmask.errors import UnmaskError
 from unmask.models import cache as caches
 from unmask.models.cache import SlotCache
+from unmask.samplers import ar
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Canvas, sample, walk
 from unmask.samplers.draws import TokenRule
@@ -168,3 +169,31 @@ def test_calls_cost_the_same_and_wait_for_nothing():
     assert all(call == calls[1] for call in calls[1:])
     assert not any(name in calls[1] for name in WAITS)
     assert calls[1]["index_copy_"] == 2 * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize(("worth", "recordings"), [(1, [4, 5, 2]), (3, [4, 5]), (5, [5]), (6, [])])
+def test_a_recording_serves_a_reach_where_it_is_worth_it(monkeypatch, worth, recordings):
+    """Played back as a graph is: the same call on the same memory, its result at the same place."""
+    played: list[int] = []
+
+    def record(step):
+        held = [x.clone() for x in step()]
+        played.append(0)
+
+        def play():
+            played[-1] += 1
+            for kept, new in zip(held, step(), strict=True):
+                kept.copy_(new)
+            return tuple(held)
+
+        return play
+
+    model, canvas = make(), ragged()
+    plain = list(walk(LeftToRight(), model, canvas))
+    monkeypatch.setattr(ar, "can_capture", lambda denoiser: True)
+    monkeypatch.setattr(ar, "capture", record)
+    monkeypatch.setattr(ar, "WORTH_CAPTURING", worth)
+    for state, again in zip(plain, list(walk(LeftToRight(), model, canvas)), strict=True):
+        assert torch.equal(state.ids, again.ids)
+        assert torch.equal(state.confidence, again.confidence)
+    assert played == recordings
