@@ -98,7 +98,7 @@ class MaskedDiffusionLM:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
     ) -> list[str]:
         """`n` texts of `length` tokens (prompt included; the model's own length by default).
 
@@ -118,7 +118,7 @@ class MaskedDiffusionLM:
         steps: int | None = None,
         seed: int = 0,
         rule: TokenRule | None = None,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence."""
@@ -128,8 +128,9 @@ class MaskedDiffusionLM:
         sampler = self.sampler(steps)
         denoiser = self.ready(n * len(row) * min(steps or len(row), len(row)))
         done: list[Generation] = []
-        for start in range(0, n, batch_size):
-            size = min(batch_size, n - start)
+        at_once = batch_size or BATCH
+        for start in range(0, n, at_once):
+            size = min(at_once, n - start)
             canvas = self._canvas([row] * size, seed + start)
             done += self._finish(sample(sampler, denoiser, canvas, rule))
             if progress is not None:
@@ -146,7 +147,7 @@ class MaskedDiffusionLM:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
     ) -> str | list[str]:
         """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three."""
         rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
@@ -163,14 +164,15 @@ class MaskedDiffusionLM:
         steps: int | None = None,
         seed: int = 0,
         rule: TokenRule | None = None,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self._blank_row(text) for text in texts]
         sampler = self.sampler(steps)
         done: list[Generation] = []
-        for start in range(0, len(rows), batch_size):
-            canvas = self._canvas(rows[start : start + batch_size], seed + start)
+        at_once = batch_size or BATCH
+        for start in range(0, len(rows), at_once):
+            canvas = self._canvas(rows[start : start + at_once], seed + start)
             done += self._finish(sample(sampler, self.denoiser, canvas, rule))
         return done
 
@@ -258,7 +260,9 @@ class MaskedDiffusionLM:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
         if length > limit:
             raise UnmaskError(
-                f"A canvas of {length} tokens is longer than the {limit} of this model; ask for at most that."
+                f"A canvas of {length} tokens is longer than the {limit} of this model; ask for at most that, and "
+                "write longer text window by window (semi-autoregressive sampling): the end of one text is the prompt "
+                "of the next."
             )
         if len(ids) > length:
             raise UnmaskError(

@@ -112,12 +112,78 @@ def test_train_a_text_file_then_use_it(run, tmp_path, monkeypatch):
     assert json.loads(out)["steps"] == 5
 
 
+def test_a_batch_that_does_not_fit_is_told_what_would(run, tmp_path, monkeypatch):
+    """A device with room for three sequences: ten of them need four micro-batches, and are then trained."""
+    import torch
+
+    from unmask.models import DiT
+
+    hidden = DiT.hidden
+
+    def crowded(self, input_ids, *args, **kwargs):
+        if len(input_ids) > 3 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return hidden(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(DiT, "hidden", crowded)
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("the cat sat on the mat. " * 200)
+    small = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=10"]
+    code, out, err = run("train", "my.txt", "training.steps=2", *small)
+    assert (code, out) == (2, "")
+    assert "micro-batch of 10 sequences of 32 tokens" in err
+    assert "largest that does is 3" in err
+    assert "training.accumulation=4, which keeps the batch of 10" in err
+    assert err.count("\n") == 1
+    code, out, err = run("train", "my.txt", "training.steps=2", *small, "training.accumulation=4")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "{mdlm}", "--data", "{book}"),
+        ("score", "{mdlm}", "one", "two", "three"),
+        ("sample", "{mdlm}", "-n", 5, "--length", 8),
+        ("fill", "{mdlm}", "a[MASK]", "b[MASK]", "c[MASK]"),
+    ],
+)
+def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_path, monkeypatch, arguments):
+    import torch
+
+    from unmask.models import DiT
+
+    hidden = DiT.hidden
+
+    def crowded(self, input_ids, *args, **kwargs):
+        if len(input_ids) > crowded.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return hidden(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(DiT, "hidden", crowded)
+    book = tmp_path / "book.txt"
+    book.write_text("a few words to be judged\n" * 8)
+    filled = [str(a).format(mdlm=mdlm_folder, book=book) for a in arguments]
+    crowded.room = 2
+    code, out, err = run(*filled)
+    assert (code, out) == (2, "")
+    assert "lower --batch-size" in err
+    assert err.count("\n") == 1
+    code, _, err = run(*filled, "--batch-size", 2)
+    assert code == 0, err
+    crowded.room = 0
+    code, _, err = run(*filled, "--batch-size", 1)
+    assert code == 2
+    assert "Not even a batch of 1" in err
+    assert "--batch-size" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("sample", "nowhere"), "no checkpoint at 'nowhere'"),
         (("sample", "{mdlm}", "--top-p", "1.5"), "top_p=1.5"),
-        (("sample", "{mdlm}", "--length", "9999"), "longer than"),
+        (("sample", "{mdlm}", "--length", "9999"), "window by window (semi-autoregressive"),
         (("sample", "{mdlm}", "--prompt", "x" * 60), "prompt"),
         (("sample", "{mdlm}", "--steps", "0"), "--steps"),
         (("fill", "{mdlm}", "nothing to fill"), "no blank"),

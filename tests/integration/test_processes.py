@@ -57,7 +57,9 @@ def recipe(folder: Path, **training: Any) -> Recipe:
     )  # fmt: skip
 
 
-def launch(recipe: Recipe, out: Path, *options: str) -> subprocess.Popen[str]:
+def launch(
+    recipe: Recipe, out: Path, *options: str, program: tuple[str, ...] = ("-m", "unmask")
+) -> subprocess.Popen[str]:
     """`unmask train` in two processes."""
     file = out.with_suffix(".yaml")
     file.write_text(recipe.to_yaml())
@@ -66,7 +68,7 @@ def launch(recipe: Recipe, out: Path, *options: str) -> subprocess.Popen[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     return subprocess.Popen(
-        [*command, "-m", "unmask", "train", str(file), "--out", str(out), *options],
+        [*command, *program, "train", str(file), "--out", str(out), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -153,3 +155,35 @@ def test_what_is_wrong_is_said_once(folder: Path) -> None:
     assert said == ""
     assert complaints.count("exists and is not empty; choose another folder") == 1
     assert "Traceback (most recent call last):\n  File" not in complaints.split("unmask: ")[0]
+
+
+CROWDED = """
+import os, torch
+from unmask.cli import main
+from unmask.training.step import Stepper
+
+gradients = Stepper.gradients
+
+def crowded(self, micro_batches):
+    if os.environ["RANK"] in {ranks}:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return gradients(self, micro_batches)
+
+Stepper.gradients = crowded
+main()
+"""
+
+
+@pytest.mark.parametrize("ranks", [["1"], ["0", "1"]])
+def test_a_process_out_of_memory_says_so_and_ends_all(folder: Path, ranks: list[str]) -> None:
+    """The one that is full speaks, though it is not the main one; the other, left behind, ends without a word."""
+    out = folder / f"crowded-{len(ranks)}"
+    script = out.with_suffix(".py")
+    script.write_text(CROWDED.replace("{ranks}", repr(ranks)))
+    process = launch(recipe(folder), out, program=(str(script),))
+    said, complaints = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert said == ""
+    assert complaints.count("A micro-batch of 3 sequences of 16 tokens does not fit") == 1
+    assert "raise training.accumulation (it is 2)" in complaints
+    assert "[rank" not in complaints

@@ -9,7 +9,7 @@ import unmask
 
 ROOT = Path(unmask.__file__).parent
 LAYERS = [
-    {"version", "errors"},
+    {"version", "errors", "graphs"},
     {"registry", "files", "bounds"},
     {"data", "random", "schedules", "optimizers"},
     {"batch", "learned", "linear_cross_entropy"},

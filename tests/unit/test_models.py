@@ -339,7 +339,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_too_long_a_sequence_names_both_lengths() -> None:
-    with pytest.raises(UnmaskError, match=rf"{L + 1} tokens.* {L} .*windows.*max_length of {L + 1}"):
+    with pytest.raises(UnmaskError, match=rf"{L + 1} tokens.* {L} .*semi-autoregressive.*max_length of {L + 1}"):
         make().hidden(some_ids(length=L + 1))
     with pytest.raises(UnmaskError, match=r"attention mask of shape \(3, 5\)"):
         make().hidden(some_ids(), None, torch.ones(3, 5))

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from unmask.cli import convert, demo, doctor, evaluate, fill, listing, plot, sample, score, train
-from unmask.errors import UnmaskError
+from unmask.errors import LoneError, UnmaskError
 from unmask.version import __version__
 
 app = typer.Typer(
@@ -44,7 +44,7 @@ def main() -> None:
     try:
         app()
     except UnmaskError as error:
-        _stop(str(error))
+        _stop(str(error), alone=isinstance(error, LoneError))
     except OSError as error:
         where = f" '{error.filename}'" if error.filename else ""
         _stop(f"The file system refused{where}: {error.strerror or error}; free space or choose another place.")
@@ -53,8 +53,8 @@ def main() -> None:
         sys.exit(130)
 
 
-def _stop(sentence: str) -> None:
-    """Say it once, however many processes a launcher started."""
-    if os.environ.get("RANK", "0") == "0":
+def _stop(sentence: str, alone: bool = False) -> None:
+    """Say it once, however many processes a launcher started, unless this one is `alone` in knowing it."""
+    if alone or os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"unmask: {sentence}\n")
     sys.exit(2)

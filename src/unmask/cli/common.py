@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from unmask.errors import UnmaskError, is_out_of_memory
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + i.")]
 Steps = Annotated[
@@ -20,6 +22,7 @@ Steps = Annotated[
 Temperature = Annotated[float, typer.Option(min=0.0, help="Below 1 is safer, 0 takes the most likely token.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Draw among the tokens that make up this mass, in (0, 1].")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="How many at a time; the result does not depend on it.")]
 Checkpoint = Annotated[
     str, typer.Argument(help="A folder written by 'unmask train' or 'unmask convert'.", metavar="CKPT")
 ]
@@ -58,3 +61,17 @@ def progress(description: str, total: int | None, quiet: bool = False) -> Iterat
     with Progress(*columns, console=errors, disable=quiet or not errors.is_terminal, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def room_for(batch_size: int | None) -> Iterator[None]:
+    """Where what is computed in this block, `batch_size` sequences at a time, does not fit, say so in one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        alone = batch_size == 1
+        what = "Not even a batch of 1 fits" if alone else f"A batch of {batch_size or 'the usual size'} does not fit"
+        remedy = "take shorter texts or another --device" if alone else "lower --batch-size"
+        raise UnmaskError(f"{what} into memory; {remedy}.") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import Checkpoint, Device, Dtype, Json, Seed, progress
+from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, progress, room_for
 
 
 def evaluate(
@@ -33,9 +33,7 @@ def evaluate(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Only so many rows, evenly spread; bits per byte are then not given.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows at a time; the result does not depend on it.")
-    ] = None,
+    batch_size: BatchSize = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -62,7 +60,7 @@ def evaluate(
     table = held_out_rows(lm, data, separator, rows, field)
     wanted = tuple(steps or ())
     total = None if precision else evaluation_work(lm.card.objective, table, len(wanted))
-    with progress("scoring", total, quiet=as_json) as advance:
+    with room_for(batch_size), progress("scoring", total, quiet=as_json) as advance:
         result = lm.evaluate(
             table,
             steps=wanted,

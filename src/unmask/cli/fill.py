@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unmask.cli.common import (
+    BatchSize,
     Checkpoint,
     Device,
     Dtype,
@@ -19,6 +20,7 @@ from unmask.cli.common import (
     TopP,
     print_json,
     read_lines,
+    room_for,
 )
 from unmask.errors import UnmaskError
 
@@ -34,6 +36,7 @@ def fill(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "auto",
     as_json: Json = False,
@@ -52,7 +55,9 @@ def fill(
     lines = read_lines(texts)
     if not lines:
         raise UnmaskError("Standard input held no text to fill; give lines with [MASK] or [MASK:n] blanks.")
-    done = load(checkpoint, device=device, dtype=dtype).fill_details(lines, steps=steps, seed=seed, rule=rule)
+    lm = load(checkpoint, device=device, dtype=dtype)
+    with room_for(batch_size):
+        done = lm.fill_details(lines, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
     if as_json:
         print_json({"rule": rule.model_dump(), "texts": [asdict(one) for one in done]})
         return

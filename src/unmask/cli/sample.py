@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli.common import (
+    BatchSize,
     Checkpoint,
     Device,
     Dtype,
@@ -21,6 +22,7 @@ from unmask.cli.common import (
     console,
     print_json,
     progress,
+    room_for,
 )
 
 
@@ -34,7 +36,7 @@ def sample(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; the result does not depend on it.")] = 64,
+    batch_size: BatchSize = None,
     png: Annotated[Path | None, typer.Option(help="Draw the canvas of the first text being unmasked.")] = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -54,7 +56,7 @@ def sample(
 
     rule = token_rule(temperature, top_k, top_p)
     lm = load(checkpoint, device=device, dtype=dtype)
-    with progress("sampling", n, quiet=as_json) as advance:
+    with room_for(batch_size), progress("sampling", n, quiet=as_json) as advance:
         options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "seed": seed, "rule": rule}
         done = lm.sample(n, **options, batch_size=batch_size, progress=advance)
     if png is not None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import Checkpoint, Device, Dtype, Json, Seed, read_lines
+from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, read_lines, room_for
 from unmask.errors import UnmaskError
 
 
@@ -18,6 +18,7 @@ def score(
         list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
     ] = None,
     precision: Annotated[float, typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token.")] = 0.02,
+    batch_size: BatchSize = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -38,5 +39,6 @@ def score(
     if not lines:
         raise UnmaskError("Standard input held no text to score; give one text a line.")
     lm = load(checkpoint, device=device, dtype=dtype)
-    result = lm.judge(lines, given, steps=tuple(steps or ()), precision=precision, seed=seed)
+    with room_for(batch_size):
+        result = lm.judge(lines, given, steps=tuple(steps or ()), precision=precision, seed=seed, batch_size=batch_size)
     finish(result, as_json)

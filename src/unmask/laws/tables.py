@@ -73,7 +73,7 @@ class CausalTable(_Rows):
         self.logits = logits
         self.config = TableConfig(logits.shape[-1], mask_token_id, length + 1, bos_token_id=bos_token_id)
 
-    def new_cache(self) -> list[Tensor]:
+    def new_cache(self, capacity: int | None = None) -> list[Tensor]:
         """The tokens read so far, none yet."""
         return []
 
@@ -94,7 +94,7 @@ class SameRow(_Rows):
         self.row = row
         self.config = TableConfig(len(row), mask_token_id, max_length=1 << 20, bos_token_id=mask_token_id)
 
-    def new_cache(self) -> list[Tensor]:
+    def new_cache(self, capacity: int | None = None) -> list[Tensor]:
         """Nothing is remembered."""
         return []
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.cache_utils import Cache
 
 
 class Rotary(NamedTuple):
@@ -29,10 +28,17 @@ class Scope(NamedTuple):
     is_causal: bool
 
 
-def rotary_angles(length: int, head_dim: int, base: float, device: torch.device, offset: int = 0) -> Rotary:
+class KeyValues(Protocol):
+    """A cache, as a block sees it: transformers' own, or `SlotCache`."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, /) -> tuple[Tensor, Tensor]:
+        """Keep the new keys and values [B, H, L, d] of a layer; all that the queries look at."""
+
+
+def rotary_angles(length: int, head_dim: int, base: float, device: torch.device, offset: int | Tensor = 0) -> Rotary:
     """The rotary table of positions offset..offset+length-1 for heads of width head_dim."""
     frequency = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    position = torch.arange(offset, offset + length, dtype=torch.float32, device=device)
+    position = offset + torch.arange(length, dtype=torch.float32, device=device)
     angle = position[:, None] * frequency
     angles = torch.stack((angle, angle, torch.zeros_like(angle)), dim=1)[:, :, None]
     return Rotary(angles.cos(), angles.sin())
@@ -48,7 +54,9 @@ def rotate(qkv: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
 
 
-def attend(qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: Cache | None = None, layer: int = 0) -> Tensor:
+def attend(
+    qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: KeyValues | None = None, layer: int = 0
+) -> Tensor:
     """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
 
     With a cache, this block's new keys and values are added under

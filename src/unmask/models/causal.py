@@ -9,6 +9,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from unmask.models.attention import see_before
+from unmask.models.cache import SlotCache
 from unmask.models.config import CausalConfig
 from unmask.models.layers import Trunk, label_loss
 
@@ -25,7 +26,7 @@ class CausalLM(Trunk, GenerationMixin):
         self.generation_config.max_length = None
 
     def hidden(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Cache | None = None
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Cache | SlotCache | None = None
     ) -> Tensor:
         """The rows that `head` takes, [B, L, D].
 
@@ -33,17 +34,23 @@ class CausalLM(Trunk, GenerationMixin):
             input_ids: Tokens, [B, L], the begin token first where the model has one; with a cache, only the new ones.
             attention_mask: True (or 1) at tokens and False at pads, [B, cached + L]. Pads on the right need none, since
                 no token sees what comes after it.
-            past_key_values: The cache of the tokens before these; it grows by L.
+            past_key_values: The cache of the tokens before these; it grows by L. A `SlotCache` was told where these
+                stand, and takes no attention mask.
         """
+        if isinstance(past_key_values, SlotCache):
+            scope = past_key_values.open(input_ids.shape[1])
+            return self._run(input_ids, scope, past=past_key_values.position, past_key_values=past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         self._check_lengths(input_ids, attention_mask, past)
         scope = see_before(input_ids.shape[1], past, attention_mask, input_ids.device)
         return self._run(input_ids, scope, past=past, past_key_values=past_key_values)
 
-    @staticmethod
-    def new_cache() -> Cache:
-        """An empty cache for `hidden` to fill."""
-        return DynamicCache()
+    def new_cache(self, capacity: int | None = None) -> Cache | SlotCache:
+        """An empty cache for `hidden` to fill: one that grows, or one that is allocated once for `capacity` tokens."""
+        if capacity is None:
+            return DynamicCache()
+        self._check_length(capacity)
+        return SlotCache(self.config.num_hidden_layers, capacity, self.vocab_embed.embedding.device)
 
     @can_return_tuple
     def forward(
@@ -64,7 +71,7 @@ class CausalLM(Trunk, GenerationMixin):
         relative.
         """
         if past_key_values is None and (not self.training if use_cache is None else use_cache):
-            past_key_values = self.new_cache()
+            past_key_values = DynamicCache()
         rows = self.hidden(input_ids, attention_mask, past_key_values)
         logits = self.head(rows[:, -logits_to_keep:])
         loss = None if labels is None else label_loss(logits[:, :-1], labels[:, 1:])

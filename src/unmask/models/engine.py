@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from unmask.graphs import Recording
 from unmask.linear_cross_entropy import Projection
 from unmask.models.compiling import compile_network, has_compiler
 
@@ -14,7 +15,7 @@ Dtype = Literal["auto", "float32", "bf16"]
 
 WORTH_COMPILING = 1e16
 """Operations from which a job gains more by compiled blocks than the seconds it takes to compile them."""
-CALLS_BEFORE_CAPTURE = 2
+CALLS_BEFORE_RECORDING = 1
 
 Key = tuple[torch.Size | None, ...]
 Inputs = tuple[Tensor | None, ...]
@@ -36,14 +37,14 @@ def fast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
 class Engine:
     """A denoiser for inference on a GPU that is called again and again with the same shapes.
 
-    From the third call of a shape on, `hidden` replays a recorded graph: one launch in place of hundreds. The rows it
+    From the second call of a shape on, `hidden` replays a recorded graph: one launch in place of hundreds. The rows it
     gives are overwritten by the next call of that shape.
     """
 
     def __init__(self, network: Any) -> None:
         self.network = network
         self.config = network.config
-        self._graphs: dict[Key, _Recorded] = {}
+        self._passes: dict[Key, _Pass] = {}
         self._seen: dict[Key, int] = {}
 
     @property
@@ -66,7 +67,7 @@ class Engine:
     def compile(self) -> Engine:
         """Compile the blocks at their next call; what was recorded before is forgotten."""
         compile_network(self.network)
-        self._graphs.clear()
+        self._passes.clear()
         self._seen.clear()
         return self
 
@@ -74,18 +75,13 @@ class Engine:
         """As the network's own; gradients do not flow."""
         inputs = (input_ids, alpha if self.config.conditioned else None, attention_mask)
         key = tuple(None if tensor is None else tensor.shape for tensor in inputs)
-        if key not in self._graphs:
+        if key not in self._passes:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= CALLS_BEFORE_CAPTURE:
+            if self._seen[key] <= CALLS_BEFORE_RECORDING:
                 return self.network.hidden(*inputs)
-            self._graphs[key] = _Recorded(self.network, inputs, self._pool())
-        return self._graphs[key](inputs)
-
-    def _pool(self) -> Any:
-        """The memory that recordings share: no two of them are played at once."""
-        for recorded in self._graphs.values():
-            return recorded.graph.pool()
-        return None
+            other = next(iter(self._passes.values()), None)
+            self._passes[key] = _Pass(self.network, inputs, beside=other and other.recording)
+        return self._passes[key](inputs)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """As the network's own."""
@@ -96,19 +92,15 @@ class Engine:
         return self.network.projection()
 
 
-class _Recorded:
+class _Pass:
     """One pass of a network, recorded for inputs of fixed shapes."""
 
-    def __init__(self, network: Any, inputs: Inputs, pool: Any) -> None:
+    def __init__(self, network: Any, inputs: Inputs, beside: Recording | None) -> None:
         self._inputs = [tensor if tensor is None else tensor.clone() for tensor in inputs]
-        self.graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self._rows = network.hidden(*self._inputs)
+        self.recording = Recording(lambda: network.hidden(*self._inputs), beside=beside)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         for kept, given in zip(self._inputs, inputs, strict=True):
             if kept is not None and given is not None:
                 kept.copy_(given)
-        self.graph.replay()
-        return self._rows
+        return self.recording()

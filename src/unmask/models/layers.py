@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from unmask.errors import UnmaskError
 from unmask.linear_cross_entropy import Projection
-from unmask.models.attention import Rotary, Scope, attend, rotary_angles
+from unmask.models.attention import KeyValues, Rotary, Scope, attend, rotary_angles
 from unmask.models.config import TrunkConfig
 from unmask.models.dropout import Dropout
 
@@ -134,7 +133,7 @@ class Block(GradientCheckpointingLayer):
         cond: Tensor | None,
         rotary: Rotary,
         scope: Scope,
-        past_key_values: Cache | None = None,
+        past_key_values: KeyValues | None = None,
     ) -> Tensor:
         """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None when not conditioned."""
         for_attention, for_mlp = self._modulations(cond)
@@ -226,8 +225,8 @@ class Trunk(PreTrainedModel):
         input_ids: Tensor,
         scope: Scope,
         cond: Tensor | None = None,
-        past: int = 0,
-        past_key_values: Cache | None = None,
+        past: int | Tensor = 0,
+        past_key_values: KeyValues | None = None,
     ) -> Tensor:
         """Ids [B, L], the first of them at position ``past``, through all blocks and the final norm to [B, L, D]."""
         config = self.config
@@ -242,15 +241,19 @@ class Trunk(PreTrainedModel):
 
     def _check_lengths(self, input_ids: Tensor, attention_mask: Tensor | None, past: int = 0) -> None:
         length = past + input_ids.shape[1]
-        if length > self.config.max_length:
-            raise UnmaskError(
-                f"A sequence of {length} tokens is longer than the {self.config.max_length} of this network; "
-                f"generate or score in windows, or train with a max_length of {length} or more."
-            )
+        self._check_length(length)
         if attention_mask is not None and attention_mask.shape != (input_ids.shape[0], length):
             raise UnmaskError(
                 f"The attention mask of shape {tuple(attention_mask.shape)} does not fit {input_ids.shape[0]} "
                 f"sequences of {length} tokens; give one entry per token."
+            )
+
+    def _check_length(self, length: int) -> None:
+        if length > self.config.max_length:
+            raise UnmaskError(
+                f"A sequence of {length} tokens is longer than the {self.config.max_length} of this network; write "
+                "longer text window by window, the end of one as prompt of the next (semi-autoregressive sampling), "
+                f"score it in blocks, or train a network with a max_length of {length} or more."
             )
 
     def _init_weights(self, module: nn.Module) -> None:

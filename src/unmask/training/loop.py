@@ -22,6 +22,7 @@ from unmask.training.data import Feed, parts_of
 from unmask.training.device import deterministic_kernels, make_accelerator
 from unmask.training.interrupt import StopRequest, stop_requests
 from unmask.training.journal import Journal
+from unmask.training.memory import step_or_explain
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress, Watchers
 from unmask.training.randomness import seed_process
@@ -151,7 +152,7 @@ class Trainer:
     def _train(self, stop: StopRequest) -> None:
         with closing(self.feed.steps(self.step, self.config.steps)) as batches:
             for micro_batches in batches:
-                self.stepper.step(micro_batches, self.step)
+                step_or_explain(self.stepper, micro_batches, self.step, self.world)
                 self.step += 1
                 self.progress.stepped()
                 stopping = self.world.any(stop.made)

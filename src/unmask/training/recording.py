@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from unmask.graphs import Recording
 from unmask.objectives.base import LossTerms
 from unmask.training.data import MicroBatch
 
@@ -31,14 +31,14 @@ class Recorder:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._seen: dict[Any, int] = {}
-        self._recordings: dict[Any, _Recording] = {}
+        self._recordings: dict[Any, _Passes] = {}
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         shapes = (*(tensor.shape for tensor in _tensors(micro_batch)), micro_batch.batch.has_pads)
         if shapes not in self._recordings and not self._is_due(shapes):
             return self._work(micro_batch, scale)
         if shapes not in self._recordings:
-            self._recordings[shapes] = _Recording(self._work, micro_batch, scale)
+            self._recordings[shapes] = _Passes(self._work, micro_batch, scale)
         return self._recordings[shapes](micro_batch, scale)
 
     def _is_due(self, shapes: Any) -> bool:
@@ -47,21 +47,19 @@ class Recorder:
         return self._seen[shapes] > CALLS_BEFORE_RECORDING and len(self._recordings) < MOST_SHAPES
 
 
-class _Recording:
+class _Passes:
+    """Both passes of micro-batches of one shape. They have been made before, so that nothing is warmed up."""
+
     def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor) -> None:
         self._micro_batch = micro_batch.each(Tensor.clone)
         self._scale = scale.clone()
-        self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._terms = work(self._micro_batch, self._scale)
+        self._recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         for kept, given in zip(_tensors(self._micro_batch), _tensors(micro_batch), strict=True):
             kept.copy_(given)
         self._scale.copy_(scale)
-        self._graph.replay()
-        return self._terms
+        return self._recording()
 
 
 def _tensors(micro_batch: MicroBatch) -> Iterator[Tensor]:

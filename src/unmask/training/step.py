@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,7 +126,7 @@ class Stepper:
         nats = torch.zeros((), device=self.accelerator.device)
         for micro_batch in here:
             with self.accelerator.accumulate(self.loss):
-                terms = self._recorder(micro_batch, scale) if self._recorder else self._backward(micro_batch, scale)
+                terms = self._passes_of(micro_batch)(micro_batch, scale)
             self.meter.add(terms)
             self.keeper.add(terms)
             nats += terms.total.detach()
@@ -150,6 +150,10 @@ class Stepper:
         terms = self.terms(micro_batch.batch, self._corruption(micro_batch))
         self.accelerator.backward(terms.trained * scale)
         return terms
+
+    def _passes_of(self, micro_batch: MicroBatch) -> Callable[[MicroBatch, Tensor], LossTerms]:
+        """Who makes both passes of a micro-batch; what is not masked yet cannot be recorded."""
+        return self._backward if self._recorder is None or micro_batch.corruption is None else self._recorder
 
     def _make_recorder(self) -> Recorder | None:
         """Where one process trains on a GPU, shapes repeat and nothing but the network acts on gradients."""

@@ -58,6 +58,19 @@ class World:
         before[1].wait()
         return bool(before[0].item())
 
+    def end(self) -> bool:
+        """Note that this process cannot go on, whatever the others are doing. Whether it is the first to say so."""
+        return self._ends(1) == 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether a process could not go on, which others notice by a broken connection."""
+        return self._ends(0) > 0
+
+    def _ends(self, more: int) -> int:
+        """How many processes have come to their end. The launcher counts them, so that nobody waits for anybody."""
+        return 0 if self._hosts is None else dist.distributed_c10d._get_default_store().add("unmask/ends", more)
+
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, in new tensors on the CPU. Waits for the device."""
         totals = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -1,0 +1,130 @@
+"""A batch that does not fit into memory: what would, found by trying, in one sentence."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.errors import LoneError, UnmaskError, is_out_of_memory
+from unmask.objectives.base import Noise
+from unmask.training.data import MicroBatch
+from unmask.training.step import Stepper
+from unmask.training.world import World
+
+T = TypeVar("T", Batch, Noise)
+
+
+def step_or_explain(stepper: Stepper, micro_batches: Sequence[MicroBatch], step: int, world: World) -> None:
+    """One optimiser step. If it runs out of memory the run is over, and an `UnmaskError` says what would fit."""
+    try:
+        stepper.step(micro_batches, step)
+        return
+    except RuntimeError as error:
+        if world.ended:
+            raise SystemExit(2) from None
+        if not is_out_of_memory(error):
+            raise
+    # The error is gone by now, and with it the frames that held the memory of the step.
+    largest = max(micro_batches, key=_size)
+    if world.processes > 1:
+        raise _alone(stepper, largest, world)
+    raise UnmaskError(_explain(stepper, largest, sum(map(_size, micro_batches))))
+
+
+def accumulation_for(batch_size: int, largest: int) -> int:
+    """The fewest micro-batches of at most `largest` sequences that a batch can be cut into."""
+    return -(-batch_size // largest)
+
+
+def largest_that_fits(stepper: Stepper, micro_batch: MicroBatch) -> int:
+    """How many sequences of a micro-batch that does not fit would, by bisection; 0 if not even one does.
+
+    The optimiser steps as well: it makes its moments the first time, with the lone sequence that is tried before all
+    others. So the weights are not to be used afterwards.
+    """
+    fits, too_many = 0, _size(micro_batch)
+    while too_many - fits > 1:
+        count = (fits + too_many) // 2 if fits else 1
+        if _fits(stepper, MicroBatch(_first(micro_batch.batch, count), _first(micro_batch.noise, count))):
+            fits = count
+        else:
+            too_many = count
+    _release(stepper)
+    return fits
+
+
+def _fits(stepper: Stepper, micro_batch: MicroBatch) -> bool:
+    """Whether a step of such micro-batches has room. The gradient of one stays while the next is computed: two tell."""
+    _release(stepper)
+    try:
+        stepper.gradients([micro_batch, micro_batch])
+        stepper.optimizer.optimizer.step()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def _release(stepper: Stepper) -> None:
+    """Give back what an attempt has left behind."""
+    for parameter in stepper.parameters.values():
+        parameter.grad = None
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _explain(stepper: Stepper, micro_batch: MicroBatch, batch_size: int) -> str:
+    largest = largest_that_fits(stepper, micro_batch)
+    if not largest:
+        return _hopeless(stepper, micro_batch)
+    return (
+        f"{_too_much(stepper, micro_batch)}; the largest that does is {largest}, so train with "
+        f"training.accumulation={accumulation_for(batch_size, largest)}, which keeps the batch of {batch_size}."
+    )
+
+
+def _alone(stepper: Stepper, micro_batch: MicroBatch, world: World) -> BaseException:
+    """The others may be waiting for this process, so nothing can be tried: it ends, and the launcher ends them."""
+    if not world.end():
+        return SystemExit(2)
+    if _size(micro_batch) == 1:
+        return LoneError(_hopeless(stepper, micro_batch))
+    return LoneError(
+        f"{_too_much(stepper, micro_batch)} (process {world.process}); raise training.accumulation "
+        f"(it is {stepper.accelerator.gradient_accumulation_steps}), which keeps the batch."
+    )
+
+
+def _too_much(stepper: Stepper, micro_batch: MicroBatch) -> str:
+    count, length = micro_batch.batch.input_ids.shape
+    return f"A micro-batch of {count} sequences of {length} tokens does not fit into the memory of {_place(stepper)}"
+
+
+def _hopeless(stepper: Stepper, micro_batch: MicroBatch) -> str:
+    length = micro_batch.batch.input_ids.shape[1]
+    return (
+        f"Not even one sequence of {length} tokens fits into the memory of {_place(stepper)}; lower data.length, take "
+        "a smaller model, or slice it over several processes with training.shard=true."
+    )
+
+
+def _place(stepper: Stepper) -> str:
+    device = stepper.accelerator.device
+    return "this machine" if device.type == "cpu" else str(device)
+
+
+def _size(micro_batch: MicroBatch) -> int:
+    return len(micro_batch.batch.input_ids)
+
+
+def _first(part: T, count: int) -> T:
+    """The first sequences of a batch, or of its noise."""
+    cut: dict[str, Any] = {name: value[:count] for name, value in vars(part).items() if isinstance(value, Tensor)}
+    return replace(part, **cut)
