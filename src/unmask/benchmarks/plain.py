@@ -177,22 +177,23 @@ def plain_walk(
 ) -> Iterator[tuple[Tensor, int]]:
     """Ancestral sampling: the canvas [B, L] and the network calls so far, before the first of T steps and after each.
 
-    With t = i/T and s = (i-1)/T a masked position stays so with the weight s/(t - s) = i - 1 against the 1 that its
-    tokens share. The network is called where the canvas has changed; otherwise the last probabilities serve again.
+    With t = i/T and s = (i-1)/T a masked position is revealed with the chance (t - s)/t = 1/i. Tokens are drawn at all
+    positions by the inverse of their cumulated probabilities, which costs less than noise for every token. The network
+    is called where the canvas has changed; otherwise the last probabilities serve again.
     """
     mask, device = network.shape.mask_token_id, network.cos.device
     z_BL = torch.full((batch, length), mask, device=device)
-    noise_BLV = torch.empty((batch, length, network.shape.vocab_size), device=device)
     calls, changed = 0, True
     yield z_BL, calls
     for i in range(steps, 0, -1):
         if changed:
             with autocast(device, precision):
-                weights_BLV = torch.softmax(network(z_BL), dim=-1, dtype=torch.float32)
+                cumulated_BLV = torch.softmax(network(z_BL), dim=-1, dtype=torch.float32).cumsum_(-1)
             calls += 1
-        weights_BLV[..., mask] = i - 1
-        drawn_BL = torch.div(weights_BLV, noise_BLV.exponential_(), out=noise_BLV).argmax(-1)
-        new_BL = torch.where(z_BL == mask, drawn_BL, z_BL)
+        chosen_BL1 = torch.rand((batch, length, 1), device=device) * cumulated_BLV[..., -1:]
+        drawn_BL = torch.searchsorted(cumulated_BLV, chosen_BL1).squeeze(-1)
+        revealed_BL = (z_BL == mask) & (torch.rand((batch, length), device=device) * i < 1)
+        new_BL = torch.where(revealed_BL, drawn_BL, z_BL)
         changed = not torch.equal(new_BL, z_BL)
         z_BL = new_BL
         yield z_BL, calls

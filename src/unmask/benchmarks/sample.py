@@ -37,7 +37,7 @@ class Sampling:
         """How it is called in a table."""
         if self.contender == "ar":
             return "ar"
-        return f"{self.contender} " + ("one at a time" if self.steps is None else f"T={self.steps}")
+        return f"{self.contender} " + ("one by one" if self.steps is None else f"T={self.steps}")
 
     @property
     def tokens(self) -> int:

@@ -72,8 +72,13 @@ class Setup:
 
     def plain_network(self) -> plain.PlainDiT:
         """The plain network of the same sizes; it reads both ways and is not conditioned, whatever the spec says."""
+        with self.device:
+            return woken(plain.PlainDiT(self.plain_shape()))
+
+    def plain_shape(self) -> plain.Shape:
+        """Its sizes."""
         config = self.config
-        shape = plain.Shape(
+        return plain.Shape(
             vocab_size=config.vocab_size,
             mask_token_id=config.mask_token_id,
             length=self.length,
@@ -83,8 +88,6 @@ class Setup:
             mlp_ratio=config.mlp_ratio,
             dropout=config.dropout,
         )
-        with self.device:
-            return woken(plain.PlainDiT(shape))
 
     def ids(self, rows: int) -> np.ndarray:
         """[rows, L] random tokens, none of them the mask."""

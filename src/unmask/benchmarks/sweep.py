@@ -28,7 +28,8 @@ class Sweep:
     lengths: Sequence[int]
     batches: Sequence[int]
     steps: Sequence[int]
-    against_plain: bool = False
+    rivals: Sequence[str] = ("one by one", "ar")
+    """Who fills the same canvases beside masked diffusion in T steps: one by one, ar, plain."""
     repeats: int = 3
     warmup: int = 1
     limit: float = 10.0
@@ -42,9 +43,10 @@ class Sweep:
     def works(self, length: int, batch: int) -> list[Sampling]:
         """The contenders of a cell."""
         setup = replace(self.setup, length=length, batch=batch)
-        plain = [Sampling(setup, "plain", T) for T in self.steps if self.against_plain]
-        ours = [Sampling(setup, "mdlm", T) for T in (*self.steps, None)]
-        return [*ours, Sampling(setup, "ar"), *plain]
+        works = [Sampling(setup, "mdlm", T) for T in self.steps]
+        works += [Sampling(setup, "mdlm")] if "one by one" in self.rivals else []
+        works += [Sampling(setup, "ar")] if "ar" in self.rivals else []
+        return works + [Sampling(setup, "plain", T) for T in self.steps if "plain" in self.rivals]
 
     def measure(self, progress: Progress | None = None) -> SweepReport:
         """All cells; `progress` hears of each."""
@@ -117,7 +119,8 @@ class SweepReport:
     @property
     def overtakings(self) -> list[Overtaking]:
         """Masked diffusion, by every number of steps, against the twin."""
-        ours = [name for name in self.cells[0].results if name.startswith("mdlm")]
+        names = self.cells[0].results
+        ours = [name for name in names if name.startswith("mdlm") and "ar" in names]
         return [one for name in ours for one in overtakings(self.cells, (name, "ar"))]
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from unmask.config import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory: unmask bench train|sample|eval.")
+
+
+class Rival(str, Enum):
+    """Whom a bound may be compared with; a type of its own, since Typer's lists take no literals."""
+
+    plain = "plain"
+    training = "training"
+
 
 What = Annotated[
     list[str] | None,
@@ -99,7 +108,7 @@ def evaluate(
     warmup: Warmup = 1,
     precision: Precision = None,
     against: Annotated[
-        list[Literal["plain", "training"]] | None,
+        list[Rival] | None,
         typer.Option(help="Also the plain dense implementation, or our own training, and the ratios; repeatable."),
     ] = None,
     memory: Memory = None,
@@ -120,7 +129,7 @@ def evaluate(
     from unmask.benchmarks.choices import check_trains_on, device_named
 
     where = device_named(device)
-    others = against or []
+    others = [rival.value for rival in against or []]
     if "training" in others:
         check_trains_on(where)
     _, setup = _chosen(what, where, vocab, _options(size, length, batch, precision))
@@ -181,8 +190,8 @@ def sample(
         setup,
         lengths or [setup.length],
         sorted(set(batch or _by(where, [1, 16, 64], [1, 4]))),
-        sorted(set(steps or _by(where, [1000], [64]))),
-        against is not None,
+        sorted(set(steps or _by(where, [1000], [16]))),
+        ("one by one", "ar", *([against] if against else [])),
         repeats,
         warmup,
         limit,

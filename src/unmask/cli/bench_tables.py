@@ -74,8 +74,8 @@ def show_overtakings(found: Iterable[Overtaking]) -> None:
     for one in found:
         crossing = one.crossing
         at = f"At batch {one.fixed}" if one.axis == "length" else f"At length {one.fixed}"
-        reach = "at every" if crossing.at is None else f"from {one.axis} {crossing.at:,.0f} on, not at every smaller"
-        _say(f"{at}, {crossing.winner} is faster than {crossing.loser} {reach} {one.axis} tried.")
+        reach = f"at every {one.axis} tried" if crossing.at is None else f"from {one.axis} {crossing.at:,.0f} on"
+        _say(f"{at}, {crossing.winner} is faster than {crossing.loser} {reach}.")
 
 
 def _figures(result: Result, place: Place) -> list[str]:
@@ -83,11 +83,11 @@ def _figures(result: Result, place: Place) -> list[str]:
     return [
         f"{result.tokens_per_second:,.0f}",
         f"{'~' if result.estimated else ''}{spread.median:.3g}",
-        f"{spread.low:.3g} to {spread.high:.3g}",
+        f"{spread.low:.3g}–{spread.high:.3g}",
         f"{result.units:,.0f}",
         f"{1000 * spread.median / result.units:.3g}",
         "-" if result.peak_gib is None else f"{result.peak_gib:.2f}",
-        f"{result.mfu(place):.1%}",
+        f"{result.mfu(place):.0%}",
     ]
 
 
