@@ -45,7 +45,7 @@ def setup_of(vocabulary: int, batch: int) -> Setup:
 
 def training(vocabulary: int, batch: int) -> Line:
     """A step a round."""
-    report = contest.measure(train.Training(setup_of(vocabulary, batch), steps=1), train.CONTENDERS, repeats=15)
+    report = contest.measure(train.Training(setup_of(vocabulary, batch), steps=1), train.CONTENDERS, repeats=9)
     return Line("training", vocabulary, report.results["unmask"], report.results["plain"])
 
 

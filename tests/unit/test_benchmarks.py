@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -68,12 +69,12 @@ def test_plain_loss_and_gradients_are_ours() -> None:
 
 def test_plain_trainer_learns_and_averages() -> None:
     torch.manual_seed(0)
-    trainer = train.PlainTrainer(TINY.plain_network(), torch.float32, ema=0.5)
+    trainer = train.PlainTrainer(TINY.plain_network(), torch.float32, ema=0.75)
     before = [parameter.detach().clone() for parameter in trainer.parameters]
     trainer.step(torch.from_numpy(TINY.ids(4)))
     for old, new, average in zip(before, trainer.parameters, trainer.average, strict=True):
         assert not torch.equal(old, new)
-        torch.testing.assert_close(average, (old + new.detach()) / 2)
+        torch.testing.assert_close(average, 0.75 * old + 0.25 * new.detach())
 
 
 def test_plain_step_reveals_at_the_right_rate_and_by_the_networks_law() -> None:
@@ -101,7 +102,7 @@ def test_plain_walk_keeps_written_tokens_and_reuses_what_stands_still() -> None:
     torch.manual_seed(0)
     walk = list(plain_walk(plain, 1, 3, 60, torch.float32))
     changes = 0
-    for (before, _), (after, _) in zip(walk, walk[1:], strict=False):
+    for (before, _), (after, _) in pairwise(walk):
         written = before != 10
         assert torch.equal(after[written], before[written])
         changes += not torch.equal(before, after)
