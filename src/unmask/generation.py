@@ -78,7 +78,9 @@ class MaskedDiffusionLM:
 
     def ready(self, tokens: int) -> Any:
         """The network as it is best asked about so many tokens in all calls together; the same law, only faster."""
-        return self.denoiser if self._engine is None else self._engine.prepare(tokens)
+        if self._engine is not None:
+            return self._engine.prepare(tokens)
+        return self.denoiser
 
     @property
     def words(self) -> Any:

@@ -16,8 +16,8 @@ WARM_UP = 2
 class Recording:
     """`work` as a graph. What it returns lies in the same memory at every call, and must be copied to be kept.
 
-    It is called `warm_up` times before, so that it must do the same whenever its inputs are the same; whoever has called
-    it already says 0. Recordings that are never played at once may share their memory: `beside` names another one.
+    It is called `warm_up` times before, so that it must do the same whenever its inputs are the same; whoever has
+    called it already says 0. Recordings that are never played at once may share memory: `beside` names another one.
     """
 
     def __init__(self, work: Callable[[], T], warm_up: int = WARM_UP, beside: Recording | None = None) -> None:

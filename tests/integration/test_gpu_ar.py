@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from unmask.graphs import Recording
 from unmask.models import CausalConfig, CausalLM
 from unmask.samplers import ar
 from unmask.samplers.ar import LeftToRight
@@ -45,14 +46,13 @@ def canvas(rows: int = 3, length: int = LENGTH) -> Canvas:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a graph was recorded, one entry each."""
     seen: list[int] = []
-    capture = ar.capture
-    monkeypatch.setattr(ar, "capture", lambda step: (seen.append(1), capture(step))[1])
+    monkeypatch.setattr(ar, "Recording", lambda step: (seen.append(1), Recording(step))[1])
     return seen
 
 
 def plainly(model: CausalLM, start: Canvas, rule: TokenRule | None = None) -> State:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ar, "can_capture", lambda denoiser: False)
+        patch.setattr(ar, "can_record", lambda denoiser: False)
         return sample(LeftToRight(), model, start, rule)
 
 

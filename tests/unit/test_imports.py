@@ -22,7 +22,7 @@ LAYERS = [
     {"generation", "laws", "pictures", "conversion"},
     {"training"},
     {"plots"},
-    {"evaluation", "doctor"},
+    {"evaluation", "doctor", "benchmarks"},
     {"cli"},
     {"__main__"},
 ]

@@ -190,8 +190,8 @@ def test_a_recording_serves_a_reach_where_it_is_worth_it(monkeypatch, worth, rec
 
     model, canvas = make(), ragged()
     plain = list(walk(LeftToRight(), model, canvas))
-    monkeypatch.setattr(ar, "can_capture", lambda denoiser: True)
-    monkeypatch.setattr(ar, "capture", record)
+    monkeypatch.setattr(ar, "can_record", lambda denoiser: True)
+    monkeypatch.setattr(ar, "Recording", record)
     monkeypatch.setattr(ar, "WORTH_CAPTURING", worth)
     for state, again in zip(plain, list(walk(LeftToRight(), model, canvas)), strict=True):
         assert torch.equal(state.ids, again.ids)

@@ -28,10 +28,22 @@ def halve_trunk(network: Any) -> Any:
     return network
 
 
+def fuse_draws(network: Any) -> Any:
+    """Let tokens be drawn, and losses be reduced, by compiled kernels; the blocks stay as they are."""
+    network.fused = True
+    return network
+
+
 def fast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
     """What a trunk multiplies in on a device: by default bf16 on the GPUs that have it."""
     automatic = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if dtype == "bf16" or (dtype == "auto" and automatic) else torch.float32
+
+
+def is_worth_compiling(network: Any, tokens: int) -> bool:
+    """Whether a job that shows a network so many tokens gains by kernels that are made for it."""
+    weights = sum(parameter.numel() for parameter in network.blocks.parameters())
+    return network.device.type == "cuda" and has_compiler() and 2.0 * weights * tokens > WORTH_COMPILING
 
 
 class Engine:
@@ -59,8 +71,7 @@ class Engine:
 
     def prepare(self, tokens: int) -> Engine:
         """Be ready to see so many tokens in all calls together: compile, if that is worth its while."""
-        weights = sum(parameter.numel() for parameter in self.network.blocks.parameters())
-        if 2.0 * weights * tokens > WORTH_COMPILING and has_compiler() and not self.fused:
+        if not self.fused and is_worth_compiling(self.network, tokens):
             self.compile()
         return self
 
@@ -79,8 +90,8 @@ class Engine:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= CALLS_BEFORE_RECORDING:
                 return self.network.hidden(*inputs)
-            other = next(iter(self._passes.values()), None)
-            self._passes[key] = _Pass(self.network, inputs, beside=other and other.recording)
+            others = [recorded.recording for recorded in self._passes.values()]
+            self._passes[key] = _Pass(self.network, inputs, beside=others[0] if others else None)
         return self._passes[key](inputs)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:

@@ -76,12 +76,21 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
     """
     if not hasattr(config, "mlp_ratio"):
         return None
-    width, layers = config.hidden_size, config.num_hidden_layers
-    weights = layers * (4 + 2 * config.mlp_ratio) * width**2
-    trunk = FORWARD_AND_BACKWARD * weights + 12 * layers * width * length
-    head = FORWARD_AND_BACKWARD * width * config.vocab_size
+    trunk, head = trunk_flops(config, length), head_flops(config)
     extra = int(objective.needs_visible_rows)
     return (1 + extra) * trunk + (_predicted_share(objective, schedule) + extra) * head
+
+
+def trunk_flops(config: Any, length: float) -> float:
+    """Operations of forward and backward pass through the blocks for a token that sees `length` tokens."""
+    width, layers = config.hidden_size, config.num_hidden_layers
+    weights = layers * (4 + 2 * config.mlp_ratio) * width**2
+    return FORWARD_AND_BACKWARD * weights + 12 * layers * width * length
+
+
+def head_flops(config: Any) -> float:
+    """Operations of forward and backward pass through the projection of one row to the vocabulary."""
+    return FORWARD_AND_BACKWARD * config.hidden_size * config.vocab_size
 
 
 def peak_flops(name: str) -> float | None:

@@ -1,0 +1,115 @@
+"""Training as a user gets it (rows, noise, loss, optimiser, average of the weights), and the plain way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from unmask.benchmarks.plain import PlainTrainer
+from unmask.benchmarks.setup import Setup
+from unmask.benchmarks.timing import Run, stopwatch
+from unmask.config import TrainingConfig
+from unmask.optimizers.adamw import AdamW
+from unmask.optimizers.base import OptimizerComponent
+from unmask.training.data import Feed, parts_of
+from unmask.training.device import make_accelerator
+from unmask.training.speed import flops_per_token
+from unmask.training.step import Stepper
+
+ROWS_PER_BATCH = 4
+"""Batches after which the synthetic rows come again."""
+ENDLESS = 1_000_000
+"""Steps of the run that is measured a little of: far from the end, where rates fall."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run of some steps does."""
+
+    setup: Setup
+    optimizer: OptimizerComponent = field(default_factory=AdamW)
+    steps: int = 10
+    accumulation: int = 1
+
+    unit: ClassVar[str] = "step"
+
+    @property
+    def units(self) -> int:
+        """Steps of a run."""
+        return self.steps
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a run."""
+        return self.steps * self.setup.batch * self.setup.length
+
+    def flops(self, contender: str) -> float:
+        """Operations of a run, counted as if the head saw predicted rows alone."""
+        setup = self.setup
+        return self.tokens * (flops_per_token(setup.config, setup.length, setup.objective, setup.schedule) or 0.0)
+
+    def brief(self) -> Training:
+        """Two steps, so that the optimiser has its moments beside activations."""
+        return replace(self, steps=2)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        own = {"steps": self.steps, "accumulation": self.accumulation}
+        return {**self.setup.as_dict(), "optimizer": self.optimizer.model_dump(mode="json"), **own}
+
+
+def build(work: Training) -> tuple[Stepper, Feed]:
+    """The pair that `unmask train` works with."""
+    setup = work.setup
+    config = TrainingConfig(
+        steps=ENDLESS,
+        batch_size=setup.batch,
+        accumulation=work.accumulation,
+        precision="bf16" if setup.precision == torch.bfloat16 else "float32",
+    )
+    accelerator = make_accelerator(config, work.optimizer.clip)
+    stepper = Stepper(accelerator, setup.network(), setup.objective, setup.schedule, work.optimizer, config)
+    feed = Feed(
+        rows=setup.rows(ROWS_PER_BATCH * setup.batch),
+        batch_size=setup.batch,
+        parts=parts_of(setup.batch, work.accumulation),
+        seed=0,
+        data_seed=0,
+        corrupt=stepper.corrupt_ahead,
+        pin=setup.device.type == "cuda",
+    )
+    return stepper, feed
+
+
+def prepare(work: Training) -> Run:
+    """Our training; every run goes on where the last one stopped."""
+    stepper, feed = build(work)
+    step = 0
+
+    def run() -> None:
+        nonlocal step
+        for micro_batches in feed.steps(step, step + work.steps):
+            stepper.step(micro_batches, step)
+            step += 1
+
+    return stopwatch(run, work.setup.device)
+
+
+def prepare_plain(work: Training) -> Run:
+    """The plain training of the same sizes, always by AdamW."""
+    setup = work.setup
+    trainer = PlainTrainer(setup.plain_network(), setup.precision)
+    table = torch.from_numpy(setup.ids(ROWS_PER_BATCH * setup.batch))
+    batches = [batch.pin_memory() if setup.device.type == "cuda" else batch for batch in table.split(setup.batch)]
+
+    def run() -> None:
+        for step in range(work.steps):
+            trainer.step(batches[step % ROWS_PER_BATCH].to(setup.device, non_blocking=True))
+
+    return stopwatch(run, setup.device)
+
+
+CONTENDERS: dict[str, Callable[[Training], Run]] = {"unmask": prepare, "plain": prepare_plain}

@@ -1,0 +1,117 @@
+"""`unmask bench` as a user meets it, on networks that take no time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TINY = ("model.hidden_size=16", "model.layers=1", "model.heads=2", "--vocab", 19, "--repeats", 2, "--warmup", 0)
+
+
+@pytest.mark.parametrize("verb", ["train", "sample", "eval"])
+def test_help_has_examples_and_json(run, verb):
+    code, out, _ = run("bench", verb, "--help")
+    assert code == 0
+    for words in (f"unmask bench {verb}", "Examples", "--json", "--against"):
+        assert words in out
+
+
+def check_figures(result: dict, unit: str) -> None:
+    """What is said twice is said alike."""
+    seconds = result["seconds"]
+    assert seconds["low"] <= seconds["median"] <= seconds["high"]
+    assert result["tokens_per_second"] == pytest.approx(result["tokens"] / seconds["median"])
+    assert result[f"ms_per_{unit}"] == pytest.approx(1000 * seconds["median"] / result[f"{unit}s"])
+    assert result["mfu"] > 0
+
+
+def test_training_beside_plain(run):
+    options = ("--length", 12, "--batch", 3, "--steps", 2, "--optimizer", "muon", "--against", "plain")
+    code, out, _ = run("bench", "train", *TINY, *options, "--no-memory", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["setup"]["vocab_size"] == 19
+    assert report["setup"]["optimizer"]["name"] == "muon"
+    assert report["setup"]["model"]["hidden_size"] == 16
+    assert set(report["results"]) == {"unmask", "plain"}
+    for result in report["results"].values():
+        check_figures(result, "step")
+        assert result["tokens"] == 2 * 3 * 12
+    assert report["against"]["plain"]["speed"]["median"] > 0
+    assert report["against"]["plain"]["memory"] is None
+
+
+def test_memory_is_measured_unless_refused(run):
+    code, out, _ = run("bench", "eval", *TINY, "--length", 12, "--batch", 3, "--calls", 1, "--json")
+    assert code == 0
+    assert 0 < json.loads(out)["results"]["unmask"]["peak_gib"] < 1
+
+
+def test_bounds_beside_training(run):
+    options = ("--length", 12, "--batch", 3, "--calls", 2, "--against", "training", "--no-memory", "--json")
+    code, out, _ = run("bench", "eval", *TINY, *options)
+    assert code == 0
+    report = json.loads(out)
+    for result in report["results"].values():
+        check_figures(result, "call")
+        assert result["tokens"] == 2 * 3 * 12
+        assert result["peak_gib"] is None
+    assert report["against"]["training"]["speed"]["median"] > 0
+
+
+def test_samplers_over_lengths_and_batches(run):
+    options = ("--length", 12, "--length", 6, "--batch", 2, "--steps", 3, "--steps", 5, "--against", "plain", "--json")
+    code, out, _ = run("bench", "sample", *TINY, *options)
+    assert code == 0
+    report = json.loads(out)
+    assert [(cell["length"], cell["batch"]) for cell in report["cells"]] == [(6, 2), (12, 2)]
+    for cell in report["cells"]:
+        results = cell["results"]
+        assert list(results) == ["mdlm T=3", "mdlm T=5", "mdlm one by one", "ar", "plain T=3", "plain T=5"]
+        for result in results.values():
+            check_figures(result, "call")
+            assert result["tokens"] == cell["length"] * cell["batch"]
+        assert results["ar"]["calls"] == results["mdlm one by one"]["calls"] == cell["length"]
+        assert results["mdlm T=3"]["calls"] <= 3
+        assert set(cell["against"]) == {"plain T=3", "plain T=5"}
+    crossings = report["crossings"]
+    assert len(crossings) == 3
+    assert all("ar" in (one["winner"], one["loser"]) for one in crossings)
+    assert all(one["at"] is None or 6 <= one["at"] <= 12 for one in crossings)
+
+
+def test_words_for_people(run, mdlm_folder):
+    code, out, _ = run("bench", "train", *TINY, "--length", 12, "--batch", 3, "--no-memory", "--against", "plain")
+    assert code == 0
+    for words in ("TFLOP/s", "19 tokens, length 12, batch 3", "tokens/s", "ms/step", "times as fast as plain"):
+        assert words in out
+    code, out, _ = run("bench", "sample", mdlm_folder, "--length", 8, "--length", 16, "--batch", 1, "--limit", "inf")
+    assert code == 0
+    for words in ("length 8, batch 1", "mdlm one by one", "At batch 1, "):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "nowhere"), "no recipe named 'nowhere'"),
+        (("train", "model.sise=nano"), "sise"),
+        (("train", "paper/text8"), "--vocab"),
+        (("train", "--device", "tpu9"), "tpu9"),
+        (("train", "--device", "meta"), "meta"),
+        (("train", "--size", "huge"), "--size"),
+        (("train", "--batch", "0"), "--batch"),
+        (("train", "objective=ar"), "left to right"),
+        (("train", "objective=ar", "model.name=causal", "--against", "plain"), "leave --against out"),
+        (("sample", "--length", "1"), "--length"),
+        (("eval", "--against", "nobody"), "--against"),
+        (("eval", "no=1", "--vocab", "9"), "no"),
+        ((), "Usage"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(run, arguments, words):
+    code, out, err = run("bench", *arguments)
+    assert code == 2
+    assert words in err + out
+    assert "Traceback" not in err
