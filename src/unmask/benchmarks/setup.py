@@ -32,6 +32,7 @@ SHARED = (
     "mlp_ratio",
     "dropout",
     "rope_base",
+    "qk_norm",
 )
 """What a network and its twin have in common."""
 

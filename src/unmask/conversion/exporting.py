@@ -71,6 +71,8 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
             f"{where} has the rotary base {config.rope_base:g}, which the published code cannot take over from a file; "
             f"export a network of base {ROTARY_BASE:g}."
         )
+    if config.qk_norm:
+        raise UnmaskError(f"{where} normalises queries and keys, which the published code does not; export another.")
     weights = _published_weights(model, where)
     weights[ROTARY] = rotary_frequencies(config.head_dim)
     return {PREFIX + name: weight.contiguous() for name, weight in weights.items()}

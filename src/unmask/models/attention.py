@@ -54,13 +54,18 @@ def rotate(qkv: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
 
 
+def normalise(qkv: Tensor) -> Tensor:
+    """Queries and keys of qkv [B, L, 3, H, d] with a mean square of 1 in every head; values as they are."""
+    queries_and_keys, values = qkv[:, :, :2], qkv[:, :, 2:]
+    return torch.cat((F.rms_norm(queries_and_keys, queries_and_keys.shape[-1:]).to(qkv.dtype), values), dim=2)
+
+
 def attend(
     qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: KeyValues | None = None, layer: int = 0
 ) -> Tensor:
     """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
 
-    With a cache, this block's new keys and values are added under
-    ``layer`` and the queries see the earlier ones too.
+    With a cache, this block's new keys and values are added under ``layer`` and the queries see the earlier ones too.
     """
     query, key, value = rotate(qkv, rotary).transpose(1, 3).unbind(2)
     if past_key_values is not None:

@@ -37,6 +37,8 @@ class _TrunkSpec(Component):
     layers: int | None = Field(default=None, ge=1)
     heads: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.1, ge=0, le=1)
+    qk_norm: bool = False
+    """Whether queries and keys are normalised in every head, which bears higher rates; not in published weights."""
 
     def _fields(self, vocab_size: int, mask_token_id: int, length: int) -> dict[str, Any]:
         chosen = {
@@ -48,6 +50,7 @@ class _TrunkSpec(Component):
             **SIZES[self.size],
             **{name: value for name, value in chosen.items() if value is not None},
             "dropout": self.dropout,
+            "qk_norm": self.qk_norm,
             "vocab_size": vocab_size,
             "mask_token_id": mask_token_id,
             "max_length": length,

@@ -25,6 +25,7 @@ class TrunkConfig(PretrainedConfig):
         dropout: Dropout of the two residual branches of a block, the only dropout there is.
         max_length: Longest sequence, pads and begin token included.
         rope_base: Base of the rotary frequencies.
+        qk_norm: Whether queries and keys are normalised in every head before they are rotated.
     """
 
     # Declared, since a bare `max_length` would be taken for a parameter of `generate()` that lost its way.
@@ -41,6 +42,7 @@ class TrunkConfig(PretrainedConfig):
         dropout: float = 0.1,
         max_length: int = 1024,
         rope_base: float = 10_000.0,
+        qk_norm: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
@@ -53,6 +55,7 @@ class TrunkConfig(PretrainedConfig):
         self.dropout = dropout
         self.max_length = max_length
         self.rope_base = rope_base
+        self.qk_norm = qk_norm
         self._check()
 
     @property

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from unmask.errors import UnmaskError
 from unmask.linear_cross_entropy import Projection
-from unmask.models.attention import KeyValues, Rotary, Scope, attend, rotary_angles
+from unmask.models.attention import KeyValues, Rotary, Scope, attend, normalise, rotary_angles
 from unmask.models.config import TrunkConfig
 from unmask.models.dropout import Dropout
 
@@ -119,6 +119,7 @@ class Block(GradientCheckpointingLayer):
         out_linear = ZeroLinear if cond_dim is None else nn.Linear
         self.layer = layer
         self.heads = config.num_attention_heads
+        self.qk_norm = config.qk_norm
         self.norm1 = LayerNorm(width, bias=cond_dim is None)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = out_linear(width, width, bias=False)
@@ -138,6 +139,8 @@ class Block(GradientCheckpointingLayer):
         """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None when not conditioned."""
         for_attention, for_mlp = self._modulations(cond)
         qkv = self.attn_qkv(modulate(self.norm1(x), for_attention)).unflatten(-1, (3, self.heads, -1))
+        if self.qk_norm:
+            qkv = normalise(qkv)
         attended = self.attn_out(attend(qkv, rotary, scope, past_key_values, self.layer))
         x = x + gated(self.dropout(attended), for_attention)
         return x + gated(self.dropout(self.mlp(modulate(self.norm2(x), for_mlp))), for_mlp)
