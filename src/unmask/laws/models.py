@@ -75,6 +75,21 @@ def company_and_pads_do_not_matter(spec: Any) -> Iterator[Finding]:
     yield Finding(float((together[0] - first[0]).abs().max()), CLOSE, "logits of a sequence in a batch")
 
 
+@law("model", when=lambda spec: not spec.causal)
+def some_rows_are_rows_of_all(spec: Any) -> Iterator[Finding]:
+    """Asked about some positions alone, a network gives there what it gives when asked about all, pads or none."""
+    net = network(spec)
+    ids, positions = text(3), torch.tensor([[0, 5], [3, 3], [7, 1]])
+    attention = torch.ones_like(ids, dtype=torch.bool)
+    attention[1, -2:] = False
+    alpha = torch.tensor([0.1, 0.5, 0.9])
+    for pads in (None, attention):
+        with torch.no_grad():
+            some = net.hidden_at(ids, positions, alpha=alpha, attention_mask=pads)
+            rows = net.hidden(ids, alpha=alpha, attention_mask=pads)[torch.arange(3)[:, None], positions]
+        yield Finding(float((some - rows).abs().max()), CLOSE, "rows at some positions alone")
+
+
 @law("model")
 def forward_is_hidden_then_head(spec: Any) -> Iterator[Finding]:
     """Called as Hugging Face calls it, a network gives the logits of its fast path."""

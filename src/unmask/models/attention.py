@@ -49,15 +49,23 @@ def rotate(qkv: Tensor, rotary: Rotary) -> Tensor:
 
     Values come along unchanged, since a view of them would keep all of the old qkv for the backward pass.
     """
-    first, second = qkv.chunk(2, dim=-1)
-    cos, sin = rotary
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
+    return turn(qkv, *rotary)
 
 
-def normalise(qkv: Tensor) -> Tensor:
-    """Queries and keys of qkv [B, L, 3, H, d] with a mean square of 1 in every head; values as they are."""
-    queries_and_keys, values = qkv[:, :, :2], qkv[:, :, 2:]
-    return torch.cat((F.rms_norm(queries_and_keys, queries_and_keys.shape[-1:]).to(qkv.dtype), values), dim=2)
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., d] with each pair (i, i + d/2) turned by an angle, computed in float32."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def normalise(x: Tensor) -> Tensor:
+    """Heads x [..., d] with a mean square of 1."""
+    return F.rms_norm(x, x.shape[-1:]).to(x.dtype)
+
+
+def normalise_queries_and_keys(qkv: Tensor) -> Tensor:
+    """qkv [B, L, 3, H, d] with its values as they are."""
+    return torch.cat((normalise(qkv[:, :, :2]), qkv[:, :, 2:]), dim=2)
 
 
 def attend(
@@ -68,10 +76,25 @@ def attend(
     With a cache, this block's new keys and values are added under ``layer`` and the queries see the earlier ones too.
     """
     query, key, value = rotate(qkv, rotary).transpose(1, 3).unbind(2)
+    if not torch.is_grad_enabled():
+        value = qkv[:, :, 2].transpose(1, 2)
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, layer)
     with _sound_kernels(query):
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask, is_causal=scope.is_causal)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotary, scope: Scope) -> Tensor:
+    """Attention of some queries alone: [B, K, H, d], which stand at positions [B, K], to [B, K, H * d].
+
+    ``key_value`` [B, L, 2, H, d] are the keys and values of all positions.
+    """
+    query = turn(query, rotary.cos[:, 0][positions], rotary.sin[:, 0][positions]).transpose(1, 2)
+    key = turn(key_value[:, :, 0], rotary.cos[:, 1], rotary.sin[:, 1]).transpose(1, 2)
+    value = key_value[:, :, 1].transpose(1, 2)
+    with _sound_kernels(query):
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask)
     return mixed.transpose(1, 2).flatten(2)
 
 

@@ -27,6 +27,7 @@ def compile_network(network: Any) -> None:
     """
     for block in getattr(network, "blocks", ()):
         block.forward = _frugal(torch.compile(block.forward))
+        block.at = torch.compile(block.at)
     network.fused = True
 
 

@@ -34,6 +34,18 @@ class DiT(Trunk):
         self._check_lengths(input_ids, attention_mask)
         return self._run(input_ids, see_all(attention_mask), self._condition(alpha, input_ids.device))
 
+    def hidden_at(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden` at positions [B, K] of each sequence alone, [B, K, D], for less work."""
+        self._check_lengths(input_ids, attention_mask)
+        cond = self._condition(alpha, input_ids.device)
+        return self._run(input_ids, see_all(attention_mask), cond, positions=positions)
+
     @can_return_tuple
     def forward(
         self,

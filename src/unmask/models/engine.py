@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -84,14 +85,29 @@ class Engine:
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """As the network's own; gradients do not flow."""
-        inputs = (input_ids, alpha if self.config.conditioned else None, attention_mask)
+        return self._play(self.network.hidden, (input_ids, self._told(alpha), attention_mask))
+
+    def hidden_at(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """As the network's own; gradients do not flow."""
+        return self._play(self.network.hidden_at, (input_ids, positions, self._told(alpha), attention_mask))
+
+    def _told(self, alpha: Tensor | None) -> Tensor | None:
+        return alpha if self.config.conditioned else None
+
+    def _play(self, method: Callable[..., Tensor], inputs: Inputs) -> Tensor:
         key = tuple(None if tensor is None else tensor.shape for tensor in inputs)
         if key not in self._passes:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= CALLS_BEFORE_RECORDING:
-                return self.network.hidden(*inputs)
+                return method(*inputs)
             others = [recorded.recording for recorded in self._passes.values()]
-            self._passes[key] = _Pass(self.network, inputs, beside=others[0] if others else None)
+            self._passes[key] = _Pass(method, inputs, beside=others[0] if others else None)
         return self._passes[key](inputs)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
@@ -106,9 +122,9 @@ class Engine:
 class _Pass:
     """One pass of a network, recorded for inputs of fixed shapes."""
 
-    def __init__(self, network: Any, inputs: Inputs, beside: Recording | None) -> None:
+    def __init__(self, method: Callable[..., Tensor], inputs: Inputs, beside: Recording | None) -> None:
         self._inputs = [tensor if tensor is None else tensor.clone() for tensor in inputs]
-        self.recording = Recording(lambda: network.hidden(*self._inputs), beside=beside)
+        self.recording = Recording(lambda: method(*self._inputs), beside=beside)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         for kept, given in zip(self._inputs, inputs, strict=True):

@@ -7,7 +7,7 @@ buffers: everything that is not learnt is computed in the pass.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from unmask.errors import UnmaskError
 from unmask.linear_cross_entropy import Projection
-from unmask.models.attention import KeyValues, Rotary, Scope, attend, normalise, rotary_angles
+from unmask.models.attention import (
+    KeyValues,
+    Rotary,
+    Scope,
+    attend,
+    attend_at,
+    normalise,
+    normalise_queries_and_keys,
+    rotary_angles,
+)
 from unmask.models.config import TrunkConfig
 from unmask.models.dropout import Dropout
 
@@ -106,6 +115,20 @@ def gated(x: Tensor, modulation: Modulation | None) -> Tensor:
     return x if modulation is None else modulation.gate * x
 
 
+def rows_at(x: Tensor, positions: Tensor) -> Tensor:
+    """[B, K, D] the rows of x [B, L, D] at positions [B, K]."""
+    return x.gather(1, positions[:, :, None].expand(-1, -1, x.shape[-1]))
+
+
+class Gelu(nn.Module):
+    """The tanh form of GELU. x sigmoid(2 u) is the same as x (1 + tanh u) / 2, and compiled it is twice as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return F.gelu(x, approximate="tanh")
+        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+
+
 class Block(GradientCheckpointingLayer):
     """One transformer block: attention, then an MLP, each normalised before and added to the residual stream.
 
@@ -124,7 +147,7 @@ class Block(GradientCheckpointingLayer):
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = out_linear(width, width, bias=False)
         self.norm2 = LayerNorm(width, bias=cond_dim is None)
-        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), out_linear(inner, width))
+        self.mlp = nn.Sequential(nn.Linear(width, inner), Gelu(), out_linear(inner, width))
         self.dropout = Dropout(config.dropout)
         self.adaLN_modulation = None if cond_dim is None else ZeroLinear(cond_dim, 6 * width)
 
@@ -140,9 +163,27 @@ class Block(GradientCheckpointingLayer):
         for_attention, for_mlp = self._modulations(cond)
         qkv = self.attn_qkv(modulate(self.norm1(x), for_attention)).unflatten(-1, (3, self.heads, -1))
         if self.qk_norm:
-            qkv = normalise(qkv)
-        attended = self.attn_out(attend(qkv, rotary, scope, past_key_values, self.layer))
-        x = x + gated(self.dropout(attended), for_attention)
+            qkv = normalise_queries_and_keys(qkv)
+        attended = attend(qkv, rotary, scope, past_key_values, self.layer)
+        return self._rest(x, attended, for_attention, for_mlp)
+
+    def at(self, positions: Tensor, x: Tensor, cond: Tensor | None, rotary: Rotary, scope: Scope) -> Tensor:
+        """The same at positions [B, K] alone, [B, K, D]: what stands elsewhere is only looked at."""
+        for_attention, for_mlp = self._modulations(cond)
+        normed = modulate(self.norm1(x), for_attention)
+        for_queries, for_rest = self.attn_qkv.weight.tensor_split([normed.shape[-1]])
+        query = F.linear(rows_at(normed, positions), for_queries).unflatten(-1, (self.heads, -1))
+        key_value = F.linear(normed, for_rest).unflatten(-1, (2, self.heads, -1))
+        if self.qk_norm:
+            query, key_value = normalise(query), torch.stack((normalise(key_value[:, :, 0]), key_value[:, :, 1]), dim=2)
+        attended = attend_at(query, key_value, positions, rotary, scope)
+        return self._rest(rows_at(x, positions), attended, for_attention, for_mlp)
+
+    def _rest(
+        self, x: Tensor, attended: Tensor, for_attention: Modulation | None, for_mlp: Modulation | None
+    ) -> Tensor:
+        """What happens to each position by itself once attention has mixed them."""
+        x = x + gated(self.dropout(self.attn_out(attended)), for_attention)
         return x + gated(self.dropout(self.mlp(modulate(self.norm2(x), for_mlp))), for_mlp)
 
     def _modulations(self, cond: Tensor | None) -> tuple[Modulation | None, Modulation | None]:
@@ -230,14 +271,21 @@ class Trunk(PreTrainedModel):
         cond: Tensor | None = None,
         past: int | Tensor = 0,
         past_key_values: KeyValues | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """Ids [B, L], the first of them at position ``past``, through all blocks and the final norm to [B, L, D]."""
+        """Ids [B, L], the first of them at position ``past``, through all blocks and the final norm to [B, L, D].
+
+        With positions [B, K] the last block computes those rows alone, [B, K, D].
+        """
         config = self.config
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
         x = self.vocab_embed(input_ids).to(self._precision())
         told = cond if cond is None else cond.to(x.dtype)
-        for block in self.blocks:
+        for block in self.blocks if positions is None else self.blocks[:-1]:
             x = block(x, told, rotary, scope, past_key_values=past_key_values)
+        if positions is not None:
+            last: Any = self.blocks[-1]
+            x = last.at(positions, x, told, rotary, scope)
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
         return self.output_layer.normalise(x, cond)

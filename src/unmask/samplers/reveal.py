@@ -26,12 +26,15 @@ from unmask.schedules import LogLinear, Schedule
 class Plan:
     """Which positions each call reveals: `rows` and `positions` [N] in the order of the calls.
 
+    `places` [N] counts the positions that one call reveals in one sequence, of which there are `most` at most.
     `ends` [C + 1] tells where each call's part of them begins and ends, `time` [B, C] the time of each call,
     `calls` [B] how many a sequence needs.
     """
 
     rows: Tensor
     positions: Tensor
+    places: Tensor
+    most: int
     ends: list[int]
     time: Tensor
     calls: list[int]
@@ -64,8 +67,10 @@ class Reveal(Sampler):
         order = group[row, position].argsort(stable=True)
         ends = torch.bincount(group[group >= 0], minlength=total).cumsum(dim=0).tolist()
         device = canvas.ids.device
-        row, position = row[order].to(device), position[order].to(device)
-        plan = Plan(row, position, [0, *ends], time.to(device), calls.tolist())
+        place = _places(group)[row, position]
+        row, position, place = (tensor[order].to(device) for tensor in (row, position, place))
+        most = int(place.max()) + 1 if len(place) else 0
+        plan = Plan(row, position, place, most, [0, *ends], time.to(device), calls.tolist())
         return State.start(canvas, calls.to(device), total, plan)
 
     def groups(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
@@ -91,19 +96,35 @@ class Reveal(Sampler):
         plan: Plan = state.plan
         part = plan.part(state.call)
         row, position = plan.rows[part], plan.positions[part]
-        hidden = self._rows(denoiser, state, plan.walking(state.call), row, position)
+        hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
         seeds = state.canvas.seeds[row]
         tokens, confidence = rule.choose(denoiser.head(hidden), seeds, state.call, position, is_fused(denoiser))
         return state.write(row, position, tokens, confidence)
 
-    def _rows(self, denoiser: Any, state: State, walking: list[int] | None, row: Tensor, position: Tensor) -> Tensor:
+    def _rows(
+        self, denoiser: Any, state: State, walking: list[int] | None, row: Tensor, position: Tensor, place: Tensor
+    ) -> Tensor:
         """[N, D] what the network makes of the positions (row, position) [N], of the sequences that are walking."""
         ids, time, attention = state.ids, state.plan.time[:, state.call], state.canvas.attention_mask
         if walking is not None:
             chosen = torch.tensor(walking, device=ids.device)
             ids, time, attention = ids[chosen], time[chosen], attention[chosen]
             row = torch.searchsorted(chosen, row)
-        alpha = self.schedule.alpha(time)
-        return denoiser.hidden(ids, alpha=alpha, attention_mask=attention if state.canvas.has_pads else None)[
-            row, position
-        ]
+        told: dict[str, Any] = {"alpha": self.schedule.alpha(time)}
+        told["attention_mask"] = attention if state.canvas.has_pads else None
+        if not hasattr(denoiser, "hidden_at") or 2 * state.plan.most > ids.shape[1]:
+            return denoiser.hidden(ids, **told)[row, position]
+        positions = ids.new_zeros(len(ids), state.plan.most)
+        positions[row, place] = position
+        return denoiser.hidden_at(ids, positions, **told)[row, place]
+
+
+def _places(group: Tensor) -> Tensor:
+    """[B, L] how many positions of the same call [B, L] stand before each in its sequence."""
+    order = group.argsort(dim=1, stable=True)
+    ranked = group.gather(1, order)
+    index = torch.arange(group.shape[1]).expand_as(group)
+    new = torch.ones_like(ranked, dtype=torch.bool)
+    new[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    since = index - index.where(new, 0).cummax(dim=1).values
+    return torch.empty_like(group).scatter(1, order, since)
