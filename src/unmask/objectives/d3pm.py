@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.losses import Reduce, cross_entropy, reduce_rows, scatter_rows
+from unmask.losses import Reduce, cross_entropy, reduce_rows
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, rows_of_masked
 from unmask.process import draw_masked
@@ -79,8 +79,9 @@ class D3PM(Objective):
         if self.carry_over:
             return torch.zeros(shape, device=device)
         hidden = denoiser.hidden(batch.input_ids, alpha=torch.ones(shape[0], device=device), attention_mask=batch.keys)
-        rows = batch.open.flatten().nonzero()[:, 0]
-        return scatter_rows(self._reduced(denoiser, hidden, batch, rows, cross_entropy), rows, shape)
+        everywhere = torch.arange(shape.numel(), device=device)
+        nll = self._reduced(denoiser, hidden, batch, everywhere, cross_entropy).view(shape)
+        return torch.where(batch.open, nll, torch.zeros_like(nll))
 
     def _reduced(self, denoiser: Denoiser, hidden: Tensor, batch: Batch, rows: Tensor, reduce: Reduce) -> Tensor:
         head = partial(denoiser.head, mask_logit=self.needs_mask_logit)

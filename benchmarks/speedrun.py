@@ -1,0 +1,61 @@
+"""Time to quality: how long the recipe text8-speedrun trains, and the bound it reaches.
+
+    head -c 72000000 text8 > text8-72m.txt
+    python benchmarks/speedrun.py text8-72m.txt
+    python benchmarks/speedrun.py text8-72m.txt model='{name: dit, size: small, dropout: 0.0}' training.steps=900
+
+A run of a few steps makes the kernels first. What is counted is all that the run itself does from its first batch to its
+last step: reading, noise, logging, optimiser, average. The bound of all validation rows is the measurement, and is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from unmask.config import Recipe, read_recipe
+from unmask.training import train
+
+WARM_UP = 8
+
+
+def recipe(text: Path, overrides: list[str], *more: str) -> Recipe:
+    """The recipe on this text."""
+    return read_recipe("text8-speedrun", [f"data.source.paths=[{text.resolve()}]", *overrides, *more])
+
+
+def main() -> None:
+    """Warm up, run, print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    run = recipe(options.text, options.overrides)
+    brief = [f"training.{key}={WARM_UP}" for key in ("steps", "validate_every", "save_every")]
+    with tempfile.TemporaryDirectory() as folder:
+        train(recipe(options.text, options.overrides, *brief, "training.validation_rows=256"), Path(folder) / "warm-up")
+        result = train(run, Path(folder) / "run")
+    tokens = run.training.steps * run.training.batch_size * run.data.length
+    bound = result.bound
+    found = {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "seconds": result.seconds,
+        "tokens_per_second": tokens / result.seconds,
+        "bits_per_char": bound.bits_per_char,
+        "error_of_draws": bound.error("bits_per_char", "mc"),
+        "error_of_data": bound.error("bits_per_char", "data"),
+        "validation_tokens": bound.tokens,
+        "recipe": run.model_dump(mode="json"),
+    }
+    json.dump(found, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

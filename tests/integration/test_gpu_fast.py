@@ -1,0 +1,192 @@
+"""The fast paths of a GPU against the plain ones: compiled, recorded, in half precision."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from unmask.batch import Batch
+from unmask.config import TrainingConfig
+from unmask.data.policies import Packed, rows_of_texts
+from unmask.linear_cross_entropy import Projection
+from unmask.losses import weighted_cross_entropy
+from unmask.models import CausalSpec, DiTSpec
+from unmask.models.dropout import kept
+from unmask.models.engine import Engine, halve_trunk
+from unmask.objectives.ar import AR
+from unmask.objectives.base import Noise, Objective
+from unmask.objectives.d3pm import D3PM
+from unmask.objectives.sedd import SEDD
+from unmask.objectives.subs import Subs
+from unmask.optimizers.adamw import AdamW
+from unmask.optimizers.muon import Muon
+from unmask.samplers.base import Canvas, sample
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.reveal import Reveal
+from unmask.schedules import LogLinear
+from unmask.training.data import Feed, parts_of
+from unmask.training.device import make_accelerator
+from unmask.training.step import Stepper
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+V, L, BATCH = 97, 128, 8
+SHAPE = {"size": "nano", "hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.0}
+
+
+def network(spec: Any = None) -> Any:
+    torch.manual_seed(0)
+    net = (spec or DiTSpec(**SHAPE)).build(V, V - 1, L)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return net.cuda()
+
+
+def stepper(objective: Objective, compile: bool, optimizer: Any = None, **options: Any) -> tuple[Stepper, Feed]:
+    spec = CausalSpec(**SHAPE) if objective.causal else DiTSpec(**{**SHAPE, **options})
+    torch.manual_seed(0)
+    net = spec.build(V, V - 1, L, **({"mask_logit": True} if objective.needs_mask_logit else {}))
+    training = TrainingConfig(compile=compile, precision="float32", accumulation=2)
+    made = Stepper(
+        make_accelerator(training, 1.0), net, objective, LogLinear(), optimizer or AdamW(learning_rate=1e-3), training
+    )
+    texts = [torch.randint(V - 1, (64 * L,), generator=torch.Generator().manual_seed(1)).tolist()]
+    rows = rows_of_texts(Packed(), texts, L, eos_id=None)
+    return made, Feed(rows, BATCH, parts_of(BATCH, 2), 0, 0, corrupt=made.corrupt_ahead, pin=True)
+
+
+def losses(one: Stepper, feed: Feed, steps: int = 10) -> list[float]:
+    seen = []
+    for step, micro_batches in enumerate(feed.steps(0, steps)):
+        one.meter.reset()
+        one.step(micro_batches, step)
+        seen.append(one.meter.read().nats)
+    return seen
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(learning_rate=1e-3), Muon(warmup=2)])
+@pytest.mark.parametrize("objective", [Subs(), Subs(weight="flat"), AR(), SEDD(), D3PM(steps=8)])
+def test_recorded_training_is_the_plain_one(objective, optimizer):
+    fast, plain = stepper(objective, True, optimizer), stepper(objective, False, optimizer)
+    assert losses(*fast) == pytest.approx(losses(*plain), rel=2e-3)
+    assert fast[0]._recorder is not None
+    assert bool(fast[0]._recorder._recordings)
+    assert plain[0]._recorder is None
+
+
+def test_a_recorded_step_never_waits_for_the_gpu():
+    one, feed = stepper(Subs(), True)
+    with torch.cuda.device(0):
+        for step, micro_batches in enumerate(feed.steps(0, 12)):
+            torch.cuda.set_sync_debug_mode("error" if step > 6 else "default")
+            try:
+                one.step(micro_batches, step)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def test_dropout_of_a_recorded_step_is_drawn_anew():
+    one, feed = stepper(Subs(), True, AdamW(learning_rate=1e-30), dropout=0.5)
+    micro_batches = feed.micro_batches(0)
+    seen = set()
+    for step in range(8):
+        one.meter.reset()
+        one.step(micro_batches, step)
+        seen.add(one.meter.read().nats)
+    assert len(seen) > 4
+
+
+def test_compiled_dropout_keeps_its_share():
+    drawn = torch.compile(kept)(torch.empty(512, 1024, device="cuda"), 0.1)
+    again = torch.compile(kept)(torch.empty(512, 1024, device="cuda"), 0.1)
+    assert drawn.float().mean().item() == pytest.approx(0.9, abs=3e-3)
+    assert (drawn == again).float().mean().item() == pytest.approx(0.82, abs=5e-3)
+
+
+@pytest.mark.parametrize("rows", [torch.arange(0), torch.arange(300), torch.arange(0, 300, 7)])
+def test_fused_loss_is_the_plain_one(rows):
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 100, 64, device="cuda", requires_grad=True)
+    weight, bias = torch.randn(V, 64, device="cuda", requires_grad=True), torch.randn(V, device="cuda")
+    bias[-1] = -torch.inf
+    bias.requires_grad_()
+    targets, rows = torch.randint(V - 1, (3, 100), device="cuda"), rows.cuda()
+    weights = torch.rand(len(rows), device="cuda")
+    found = []
+    for fused in (False, True):
+        made = Projection(weight, bias, torch.float32, fused)
+        net = SimpleNamespace(projection=lambda made=made: made, config=SimpleNamespace(vocab_size=V))
+        total, nll = weighted_cross_entropy(net, hidden, rows, targets, weights)
+        found.append((nll, *torch.autograd.grad(total, (hidden, weight, bias))))
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [DiTSpec(**SHAPE), DiTSpec(**SHAPE, conditioned=True), DiTSpec(**SHAPE, qk_norm=True)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_engine_gives_the_rows_of_its_network(spec, compiled):
+    plain, engine = network(spec).eval(), Engine(network(spec).eval())
+    if compiled:
+        engine.compile()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for call in range(12):
+            rows = 4 if call % 3 else 2
+            ids = torch.randint(V, (rows, L), generator=generator).cuda()
+            alpha = torch.rand(rows, generator=generator).cuda()
+            positions = torch.randint(L, (rows, 3), generator=generator).cuda()
+            torch.testing.assert_close(engine.hidden(ids, alpha), plain.hidden(ids, alpha), rtol=1e-3, atol=1e-3)
+            some, all_of_them = engine.hidden_at(ids, positions, alpha), plain.hidden_at(ids, positions, alpha)
+            torch.testing.assert_close(some, all_of_them, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("steps", [None, 16])
+def test_samples_of_an_engine_are_those_of_its_network_in_any_company(steps):
+    plain, engine = network().eval(), Engine(network().eval()).compile()
+    canvas = Canvas.of(torch.full((4, L), V - 1, device="cuda"), V - 1, seed=5)
+    together = sample(Reveal(steps=steps), engine, canvas)
+    assert torch.equal(together.ids, sample(Reveal(steps=steps), plain, canvas).ids)
+    lone = Canvas.of(canvas.ids[:1], V - 1, seed=7)
+    assert torch.equal(sample(Reveal(steps=steps), engine, lone).ids[0], together.ids[2])
+    assert not (together.ids == V - 1).any()
+
+
+def test_fused_draws_are_the_plain_ones():
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(64, 1001, device="cuda")
+    seeds, positions = torch.arange(64, device="cuda"), torch.arange(64, device="cuda") % 7
+    for step in (0, 5, torch.tensor(5, device="cuda")):
+        plain = TokenRule().choose(logits, seeds, step, positions)
+        fused = TokenRule().choose(logits, seeds, step, positions, fused=True)
+        assert torch.equal(plain[0], fused[0])
+        torch.testing.assert_close(fused[1], plain[1], rtol=1e-4, atol=1e-7)
+
+
+def test_a_halved_trunk_is_close_and_its_rows_are_not_rounded():
+    plain, half = network().eval(), halve_trunk(network().eval())
+    ids = torch.randint(V, (4, L), device="cuda")
+    with torch.no_grad():
+        exact, rows = plain.hidden(ids), half.hidden(ids)
+    assert rows.dtype == torch.float32
+    assert (rows != rows.bfloat16().float()).float().mean() > 0.5
+    torch.testing.assert_close(rows, exact, rtol=0.1, atol=0.15)
+
+
+def test_noise_made_ahead_masks_what_noise_made_late_does():
+    one, feed = stepper(Subs(), True)
+    micro_batch = feed.micro_batches(0)[0]
+    late = Subs().corrupt(
+        micro_batch.batch.to("cuda"),
+        LogLinear(),
+        Noise(micro_batch.noise.t.cuda(), micro_batch.noise.u.cuda()),
+        one.denoiser.config,
+    )
+    assert micro_batch.corruption is not None
+    assert torch.equal(late.predicted.cpu(), micro_batch.corruption.predicted)
+    assert isinstance(micro_batch.batch, Batch)

@@ -1,0 +1,205 @@
+"""Engines, recordings, compiled forms: what can be judged of them without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from unmask.batch import Batch
+from unmask.models import DiTSpec, engine
+from unmask.models.dropout import Dropout, kept
+from unmask.models.engine import Engine, fast_dtype, halve_trunk, is_worth_compiling
+from unmask.models.layers import Gelu
+from unmask.objectives.base import Corruption, LossTerms, Noise
+from unmask.samplers import draws
+from unmask.samplers.base import Canvas, sample
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.reveal import Reveal
+from unmask.training import recording
+from unmask.training.data import MicroBatch
+from unmask.training.recording import MOST_SHAPES, Recorder
+
+V, L = 11, 12
+CPU = torch.device("cpu")
+
+
+class Replayed:
+    """Stands for a recording: work is done once when it is made, and again at every call."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, work: Any, warm_up: int = 2, beside: Any = None) -> None:
+        for _ in range(warm_up):
+            work()
+        self.work = work
+        self.beside = beside
+        Replayed.made.append(self)
+
+    def __call__(self) -> Any:
+        return self.work()
+
+
+@pytest.fixture(autouse=True)
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(Replayed, "made", [])
+    monkeypatch.setattr(engine, "Recording", Replayed)
+    monkeypatch.setattr(recording, "Recording", Replayed)
+    return Replayed.made
+
+
+def network(**options: Any) -> Any:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0.0}
+    net = DiTSpec(**{**shape, **options}).build(V, V - 1, L)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return net.eval()
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_an_engine_records_a_shape_once_and_gives_the_rows_of_its_network(replayed, conditioned):
+    net = network(conditioned=conditioned)
+    ready = Engine(net)
+    with torch.no_grad():
+        for call in range(8):
+            rows = 1 + call % 2
+            ids, alpha = torch.randint(V, (rows, L)), torch.rand(rows)
+            assert torch.equal(ready.hidden(ids, alpha), net.hidden(ids, alpha))
+            positions = torch.randint(L, (rows, 3))
+            assert torch.equal(ready.hidden_at(ids, positions, alpha), net.hidden_at(ids, positions, alpha))
+    assert len(replayed) == 4
+    assert replayed[0].beside is None
+    assert all(one.beside is replayed[0] for one in replayed[1:])
+
+
+def test_an_engine_forgets_its_recordings_when_it_is_compiled(replayed, monkeypatch):
+    monkeypatch.setattr(engine, "compile_network", lambda net: setattr(net, "fused", True))
+    ready = Engine(network())
+    ids = torch.randint(V, (1, L))
+    with torch.no_grad():
+        ready.hidden(ids), ready.hidden(ids)
+        assert len(replayed) == 1
+        ready.compile()
+        ready.hidden(ids), ready.hidden(ids)
+    assert ready.fused
+    assert len(replayed) == 2
+    assert replayed[1].beside is None
+
+
+def test_samples_through_an_engine_are_those_of_its_network():
+    net = network()
+    canvas = Canvas.of(torch.full((3, L), V - 1), V - 1, seed=2)
+    for steps in (None, 4):
+        assert torch.equal(
+            sample(Reveal(steps=steps), Engine(net), canvas).ids, sample(Reveal(steps=steps), net, canvas).ids
+        )
+
+
+def test_only_long_jobs_on_a_gpu_are_worth_compiling(monkeypatch):
+    net = network()
+    assert not is_worth_compiling(net, 10**15)
+    monkeypatch.setattr(engine, "has_compiler", lambda: True)
+    monkeypatch.setattr(type(net), "device", property(lambda self: torch.device("cuda")))
+    weights = sum(parameter.numel() for parameter in net.blocks.parameters())
+    least = engine.WORTH_COMPILING / (2 * weights)
+    assert not is_worth_compiling(net, int(0.99 * least))
+    assert is_worth_compiling(net, int(1.01 * least))
+
+
+def test_a_halved_trunk_hands_over_rows_that_are_not_rounded():
+    plain, half = network(), halve_trunk(network())
+    ids = torch.randint(V, (2, L))
+    with torch.no_grad():
+        rows = half.hidden(ids)
+        assert half.blocks[0].attn_qkv.weight.dtype == torch.bfloat16
+        assert rows.dtype == half.head(rows).dtype == torch.float32
+        assert (rows != rows.bfloat16().float()).any()
+        torch.testing.assert_close(
+            half.head(rows).softmax(-1), plain.head(plain.hidden(ids)).softmax(-1), atol=0.05, rtol=0
+        )
+
+
+def test_bf16_is_for_those_who_ask_or_have_it():
+    assert fast_dtype("auto", CPU) == torch.float32
+    assert fast_dtype("bf16", CPU) == torch.bfloat16
+    assert fast_dtype("float32", CPU) == torch.float32
+
+
+def micro_batch(rows: int, count: int) -> MicroBatch:
+    predicted = torch.arange(rows * L).view(rows, L) < count
+    made = Corruption.of(predicted, torch.rand(rows), torch.rand(rows))
+    return MicroBatch(Batch.of(torch.randint(V, (rows, L))), Noise(torch.rand(rows), torch.rand(rows, L)), made)
+
+
+def work(one: MicroBatch, scale: torch.Tensor) -> LossTerms:
+    """Something that depends on all that goes in."""
+    assert one.corruption is not None
+    value = one.batch.input_ids.sum() * scale + one.corruption.rows.sum() + one.corruption.mask_rate.sum()
+    return LossTerms(*[value] * 6)
+
+
+def test_a_recorder_gives_what_the_work_gives_and_records_repeated_shapes_alone(replayed):
+    recorder = Recorder(work)
+    for call in range(9):
+        one, scale = micro_batch(2 + call % 2, count=5), torch.tensor(float(call))
+        assert recorder(one, scale).trained == work(one, scale).trained
+    assert len(replayed) == 2
+    other = micro_batch(2, count=6)
+    assert recorder(other, scale).trained == work(other, scale).trained
+    assert len(replayed) == 2
+
+
+def test_a_recorder_keeps_few_recordings(replayed):
+    recorder = Recorder(work)
+    for count in range(MOST_SHAPES + 3):
+        for _ in range(4):
+            recorder(micro_batch(2, count), torch.tensor(1.0))
+    assert len(replayed) == MOST_SHAPES
+
+
+def test_a_compiled_gelu_is_the_same_function(monkeypatch):
+    x = torch.linspace(-9, 9, 1001, dtype=torch.float64)
+    plain = Gelu()(x)
+    assert torch.equal(plain, F.gelu(x, approximate="tanh"))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(Gelu()(x), plain, rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_scales_what_it_keeps_and_rests_outside_training():
+    x = torch.ones(200, 200)
+    layer = Dropout(0.25)
+    out = layer(x)
+    assert sorted(out.unique().tolist()) == pytest.approx([0.0, 4 / 3])
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert layer.eval()(x) is x
+    assert Dropout(0.0)(x) is x
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_hashed_masks_are_fresh_and_fair_in_every_row_and_column(p):
+    torch.manual_seed(0)
+    masks = torch.stack([kept(torch.empty(256, 128), p) for _ in range(16)]).double()
+    spread = (p * (1 - p)) ** 0.5
+    assert masks.mean().item() == pytest.approx(1 - p, abs=4 * spread / masks.numel() ** 0.5)
+    for dimension in (0, 1, 2):
+        means = masks.mean(dim=dimension)
+        expected = spread / masks.shape[dimension] ** 0.5
+        assert means.std().item() == pytest.approx(expected, rel=0.1)
+    one, other = masks[0] - (1 - p), masks[1] - (1 - p)
+    assert abs((one * other).mean().item()) < 4 * spread**2 / one.numel() ** 0.5
+    assert abs((one[:, 1:] * one[:, :-1]).mean().item()) < 4 * spread**2 / one.numel() ** 0.5
+
+
+def test_fused_draws_are_for_the_plain_rule_alone(monkeypatch):
+    seen = []
+    monkeypatch.setattr(draws, "_choose_fused", lambda *args: seen.append(args) or draws._choose(*args))
+    logits, seeds, positions = torch.randn(4, V), torch.arange(4), torch.arange(4)
+    for rule in (TokenRule(), TokenRule(temperature=0.5), TokenRule(top_k=3), TokenRule(top_p=0.5)):
+        plain, fused = (rule.choose(logits, seeds, 3, positions, fused=f) for f in (False, True))
+        assert torch.equal(plain[0], fused[0])
+        assert torch.equal(plain[1], fused[1])
+    assert len(seen) == 1
