@@ -4,8 +4,9 @@
     python benchmarks/speedrun.py text8-72m.txt
     python benchmarks/speedrun.py text8-72m.txt model='{name: dit, size: small, dropout: 0.0}' training.steps=900
 
-A run of a few steps makes the kernels first. What is counted is all that the run itself does from its first batch to its
-last step: reading, noise, logging, optimiser, average. The bound of all validation rows is the measurement, and is not.
+A run of a few steps makes the kernels first. What is counted is all that the run itself does from its first batch to
+its last step: reading, noise, logging, optimiser, average. The bound of all validation rows is the measurement, and is
+not.
 """
 
 from __future__ import annotations
