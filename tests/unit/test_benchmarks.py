@@ -218,8 +218,8 @@ def test_bounds_count_forward_passes_alone() -> None:
 def test_walkers_promise_and_make_their_calls() -> None:
     diffusion = Diffusion(Sampling(TINY, "mdlm", 4))
     counted: list[int] = []
-    inner = diffusion.network.hidden
-    diffusion.network.hidden = lambda *args, **kwargs: counted.append(1) or inner(*args, **kwargs)
+    inner = diffusion.network._run
+    diffusion.network._run = lambda *args, **kwargs: counted.append(1) or inner(*args, **kwargs)
     diffusion.fill()
     assert len(counted) == diffusion.calls <= 4
     assert Diffusion(Sampling(TINY, "mdlm")).calls == 8
