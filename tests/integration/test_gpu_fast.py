@@ -80,15 +80,16 @@ def test_recorded_training_is_the_plain_one(objective, optimizer):
     assert plain[0]._recorder is None
 
 
-def test_a_recorded_step_never_waits_for_the_gpu():
-    one, feed = stepper(Subs(), True)
-    with torch.cuda.device(0):
-        for step, micro_batches in enumerate(feed.steps(0, 12)):
-            torch.cuda.set_sync_debug_mode("error" if step > 6 else "default")
-            try:
-                one.step(micro_batches, step)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+@pytest.mark.parametrize("objective", [Subs(), AR()])
+def test_a_recorded_step_never_waits_for_the_gpu(objective):
+    one, feed = stepper(objective, True)
+    micro_batches = feed.micro_batches(0)
+    for step in range(12):
+        torch.cuda.set_sync_debug_mode("error" if step > 6 else "default")
+        try:
+            one.step(micro_batches, step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_dropout_of_a_recorded_step_is_drawn_anew():

@@ -257,7 +257,7 @@ class Trunk(PreTrainedModel):
         """What the trunk multiplies in: autocast's type where that is on, else that of its weights."""
         embedding = self.vocab_embed.embedding
         device = embedding.device.type
-        casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        casts = device != "meta" and torch.is_autocast_enabled(device)
         return torch.get_autocast_dtype(device) if casts else embedding.dtype
 
     def get_input_embeddings(self) -> nn.Module:

@@ -86,7 +86,7 @@ class Stepper:
         self.keeper = keeper_of(schedule, accelerator.device)
         self.schedule = schedule
         """The schedule of the next step."""
-        self._recorder = self._make_recorder()
+        self._recorder = None if training.deterministic else self._make_recorder()
 
     @property
     def optimizer_name(self) -> str:
@@ -156,7 +156,11 @@ class Stepper:
         return self._backward if self._recorder is None or micro_batch.corruption is None else self._recorder
 
     def _make_recorder(self) -> Recorder | None:
-        """Where one process trains on a GPU, shapes repeat and nothing but the network acts on gradients."""
+        """Where one process trains on a GPU, shapes repeat and nothing but the network acts on gradients.
+
+        A recorded dropout counts its random numbers otherwise than one that is not: a run that has to be the same after
+        a resume does without.
+        """
         lone = self.accelerator.distributed_type == DistributedType.NO and self.accelerator.device.type == "cuda"
         return Recorder(self._backward) if self.compiled and lone and not self.keeper.learns else None
 
