@@ -171,11 +171,13 @@ class MaskedDiffusionLM:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self._blank_row(text) for text in texts]
         sampler = self.sampler(steps)
+        mask = self.denoiser.config.mask_token_id
+        denoiser = self.ready(sum(len(row) * min(steps or len(row), row.count(mask)) for row in rows))
         done: list[Generation] = []
         at_once = batch_size or BATCH
         for start in range(0, len(rows), at_once):
             canvas = self._canvas(rows[start : start + at_once], seed + start)
-            done += self._finish(sample(sampler, self.denoiser, canvas, rule))
+            done += self._finish(sample(sampler, denoiser, canvas, rule))
         return done
 
     def stream(
