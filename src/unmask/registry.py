@@ -48,6 +48,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "text": "unmask.data.sources:TextSource",
         "fasta": "unmask.data.sources.fasta:FastaSource",
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
+        "markov": "unmask.data.sources.markov:MarkovSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
         "mixture": "unmask.data.mixture:MixtureSource",

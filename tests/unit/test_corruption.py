@@ -58,7 +58,7 @@ def test_padding_changes_neither_values_nor_gradients(spec, t):
     objective = registry.build("objective", spec)
     text = torch.tensor([2, 0, 3]).expand(24, -1)
     frozen = torch.zeros(24, 3, dtype=torch.bool)
-    frozen[:4, 1] = True
+    frozen[:5, 1] = True
     batch = Batch.of(text, frozen=frozen)
     noise = Noise.draw(3, 0, torch.arange(24), torch.full((24,), t), 3)
     found = []
