@@ -99,6 +99,24 @@ def test_samples_through_an_engine_are_those_of_its_network():
         )
 
 
+class Whole:
+    """A network that can only be asked about all positions at once."""
+
+    def __init__(self, net: Any) -> None:
+        self.config, self.hidden, self.head = net.config, net.hidden, net.head
+
+
+@pytest.mark.parametrize("steps", [None, 3, 6])
+def test_samples_are_the_same_whether_a_network_is_asked_about_some_positions_or_all(steps):
+    net = network()
+    ids = torch.full((5, L), V - 1)
+    ids[1, 2:] = 3
+    canvas = Canvas.of(ids, V - 1, seed=2)
+    some, all_of_them = (sample(Reveal(steps=steps), asked, canvas) for asked in (net, Whole(net)))
+    assert torch.equal(some.ids, all_of_them.ids)
+    torch.testing.assert_close(some.confidence, all_of_them.confidence)
+
+
 def test_only_long_jobs_on_a_gpu_are_worth_compiling(monkeypatch):
     net = network()
     assert not is_worth_compiling(net, 10**15)
