@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from unmask.batch import Batch
 from unmask.models import DiTSpec, engine
-from unmask.models.dropout import Dropout, kept
+from unmask.models.dropout import Dropout, hashed, kept
 from unmask.models.engine import Engine, fast_dtype, halve_trunk, is_worth_compiling
 from unmask.models.layers import Gelu
 from unmask.objectives.base import Corruption, LossTerms, Noise
@@ -190,9 +190,9 @@ def test_a_compiled_gelu_is_the_same_function(monkeypatch):
 def test_dropout_scales_what_it_keeps_and_rests_outside_training():
     x = torch.ones(200, 200)
     layer = Dropout(0.25)
-    out = layer(x)
-    assert sorted(out.unique().tolist()) == pytest.approx([0.0, 4 / 3])
-    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+    for out in (layer(x), hashed(x, 0.25)):
+        assert sorted(out.unique().tolist()) == pytest.approx([0.0, 4 / 3])
+        assert out.mean().item() == pytest.approx(1.0, abs=0.02)
     assert layer.eval()(x) is x
     assert Dropout(0.0)(x) is x
 

@@ -24,8 +24,13 @@ class Dropout(nn.Module):
         if not self.training or not self.p:
             return x
         if x.is_cuda and torch.compiler.is_compiling():
-            return torch.where(kept(x, self.p), x * (1.0 / (1.0 - self.p)), 0.0)
+            return hashed(x, self.p)
         return F.dropout(x, self.p)
+
+
+def hashed(x: Tensor, p: float) -> Tensor:
+    """Dropout by a mask that can be made again instead of kept."""
+    return torch.where(kept(x, p), x * (1.0 / (1.0 - p)), 0.0)
 
 
 def kept(x: Tensor, p: float) -> Tensor:
