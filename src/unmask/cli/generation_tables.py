@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 TABLES = (
     {"perplexity": "perplexity", "entropy": "entropy", "repetition": "repetition"},
-    {"calls": "calls", "seconds": "seconds", "tokens": "tokens", "characters": "characters"},
     {"distinct_1": "distinct-1", "distinct_2": "distinct-2", "distinct_3": "distinct-3"},
+    {"tokens": "tokens", "characters": "characters"},
+    {"calls": "calls", "seconds": "seconds"},
 )
-"""Three tables, to fit 80 characters."""
+"""Quality, diversity, length and cost, apart, so that a row with its intervals fits 80 characters."""
 
 
 def show_frontier(frontier: Frontier) -> None:
@@ -38,28 +39,29 @@ def row_name(row: Row) -> str:
 
 
 def figure(estimate: Estimate | None) -> str:
-    """A figure with its interval, such as ``20.1 (18.9–21.4)``."""
+    """A figure with its interval, such as ``20.1 (18.9–21.4)``; without it where it is not known or has no width."""
     if estimate is None:
         return "-"
     value = _short(estimate.value)
-    if estimate.low is None or estimate.high is None:
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return value
     return f"{value} ({_short(estimate.low)}–{_short(estimate.high)})"
 
 
 def _table(rows: list[Row], columns: dict[str, str]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("", overflow="fold")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
     for words in columns.values():
-        table.add_column(words, justify="right", no_wrap=True)
+        table.add_column(words, justify="right")
     for row in rows:
         table.add_row(row_name(row), *(figure(row.figures[name]) for name in columns))
     return table
 
 
 def _short(value: float) -> str:
-    """Three digits: 0.0234, 4.19, 20.1, 256."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+    """Three digits: 0.023, 4.19, 20.1, 256."""
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f}"
 
 
 def _say(words: str) -> None:

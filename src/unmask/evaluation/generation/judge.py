@@ -26,6 +26,7 @@ from unmask.models.opening import first_line, quietly, reads_forward
 from unmask.tally import Progress
 
 BATCH = 64
+UNCOUNTED = -100
 LOGITS = 1 << 28
 """Numbers that one pass may put out; a batch is made smaller to stay below."""
 LOSS_ROWS = 1 << 26
@@ -110,15 +111,10 @@ class Judge:
     def _score(self, lists: Sequence[Sequence[int]], batch: list[Window]) -> Values:
         """[B] nats of the counted tokens of some pieces, padded on the right, where no token sees them."""
         read = [torch.tensor([self.begin, *lists[w.text][w.start : w.end - 1]]) for w in batch]
-        asked = [torch.tensor(lists[w.text][w.start : w.end]) for w in batch]
+        asked = [torch.tensor([UNCOUNTED] * (w.first - w.start) + list(lists[w.text][w.first : w.end])) for w in batch]
         ids_BL = pad_sequence(read, batch_first=True, padding_value=self.begin).to(self.model.device)
-        targets_BL = pad_sequence(asked, batch_first=True, padding_value=self.begin).to(self.model.device)
-        nll_BL = _losses(self._logits(ids_BL), targets_BL)
-        place_L = torch.arange(ids_BL.shape[1])
-        first_B1 = torch.tensor([[w.first - w.start] for w in batch])
-        end_B1 = torch.tensor([[w.end - w.start] for w in batch])
-        counted_BL = (place_L >= first_B1) & (place_L < end_B1)
-        return (nll_BL.cpu().double() * counted_BL).sum(1).numpy()
+        targets_BL = pad_sequence(asked, batch_first=True, padding_value=UNCOUNTED).to(self.model.device)
+        return _losses(self._logits(ids_BL), targets_BL).double().sum(1).cpu().numpy()
 
     def _logits(self, ids_BL: Tensor) -> Tensor:
         return self.model(input_ids=ids_BL, use_cache=False).logits
@@ -198,9 +194,11 @@ def _context(config: Any) -> int | None:
 
 
 def _losses(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
-    """[B, L] -log p of the targets in float32, some rows at a time."""
+    """[B, L] -log p of the targets in float32, some rows at a time; 0 where they are not counted."""
     rows_NV = logits_BLV.flatten(0, 1)
     size = max(1, LOSS_ROWS // rows_NV.shape[1])
     parts = zip(rows_NV.split(size), targets_BL.flatten().split(size), strict=True)
-    nll_N = torch.cat([cross_entropy(rows.float(), targets, reduction="none") for rows, targets in parts])
+    nll_N = torch.cat(
+        [cross_entropy(rows.float(), targets, ignore_index=UNCOUNTED, reduction="none") for rows, targets in parts]
+    )
     return nll_N.view(targets_BL.shape)

@@ -27,7 +27,7 @@ def _point(row: Row) -> Point:
     perplexity, entropy, calls = (row.figures[name] for name in ("perplexity", "entropy", "calls"))
     assert perplexity is not None
     assert entropy is not None
-    label = "" if row.steps is None else str(row.steps)
+    label = "" if row.steps is None else f"T={row.steps}"
     return Point(_interval(perplexity), _interval(entropy), None if calls is None else _interval(calls), label)
 
 
