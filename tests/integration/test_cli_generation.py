@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.judges import save_judge
+from tests.judges import CONTEXT, save_judge
 
 from unmask.cli import generation_tables
 from unmask.evaluation.generation.bootstrap import Estimate
@@ -41,7 +41,9 @@ def test_models_and_data_stand_in_one_table(run, place):
         assert words in out
     report = json.loads(Path("deep/all.json").read_text())
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
+    assert report["judge"] == {"name": "judge", "context": CONTEXT, "dtype": "float32", "device": "cpu"}
     rows = report["rows"]
+    assert [row["checkpoint"] for row in rows] == [None, "mdlm", "mdlm", "ar"]
     assert [(row["name"], row["steps"]) for row in rows] == [
         ("held-out data", None),
         ("mdlm", 2),

@@ -28,14 +28,15 @@ class Row:
     texts: int
     empty: int
     figures: Figures
+    checkpoint: str | None = None
     steps: int | None = None
     sampler: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         figures = {name: None if one is None else one.as_dict() for name, one in self.figures.items()}
-        about = {"name": self.name, "kind": self.kind, "steps": self.steps, "sampler": self.sampler}
-        return {**about, "texts": self.texts, "empty": self.empty, **figures}
+        written = {"checkpoint": self.checkpoint, "steps": self.steps, "sampler": self.sampler}
+        return {"name": self.name, "kind": self.kind, **written, "texts": self.texts, "empty": self.empty, **figures}
 
 
 @dataclass
@@ -50,8 +51,8 @@ class Frontier:
         """Let a model write in each of its numbers of steps, and judge it. `progress` counts passes, as `part.work`."""
         for steps, calls in zip(part.steps, part.calls, strict=True):
             written = write(lm, steps, self.draw, None if progress is None else _times(calls, progress))
-            sampler = lm.sampler(steps).model_dump()
-            self._add(written, progress, name=part.name, kind="samples", steps=steps, sampler=sampler)
+            how = {"checkpoint": part.path, "steps": steps, "sampler": lm.sampler(steps).model_dump()}
+            self._add(written, progress, name=part.name, kind="samples", **how)
 
     def add_texts(self, name: str, kind: Kind, texts: Texts, progress: Progress | None = None) -> None:
         """Judge texts that are there; `progress` counts them."""
@@ -61,7 +62,7 @@ class Frontier:
         """For JSON: how it was measured, and the rows."""
         rule = self.draw.rule
         return {
-            "judge": {"name": self.judge.name, "context": self.judge.context, "dtype": str(self.judge.model.dtype)[6:]},
+            "judge": self.judge.as_dict(),
             "n": self.draw.n,
             "seed": self.draw.seed,
             "length": self.draw.length,

@@ -71,6 +71,11 @@ class Judge:
         self.context = _context(config)
         self.vocabulary = self._probe()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Which judge it is and how it computes, for a record."""
+        dtype, device = str(self.model.dtype).removeprefix("torch."), str(self.model.device)
+        return {"name": self.name, "context": self.context, "dtype": dtype, "device": device}
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The judge's tokens of each text; the name of a special token in a text is ordinary text where it can be."""
         if self.tokenizer.is_fast:
