@@ -51,7 +51,7 @@ def test_neither_batch_nor_padding_matters(judge, size, monkeypatch):
     expected = judge.nats(ids, 64)
     assert judge.nats(ids, size) == pytest.approx(expected, rel=1e-5)
     assert judge.nats(ids[::-1], size)[::-1] == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr(room, "LOGITS", 1000)
+    monkeypatch.setattr(judge, "most_logits", 1000)
     monkeypatch.setattr(room, "LOSS_ROWS", 1000)
     assert judge.nats(ids) == pytest.approx(expected, rel=1e-5)
 
@@ -59,7 +59,7 @@ def test_neither_batch_nor_padding_matters(judge, size, monkeypatch):
 def test_a_pass_puts_out_no_more_than_it_may(judge, monkeypatch):
     seen = []
     logits = judge._logits
-    monkeypatch.setattr(room, "LOGITS", 3 * 10 * judge.vocabulary)
+    monkeypatch.setattr(judge, "most_logits", 3 * 10 * judge.vocabulary)
     monkeypatch.setattr(judge, "_logits", lambda ids: seen.append(tuple(ids.shape)) or logits(ids))
     judge.nats([[65] * 10] * 5 + [[66] * 2] * 4)
     assert seen == [(3, 10), (3, 10), (3, 2)]

@@ -27,9 +27,9 @@ from unmask.tally import Progress
 
 BATCH = 64
 UNCOUNTED = -100
-LOGITS = 1 << 28
-"""Numbers that one pass may put out; a batch is made smaller to stay below."""
-LOSS_ROWS = 1 << 26
+LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Numbers that one pass may put out; a batch is made smaller to stay below. A CPU is faster where its caches help."""
+LOSS_ROWS = 1 << 24
 """Numbers that are turned into float32 at a time."""
 
 
@@ -69,6 +69,7 @@ class Judge:
         config = model.config.get_text_config(decoder=True)
         self.begin = _begin_token(config, tokenizer, name)
         self.context = _context(config)
+        self.most_logits = LOGITS.get(model.device.type, LOGITS["cuda"])
         self.vocabulary = self._probe()
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class Judge:
         waiting = sorted(pieces, key=lambda window: window.start - window.end)
         while waiting:
             width = max(1, waiting[0].end - waiting[0].start)
-            fitting = max(1, min(size, LOGITS // (width * self.vocabulary)))
+            fitting = max(1, min(size, self.most_logits // (width * self.vocabulary)))
             yield waiting[:fitting]
             waiting = waiting[fitting:]
 
