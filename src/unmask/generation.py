@@ -307,15 +307,15 @@ class MaskedDiffusionLM:
         done = []
         for ids, order, confidence, real, calls, seed in rows:
             size = sum(real)
-            text = self._text(ids[:size])
+            text = self.decode(ids[:size])
             done.append(Generation(text, ids[:size], order[:size], confidence[:size], calls, seed))
         return done
 
     def _frame(self, state: State) -> Frame:
         ids, order, confidence = (_listed(x)[0] for x in (state.ids, state.order, state.confidence))
-        return Frame(self._text(ids), ids, order, confidence, state.call, state.total)
+        return Frame(self.decode(ids), ids, order, confidence, state.call, state.total)
 
-    def _text(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
         eos = self.words.eos_token_id
         if self.card.policy.ends_with_eos and eos in ids:

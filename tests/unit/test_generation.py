@@ -102,7 +102,7 @@ def test_autoregressive_rows_with_prompts_of_any_length(ar):
 def test_texts_end_at_eos_where_the_policy_says_so(tmp_path):
     lm = load(make_checkpoint(tmp_path / "padded", policy="padded"))
     eos = lm.tokenizer.eos_token_id
-    assert lm._text([97, 98, eos, 99]) == "ab"
+    assert lm.decode([97, 98, eos, 99]) == "ab"
     row = lm.fill_details(["a[MASK]c"], seed=0)[0]
     assert row.ids[-1] == eos
 

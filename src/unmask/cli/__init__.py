@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("train", cls=train.TrainCommand)(train.train)
-app.command("eval")(evaluate.evaluate)
+app.add_typer(evaluate.app, name="eval", help="Perplexity on held-out text; eval generation: judge what it writes.")
 app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
 app.command("score")(score.score)

@@ -1,15 +1,32 @@
-"""`unmask eval`: the perplexity of a checkpoint on held-out text."""
+"""`unmask eval`: the perplexity of a checkpoint on held-out text; beside it, `unmask eval generation`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, progress, room_for
+from unmask.cli.eval_generation import generation
+
+DEFAULT = "perplexity"
 
 
-def evaluate(
+class EvalGroup(TyperGroup):
+    """A group whose first word may be left out: `unmask eval CKPT` is `unmask eval perplexity CKPT`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+
+app = typer.Typer(cls=EvalGroup)
+app.command("generation")(generation)
+
+
+@app.command(DEFAULT)
+def perplexity(
     checkpoint: Checkpoint,
     data: Annotated[
         list[str] | None,
@@ -50,6 +67,8 @@ def evaluate(
         unmask eval runs/demo/mdlm --data reviews.jsonl.zst --field body
 
         unmask eval runs/demo/ar --json
+
+    'unmask eval generation --help' judges the texts that a checkpoint writes.
     """
     from unmask.cli.report import finish
     from unmask.evaluation.perplexity import held_out_rows

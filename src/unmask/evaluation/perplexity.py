@@ -21,21 +21,24 @@ def held_out_rows(
     separator: str | None = None,
     count: int | None = None,
     field: str | None = None,
+    length: int | None = None,
 ) -> Rows:
     """Rows of the named texts, or of the validation split of the training data; `count` of them.
 
     texts: what ``unmask train`` takes as text: files, folders, ``hf:NAME`` or ``-``. separator, field: options of
-    their sources.
+    their sources. length: tokens of a row, the model's own unless told.
     """
+    length = length or lm.row_length
     if texts:
-        tokens = TokenCache.build(_documents(texts, separator=separator, field=field), lm.words)
-        rows = lm.card.policy.rows(tokens, lm.row_length, lm.words.eos_token_id, lm.words.pad_token_id)
+        tokens = TokenCache.build(documents_in(texts, separator=separator, field=field), lm.words)
+        rows = lm.card.policy.rows(tokens, length, lm.words.eos_token_id, lm.words.pad_token_id)
     else:
-        _, rows = _corpus(lm).rows(lm.card.policy, lm.row_length)
+        _, rows = _corpus(lm).rows(lm.card.policy, length)
     return rows if count is None else rows.spread(count)
 
 
-def _documents(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
+def documents_in(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
+    """The documents of files, folders, datasets or standard input; `options` are those of their sources."""
     given = {name: value for name, value in options.items() if value is not None}
     sources = [build("source", {**source_named(text), **given}) for text in texts]
     return lambda: chain.from_iterable(source.documents() for source in sources)

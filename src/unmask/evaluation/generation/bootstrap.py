@@ -1,0 +1,61 @@
+"""Ratios of sums over texts with bootstrap intervals: texts are drawn again with replacement, for all figures alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from unmask.evaluation.generation.measures import Values
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and the ends of its 95% interval, which are None where one text (or batch) alone is known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def map(self, function: Callable[[float], float]) -> Estimate:
+        """The same of a rising function of the figure."""
+        return Estimate(*(None if x is None else function(x) for x in (self.value, self.low, self.high)))  # type: ignore[arg-type]
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Value, low and high."""
+        return asdict(self)
+
+
+def resamples(count: int, times: int = RESAMPLES, seed: int = 0) -> Values:
+    """[times, count]: how often each of `count` texts is in each resample of as many."""
+    draws = np.random.Generator(np.random.Philox(seed)).integers(count, size=(times, count))
+    rows = np.arange(times)[:, None]
+    return np.bincount((rows * count + draws).ravel(), minlength=times * count).reshape(times, count).astype(np.float64)
+
+
+def ratio(top: Values, bottom: Values, weights: Values) -> Estimate | None:
+    """sum(top) / sum(bottom) with its interval from the resamples `weights`; None where the whole bottom is zero."""
+    if not bottom.sum():
+        return None
+    value = float(top.sum() / bottom.sum())
+    if len(top) < 2:
+        return Estimate(value)
+    tops, bottoms = weights @ top, weights @ bottom
+    known = bottoms > 0
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(tops[known] / bottoms[known], [tail, 1 - tail])
+    return Estimate(value, float(low), float(high))
+
+
+def exponential(estimate: Estimate | None) -> Estimate | None:
+    """e to the power of a figure, such as a perplexity of nats per token."""
+    return None if estimate is None else estimate.map(_exp)
+
+
+def _exp(x: float) -> float:
+    return math.exp(min(x, 700.0))

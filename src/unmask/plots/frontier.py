@@ -1,0 +1,115 @@
+"""The frontier of generation: judge perplexity against network calls and against entropy, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unmask.plots.style import GREY, INK, colour, drawing, write_figure
+
+SIZE = (8.4, 3.6)
+
+Interval = tuple[float, float | None, float | None]
+"""A figure and the ends of its interval, where they are known."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Some texts: what the judge says of them, their entropy and, where a model wrote them, its network calls."""
+
+    perplexity: Interval
+    entropy: Interval
+    calls: Interval | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A model at its numbers of steps, or texts of another origin; `is_data` marks held-out text."""
+
+    name: str
+    points: Sequence[Point]
+    is_data: bool = False
+
+
+def draw_frontier(curves: Sequence[Curve], path: Path) -> None:
+    """Draw both panels into a picture. Perplexity falls downwards on both, so lower is better to this judge."""
+    with drawing() as plt:
+        figure = plt.figure(figsize=SIZE, layout="constrained")
+        by_calls, by_entropy = figure.subplots(1, 2, sharey=True)
+        models = [curve for curve in curves if not curve.is_data]
+        for curve in curves:
+            ink = INK if curve.is_data else colour(models.index(curve))
+            _draw_calls(by_calls, curve, ink)
+            _draw_entropy(by_entropy, curve, ink)
+        _finish(by_calls, "Judge perplexity against network calls", "network calls a text")
+        _finish(by_entropy, "Judge perplexity against entropy", "unigram entropy of a text, nats")
+        if any(point.calls for curve in curves for point in curve.points):
+            by_calls.set_xscale("log", base=2)
+            _plain(by_calls.xaxis, 2.0)
+        by_calls.set_yscale("log")
+        _plain(by_calls.yaxis, 10.0)
+        by_entropy.set_title("bars: 95% intervals", loc="right", fontsize=6.5, color=GREY)
+        figure.legend(*by_entropy.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+        write_figure(figure, path)
+        plt.close(figure)
+
+
+def _draw_calls(panel: Any, curve: Curve, ink: str) -> None:
+    """A line through the numbers of steps; held-out data, which took no calls, as a level with its interval."""
+    if curve.is_data:
+        for point in curve.points:
+            value, low, high = point.perplexity
+            panel.axhline(value, color=ink, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            if low is not None:
+                panel.axhspan(low, high, color=ink, alpha=0.08, linewidth=0, zorder=0)
+        return
+    points = sorted((point for point in curve.points if point.calls), key=lambda point: point.calls or ())
+    _dots(panel, [point.calls for point in points if point.calls], points, ink, "-")
+
+
+def _draw_entropy(panel: Any, curve: Curve, ink: str) -> None:
+    _dots(panel, [point.entropy for point in curve.points], curve.points, ink, "-", label=curve.name)
+    for point in curve.points:
+        panel.annotate(
+            point.label, (point.entropy[0], point.perplexity[0]), xytext=(5, 4), textcoords="offset points",
+            fontsize=6.5, color=GREY,
+        )  # fmt: skip
+
+
+def _dots(panel: Any, x: Sequence[Interval], points: Sequence[Point], ink: str, line: str, **options: Any) -> None:
+    y = [point.perplexity for point in points]
+    style = {"linewidth": 1.1, "elinewidth": 0.9, "markersize": 3.8, "linestyle": line}
+    panel.errorbar(
+        _values(x), _values(y), xerr=_bars(x), yerr=_bars(y), marker="o", color=ink, **style, **options, zorder=3
+    )
+
+
+def _values(intervals: Sequence[Interval]) -> list[float]:
+    return [value for value, _, _ in intervals]
+
+
+def _bars(intervals: Sequence[Interval]) -> npt.NDArray[np.float64]:
+    """[2, n] how far each interval reaches below and above; 0 where it is not known."""
+    below = [0.0 if low is None else max(0.0, value - low) for value, low, _ in intervals]
+    above = [0.0 if high is None else max(0.0, high - value) for value, _, high in intervals]
+    return np.array([below, above])
+
+
+def _finish(panel: Any, title: str, label: str) -> None:
+    panel.set_title(title)
+    panel.set_xlabel(label)
+
+
+def _plain(axis: Any, base: float) -> None:
+    """Plain numbers on a logarithmic axis: powers of two, or 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0), numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
