@@ -153,14 +153,14 @@ def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_p
 
     from unmask.models import DiT
 
-    hidden = DiT.hidden
+    run_trunk = DiT._run
 
     def crowded(self, input_ids, *args, **kwargs):
         if len(input_ids) > crowded.room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return hidden(self, input_ids, *args, **kwargs)
+        return run_trunk(self, input_ids, *args, **kwargs)
 
-    monkeypatch.setattr(DiT, "hidden", crowded)
+    monkeypatch.setattr(DiT, "_run", crowded)
     book = tmp_path / "book.txt"
     book.write_text("a few words to be judged\n" * 8)
     filled = [str(a).format(mdlm=mdlm_folder, book=book) for a in arguments]
