@@ -4,7 +4,7 @@ from __future__ import annotations
 
 RGB = tuple[int, int, int]
 
-SCALE = ("#c8385a", "#d9951a", "#6a9f2d", "#128c94")
+SCALE = ("#c8385a", "#d9951a", "#42a01c", "#128c94")
 """Confidence 0, 1/3, 2/3 and 1. Middling light, so that they can be read on white and on black."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unmask.files import atomic_bytes
 from unmask.pictures.frames import spread
-from unmask.pictures.painter import PAPER, Painter, need_pillow
+from unmask.pictures.painter import PAPER, Painter, need_pillow, with_few_colours
 
 if TYPE_CHECKING:
     from unmask.generation import Frame
@@ -28,5 +28,5 @@ def write_png(frames: Sequence[Frame], path: Path, panels: int = PANELS) -> None
     for number, frame in enumerate(shown):
         sheet.paste(painter.paint(frame), (number % columns * width, number // columns * height))
     buffer = io.BytesIO()
-    sheet.quantize(128, dither=0).save(buffer, "PNG", optimize=True)
+    with_few_colours(sheet).save(buffer, "PNG", optimize=True)
     atomic_bytes(path, buffer.getvalue())
