@@ -11,7 +11,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     """Chromium of the system, or the one that UNMASK_BROWSER names."""
     path = os.environ.get("UNMASK_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)

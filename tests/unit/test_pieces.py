@@ -35,6 +35,11 @@ def test_broken_letters_are_shown_as_the_text_shows_them(byte, raw):
     assert joined(pieces) == decode_canvas(byte, list(raw), byte.mask_token_id)
 
 
+def test_a_letter_behind_broken_ones_still_belongs_to_its_last_token(byte):
+    pieces = PieceReader(byte, byte.mask_token_id).read([0xFF, 0xFF, *"€".encode(), ord("x")])
+    assert pieces == ["", "", "", "", "��€", "x"]
+
+
 def test_tokens_that_read_differently_among_others():
     """WordPiece: a token brings the blank before it, unless it goes on with a word."""
     words = {"[UNK]": 0, "un": 1, "##able": 2, "to": 3, "[MASK]": 4, "[EOS]": 5}
