@@ -33,7 +33,7 @@ def test_watch_on_a_terminal(run, terminal, mdlm_folder):
     assert "seed 3" in shown
     assert "seed 4" in shown
     assert shown.count("call 4 of 4") >= 2
-    assert "░" in shown
+    assert watching.MASK in shown
 
 
 def test_watch_without_a_terminal_prints_the_texts_alone(run, mdlm_folder, mdlm, tmp_path):

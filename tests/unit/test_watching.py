@@ -60,9 +60,9 @@ def test_the_terminal_shows_masks_then_text_and_keeps_the_end():
     console, time = terminal(), Time()
     watch(story(), console, time, time.sleep)
     first, last = shown(console).split("call 0 of 3")[0], shown(console).split("call 2 of 3")[-1]
-    assert "░" in first
+    assert "▄" in first
     assert "there" not in first
-    assert "░" not in last
+    assert "▄" not in last
     assert "call 3 of 3 · 0.8 s" in last
 
 
@@ -88,7 +88,7 @@ def test_colours_are_confidences():
     assert not any("Once" in part for part in styles), "what was given has no colour"
     assert styles[" there"] == code(of_confidence(0.5))
     assert styles[" was"] == f"bold {code(of_confidence(0.75))}"
-    assert {part: style for part, style in styles.items() if "░" in part} == {" ░░░": "dim"}
+    assert {part: style for part, style in styles.items() if "▄" in part} == {" ▄▄▄": "dim"}
     assert not any("bold" in str(span.style) for span in canvas(story()[-1]).spans)
 
 
@@ -98,4 +98,4 @@ def test_a_text_is_not_read_as_markup_and_ends_where_it_ends():
 
 
 def test_masks_of_single_letters_are_single():
-    assert canvas(walk_of(["a", "b", "c"], [-1, 0, 1], [1.0, 0.5, 0.5])[0]).plain == "a░░"
+    assert canvas(walk_of(["a", "b", "c"], [-1, 0, 1], [1.0, 0.5, 0.5])[0]).plain == "a▄▄"

@@ -20,7 +20,8 @@ SECONDS = 5.0
 """What a walk takes to be followed, where the network is faster."""
 LONGEST_PAUSE = 0.25
 REFRESH = 0.05
-MASK = "░"
+MASK = "▄"
+"""Half as high as a line, so that the lines of a masked canvas stay apart."""
 WIDEST_MASK = 4
 
 
