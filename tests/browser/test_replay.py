@@ -174,3 +174,12 @@ def test_a_real_walk_of_bytes(read, mdlm):
     for frame in frames:
         reader.slide(frame.call)
         assert reader.canvas() == frame.text
+
+
+def test_a_walk_without_calls_is_a_text(read, mdlm):
+    reader = read(list(mdlm.stream("abcd", length=4)))
+    assert reader.canvas() == "abcd"
+    assert reader.where() == "call 0 of 0"
+    reader.page.locator("#play").click()
+    reader.page.wait_for_timeout(600)
+    assert reader.where() == "call 0 of 0"

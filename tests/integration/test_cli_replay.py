@@ -94,3 +94,11 @@ def test_the_causal_twin_can_be_watched(run, terminal, ar_folder, tmp_path):
     code, _, _ = run("sample", ar_folder, "--length", 8, "--prompt", "ab", "--watch", "--html", tmp_path / "a.html")
     assert code == 0
     assert "call 6 of 6" in terminal.file.getvalue()
+
+
+def test_a_prompt_that_leaves_nothing_to_write(run, terminal, mdlm_folder, tmp_path):
+    pictures = [x for kind in ("html", "gif", "png") for x in (f"--{kind}", tmp_path / f"a.{kind}")]
+    code, _, err = run("sample", mdlm_folder, "--length", 2, "--prompt", "ab", "--watch", *pictures)
+    assert code == 0, err
+    assert "call 0 of 0" in terminal.file.getvalue()
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gif", ".html", ".png"]
