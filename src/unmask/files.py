@@ -63,6 +63,18 @@ def atomic_bytes(path: Path, content: bytes) -> None:
         Path(name).unlink(missing_ok=True)
 
 
+def must_be_a_place_for(path: Path, ending: str) -> None:
+    """Refuse a file name with another ending, in a folder that is not there or may not be written to."""
+    if path.suffix.lower() != ending:
+        raise UnmaskError(f"'{path}' does not end in {ending}; name the file so.")
+    if path.is_dir():
+        raise UnmaskError(f"'{path}' is a folder; name a file.")
+    if not path.parent.is_dir():
+        raise UnmaskError(f"'{path}' cannot be written, there is no folder '{path.parent}'; make it first.")
+    if not os.access(path.parent, os.W_OK):
+        raise UnmaskError(f"'{path}' cannot be written, the folder '{path.parent}' is closed to you; choose another.")
+
+
 def must_be_new(path: Path, remedy: str) -> None:
     """Refuse to write over a folder that holds something."""
     if path.is_file():

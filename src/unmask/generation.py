@@ -23,7 +23,7 @@ from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
 from unmask.samplers.draws import TokenRule
 from unmask.tally import Progress
-from unmask.templates import decode_canvas, parse_blanks
+from unmask.templates import PieceReader, decode_canvas, parse_blanks
 
 BATCH = 64
 SCORE_PRECISION = 0.02
@@ -44,7 +44,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Frame:
-    """A canvas on its way: `text` shows a block where a mask is; `call` of `calls` network calls are done."""
+    """A canvas on its way: `text` shows a block where a mask is; `call` of `calls` network calls are done.
+
+    `pieces` is what each position adds to the text, None where it is masked; the first `end` of them make up `text`.
+    """
 
     text: str
     ids: list[int]
@@ -52,6 +55,8 @@ class Frame:
     confidence: list[float]
     call: int
     calls: int
+    pieces: list[str | None]
+    end: int
 
 
 class MaskedDiffusionLM:
@@ -192,8 +197,9 @@ class MaskedDiffusionLM:
         """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too."""
         ids = self._blank_ids(prompt) if prompt else []
         canvas = self._canvas([self._extend(ids, length)], seed)
+        reader = PieceReader(self.words, self.denoiser.config.mask_token_id)
         for state in walk(self.sampler(steps), self.denoiser, canvas, rule):
-            yield self._frame(state)
+            yield self._frame(state, reader)
 
     def score(
         self,
@@ -311,16 +317,19 @@ class MaskedDiffusionLM:
             done.append(Generation(text, ids[:size], order[:size], confidence[:size], calls, seed))
         return done
 
-    def _frame(self, state: State) -> Frame:
+    def _frame(self, state: State, reader: PieceReader) -> Frame:
         ids, order, confidence = (_listed(x)[0] for x in (state.ids, state.order, state.confidence))
-        return Frame(self.decode(ids), ids, order, confidence, state.call, state.total)
+        pieces, end = reader.read(ids), self._end(ids)
+        return Frame(self.decode(ids), ids, order, confidence, state.call, state.total, pieces, end)
 
     def decode(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
+        return decode_canvas(self.words, ids[: self._end(ids)], self.denoiser.config.mask_token_id)
+
+    def _end(self, ids: list[int]) -> int:
+        """Tokens of a canvas that are its text."""
         eos = self.words.eos_token_id
-        if self.card.policy.ends_with_eos and eos in ids:
-            ids = ids[: ids.index(eos)]
-        return decode_canvas(self.words, ids, self.denoiser.config.mask_token_id)
+        return ids.index(eos) if self.card.policy.ends_with_eos and eos in ids else len(ids)
 
 
 def load(

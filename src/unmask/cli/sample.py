@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unmask.cli import watching
 from unmask.cli.common import (
     BatchSize,
     Checkpoint,
@@ -20,10 +22,15 @@ from unmask.cli.common import (
     TopK,
     TopP,
     console,
+    errors,
     print_json,
     progress,
     room_for,
 )
+from unmask.errors import UnmaskError
+
+if TYPE_CHECKING:
+    from unmask.generation import Frame
 
 
 def sample(
@@ -37,12 +44,18 @@ def sample(
     top_k: TopK = None,
     top_p: TopP = None,
     batch_size: BatchSize = None,
-    png: Annotated[Path | None, typer.Option(help="Draw the canvas of the first text being unmasked.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
+    gif: Annotated[Path | None, typer.Option(help="Draw the first text being unmasked, as an animation.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw several moments of it side by side.")] = None,
     device: Device = None,
     dtype: Dtype = "auto",
     as_json: Json = False,
 ) -> None:
-    """Generate texts.
+    """Generate texts, and see how they come about.
+
+    On a terminal `--watch` shows masks as dim blocks and tokens in the colour of their confidence, one text after the
+    other; elsewhere it prints the finished texts alone.
 
     Examples:
 
@@ -50,30 +63,52 @@ def sample(
 
         unmask sample runs/demo/mdlm --prompt "Return the" --top-p 0.9 --seed 7 --json
 
-        unmask sample runs/demo/mdlm --length 96 --steps 24 --png canvas.png
+        unmask sample runs/demo/mdlm --prompt "Return the" --steps 40 --watch
+
+        unmask sample runs/demo/mdlm --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation import load, token_rule
+    from unmask.pictures.drawing import check_pictures
 
+    if watch and as_json:
+        raise UnmaskError("--watch is for people and --json for machines; give one of them.")
+    pictures = check_pictures(html=html, gif=gif, png=png)
     rule = token_rule(temperature, top_k, top_p)
     lm = load(checkpoint, device=device, dtype=dtype)
+    options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
+    if watch:
+        with room_for(1):
+            first, *_ = [_watch(lm.stream(**options, seed=one), one) for one in range(seed, seed + n)]
+        _draw(first, pictures, seed)
+        return
     with room_for(batch_size), progress("sampling", n, quiet=as_json) as advance:
-        options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "seed": seed, "rule": rule}
-        done = lm.sample(n, **options, batch_size=batch_size, progress=advance)
-    if png is not None:
-        _draw(lm, png, **options)
+        done = lm.sample(n, **options, seed=seed, batch_size=batch_size, progress=advance)
+    if pictures:
+        _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
         print_json(
             {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "texts": [asdict(x) for x in done]}
         )
         return
-    for one in done:
-        console.rule(f"seed {one.seed}, {one.calls} network calls", style="dim")
-        typer.echo(one.text)
-    if png is not None:
-        console.print(f"Picture: {png}", style="dim")
+    for text in done:
+        console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
+        typer.echo(text.text)
 
 
-def _draw(lm: Any, png: Path, **options: Any) -> None:
-    from unmask.pictures import draw_frames
+def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
+    """Show one walk, or print its text where there is no terminal to show it on."""
+    if console.is_terminal:
+        console.rule(f"seed {seed}", style="dim")
+    seen = watching.watch(frames)
+    if not console.is_terminal:
+        typer.echo(seen[-1].text)
+    return seen
 
-    draw_frames(list(lm.stream(**options)), lm.tokenizer, png)
+
+def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
+    from unmask.pictures.drawing import draw
+
+    last = frames[-1]
+    draw(frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens.")
+    for path in pictures:
+        errors.print(f"Picture: {path}", style="dim", highlight=False, soft_wrap=True)

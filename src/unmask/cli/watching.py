@@ -1,0 +1,88 @@
+"""A canvas that unmasks on the terminal, for every verb that has frames to show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from unmask.cli.common import console as standard_output
+from unmask.pictures.colours import code, of_confidence
+
+if TYPE_CHECKING:
+    from unmask.generation import Frame
+
+SECONDS = 5.0
+"""What a walk takes to be followed, where the network is faster."""
+LONGEST_PAUSE = 0.25
+REFRESH = 0.05
+MASK = "▄"
+"""Half as high as a line, so that the lines of a masked canvas stay apart."""
+WIDEST_MASK = 4
+
+
+def watch(
+    frames: Iterable[Frame],
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Frame]:
+    """Show frames as they come, not faster than an eye can follow; the finished canvas stays. Returns all frames.
+
+    Where the console is no terminal nothing is shown and nothing waited for.
+    """
+    console = console or standard_output
+    if not console.is_terminal:
+        return list(frames)
+    seen: list[Frame] = []
+    start = painted = clock()
+    with Live(console=console, auto_refresh=False) as live:
+        for frame in frames:
+            seen.append(frame)
+            due = start + frame.call * min(LONGEST_PAUSE, SECONDS / max(1, frame.calls))
+            if (wait := due - clock()) > 0:
+                sleep(wait)
+            now = clock()
+            if frame.call in (0, frame.calls) or now - painted >= REFRESH:
+                live.update(picture(frame, now - start), refresh=True)
+                painted = now
+    return seen
+
+
+def picture(frame: Frame, seconds: float) -> Group:
+    """The canvas and below it how far it is."""
+    return Group(canvas(frame), Text(), _status(frame, seconds))
+
+
+def canvas(frame: Frame) -> Text:
+    """The text so far: dim blocks for masks, colour for the confidence of what was written, bold if just now."""
+    mask = _mask(frame)
+    text = Text()
+    for piece, order, confidence in zip(frame.pieces[: frame.end], frame.order, frame.confidence, strict=False):
+        if piece is None:
+            text.append(mask, style="dim")
+        elif order < 0:
+            text.append(piece)
+        else:
+            fresh = "bold " if order == frame.call - 1 and frame.call < frame.calls else ""
+            text.append(piece, style=fresh + code(of_confidence(confidence)))
+    return text
+
+
+def _mask(frame: Frame) -> str:
+    """A block about as wide as the tokens around it, with the blank that most of them begin with."""
+    known = [len(piece) for piece in frame.pieces if piece is not None]
+    width = min(WIDEST_MASK, round(sum(known) / len(known))) if known else WIDEST_MASK
+    return MASK if width <= 1 else f" {MASK * (width - 1)}"
+
+
+def _status(frame: Frame, seconds: float) -> Text:
+    text = Text()
+    text.append(f"call {frame.call} of {frame.calls} · {seconds:.1f} s · confidence ", style="dim")
+    for tenth in range(0, 11, 2):
+        text.append("■", style=code(of_confidence(tenth / 10)))
+    return text.append(" 0 to 1", style="dim")

@@ -1,0 +1,185 @@
+"""The replay in a real browser: what a reader sees, moves and presses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.walks import story, walk_of
+
+from unmask.pictures.html import write_html
+
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1180, "height": 760}
+MASK = "rgb(228, 232, 237)"
+
+
+class Reader:
+    """A page that is open, with what went wrong and what was asked of the network."""
+
+    def __init__(self, browser, path: Path, **options: object) -> None:
+        self.context = browser.new_context(**{"viewport": DESK, **options})
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.troubles.append(message.text))
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.url = path.as_uri()
+        self.page.goto(self.url)
+
+    def canvas(self) -> str:
+        return self.page.locator("#canvas").get_attribute("aria-label")
+
+    def where(self) -> str:
+        return self.page.locator("#where").text_content()
+
+    def slide(self, call: int) -> None:
+        self.page.locator("#slider").fill(str(call))
+
+
+@pytest.fixture
+def read(browser, tmp_path):
+    """Open the replay of some frames; at the end nothing must have gone wrong and nothing been fetched."""
+    readers = []
+
+    def open_page(frames, caption="", **options):
+        path = tmp_path / f"{len(readers)}.html"
+        write_html(frames, path, caption)
+        readers.append(Reader(browser, path, **options))
+        return readers[-1]
+
+    yield open_page
+    for reader in readers:
+        reader.context.close()
+        assert reader.troubles == []
+        assert reader.asked == [reader.url]
+
+
+def test_the_slider_goes_from_the_masks_to_the_text(read):
+    reader, frames = read(story(), "Seed 7 & more"), story()
+    assert reader.page.locator("#caption").text_content() == "Seed 7 & more"
+    assert reader.canvas() == frames[0].text == "Once upon░░░░░"
+    assert reader.page.locator(".masked").count() == 5
+    for frame in (frames[2], frames[3], frames[1]):
+        reader.slide(frame.call)
+        assert reader.canvas() == frame.text
+        assert reader.where() == f"call {frame.call} of 3"
+        assert reader.page.locator("#canvas").inner_text().split() == frame.text.replace("░", " ").split()
+
+
+def test_play_moves_to_the_end_and_begins_again(read):
+    reader = read(story())
+    reader.page.locator("#speed").select_option("4")
+    reader.page.locator("#play").click()
+    assert reader.page.locator("#play").get_attribute("aria-label") == "Pause"
+    reader.page.locator("#where", has_text="call 3 of 3").wait_for(timeout=5000)
+    assert reader.canvas() == "Once upon a time there was."
+    assert reader.page.locator("#play").get_attribute("aria-label") == "Play"
+    reader.page.locator("#speed").select_option("0.5")
+    reader.page.locator("#play").click()
+    assert reader.where() == "call 0 of 3"
+    reader.page.locator("#play").click()
+    reader.page.wait_for_timeout(1000)
+    assert reader.where() == "call 0 of 3", "paused"
+
+
+def test_steps_by_button_key_and_chart(read):
+    reader = read(story())
+    assert reader.page.locator("#back").is_disabled()
+    reader.page.locator("#forth").click()
+    assert reader.where() == "call 1 of 3"
+    reader.page.locator("h1").click()
+    reader.page.keyboard.press("ArrowRight")
+    reader.page.keyboard.press("ArrowRight")
+    assert reader.page.locator("#forth").is_disabled()
+    reader.page.keyboard.press("ArrowLeft")
+    assert reader.where() == "call 2 of 3"
+    box = reader.page.locator("#means").bounding_box()
+    reader.page.mouse.click(box["x"] + 0.1 * box["width"], box["y"] + 5)
+    assert reader.where() == "call 1 of 3"
+
+
+def test_a_token_tells_its_call_and_confidence(read):
+    reader = read(story())
+    reader.slide(2)
+    token = reader.page.locator("[data-position='4'] .chip")
+    token.hover()
+    assert reader.page.locator("#tip").text_content() == "call 1 of 3 · confidence 0.50"
+    token.click()
+    facts = reader.page.locator("#details dd").all_inner_texts()
+    assert facts == ["␣there", "5 of 7", "call 1 of 3", "0.5000"]
+    assert reader.page.locator("#written li").all_inner_texts() == ["␣was\n0.75"]
+    reader.page.locator("[data-position='0'] .chip").hover()
+    assert reader.page.locator("#tip").text_content() == "given"
+
+
+def test_the_charts_have_a_bar_for_each_call(read):
+    reader = read(story())
+    heights = {
+        name: [float(rect.get_attribute("height")) for rect in reader.page.locator(f"#{name} rect").all()]
+        for name in ("counts", "means")
+    }
+    assert heights["counts"] == [1.0, 0.5, 1.0]
+    assert heights["means"] == pytest.approx([0.375, 0.75, 0.45])
+
+
+def background(reader: Reader, position: int) -> str:
+    chip = f"document.querySelector(\"[data-position='{position}'] .chip\")"
+    reader.page.wait_for_timeout(350)
+    return reader.page.evaluate(f"getComputedStyle({chip}).backgroundColor")
+
+
+def test_colour_is_confidence_and_differs_from_a_mask(read):
+    reader = read(story())
+    assert background(reader, 2) == MASK
+    reader.slide(3)
+    colours = [background(reader, position) for position in (2, 6, 3)]
+    assert len({*colours, MASK}) == 4
+    assert background(reader, 0) == "rgba(0, 0, 0, 0)", "what was given has no colour"
+
+
+def test_a_text_of_markup_is_a_text(read):
+    pieces = ["</script><script>window.broken = 1</script>", "<img src=x onerror='broken()'>", ' "&lt;"', "\n", "<!--"]
+    reader = read(walk_of(pieces, range(5), [0.5] * 5), caption="<i>not italic</i>")
+    reader.slide(5)
+    assert reader.canvas() == "".join(pieces)
+    assert reader.page.evaluate("window.broken") is None
+    assert reader.page.locator("#canvas img").count() == 0
+    assert reader.page.locator("#caption").text_content() == "<i>not italic</i>"
+
+
+def test_light_dark_and_a_phone(read):
+    dark = read(story(), color_scheme="dark")
+    ink = "getComputedStyle(document.body).backgroundColor"
+    assert dark.page.evaluate(ink) == "rgb(16, 19, 23)"
+    dark.page.locator("#theme").click()
+    assert dark.page.evaluate(ink) == "rgb(245, 246, 248)"
+    phone = read(walk_of([" word"] * 90, range(90), [0.5] * 90), viewport=PHONE)
+    assert phone.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert phone.page.evaluate(ink) == "rgb(245, 246, 248)"
+
+
+def test_places_do_not_move(read):
+    """A token stands where its mask stood."""
+    reader = read(story())
+    spot = "JSON.stringify([...document.querySelectorAll('.chip')].map((c) => c.getBoundingClientRect()))"
+    before = reader.page.evaluate(spot)
+    reader.slide(3)
+    assert reader.page.evaluate(spot) == before
+
+
+def test_a_real_walk_of_bytes(read, mdlm):
+    frames = list(mdlm.stream("héllo €", length=40, steps=9, seed=2))
+    reader = read(frames)
+    for frame in frames:
+        reader.slide(frame.call)
+        assert reader.canvas() == frame.text
+
+
+def test_a_walk_without_calls_is_a_text(read, mdlm):
+    reader = read(list(mdlm.stream("abcd", length=4)))
+    assert reader.canvas() == "abcd"
+    assert reader.where() == "call 0 of 0"
+    reader.page.locator("#play").click()
+    reader.page.wait_for_timeout(600)
+    assert reader.where() == "call 0 of 0"
