@@ -27,7 +27,6 @@ def compile_network(network: Any) -> None:
     """
     for block in getattr(network, "blocks", ()):
         block.forward = _frugal(torch.compile(block.forward))
-        block.at = torch.compile(block.at)
     network.fused = True
 
 

@@ -7,7 +7,7 @@ buffers: everything that is not learnt is computed in the pass.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -158,8 +158,14 @@ class Block(GradientCheckpointingLayer):
         rotary: Rotary,
         scope: Scope,
         past_key_values: KeyValues | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None when not conditioned."""
+        """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None when not conditioned.
+
+        With positions [B, K] those rows alone, [B, K, D]: what stands elsewhere is only looked at.
+        """
+        if positions is not None:
+            return self._at(positions, x, cond, rotary, scope)
         for_attention, for_mlp = self._modulations(cond)
         qkv = self.attn_qkv(modulate(self.norm1(x), for_attention)).unflatten(-1, (3, self.heads, -1))
         if self.qk_norm:
@@ -167,8 +173,7 @@ class Block(GradientCheckpointingLayer):
         attended = attend(qkv, rotary, scope, past_key_values, self.layer)
         return self._rest(x, attended, for_attention, for_mlp)
 
-    def at(self, positions: Tensor, x: Tensor, cond: Tensor | None, rotary: Rotary, scope: Scope) -> Tensor:
-        """The same at positions [B, K] alone, [B, K, D]: what stands elsewhere is only looked at."""
+    def _at(self, positions: Tensor, x: Tensor, cond: Tensor | None, rotary: Rotary, scope: Scope) -> Tensor:
         for_attention, for_mlp = self._modulations(cond)
         normed = modulate(self.norm1(x), for_attention)
         for_queries, for_rest = self.attn_qkv.weight.tensor_split([normed.shape[-1]])
@@ -281,11 +286,9 @@ class Trunk(PreTrainedModel):
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
         x = self.vocab_embed(input_ids).to(self._precision())
         told = cond if cond is None else cond.to(x.dtype)
-        for block in self.blocks if positions is None else self.blocks[:-1]:
+        for block in self.blocks[:-1]:
             x = block(x, told, rotary, scope, past_key_values=past_key_values)
-        if positions is not None:
-            last: Any = self.blocks[-1]
-            x = last.at(positions, x, told, rotary, scope)
+        x = self.blocks[-1](x, told, rotary, scope, past_key_values=past_key_values, positions=positions)
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
         return self.output_layer.normalise(x, cond)
