@@ -44,12 +44,17 @@ def rotary_angles(length: int, head_dim: int, base: float, device: torch.device,
     return Rotary(angles.cos(), angles.sin())
 
 
-def rotate(qkv: Tensor, rotary: Rotary) -> Tensor:
-    """Turn each pair (i, i + d/2) of queries and keys in qkv [B, L, 3, H, d] by its position's angle, in float32.
+def rotate(qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B, H, L, d] of qkv [B, L, 3, H, d], the first two turned by their positions' angles.
 
-    Values come along unchanged, since a view of them would keep all of the old qkv for the backward pass.
+    Where a compiler makes one kernel of it, values are copied along for the backward pass, for which a view of them
+    would keep all of the old qkv.
     """
-    return turn(qkv, *rotary)
+    if torch.is_grad_enabled() and torch.compiler.is_compiling():
+        query, key, value = turn(qkv, *rotary).transpose(1, 3).unbind(2)
+        return query, key, value
+    query, key = turn(qkv[:, :, :2], rotary.cos[:, :2], rotary.sin[:, :2]).transpose(1, 3).unbind(2)
+    return query, key, qkv[:, :, 2].transpose(1, 2)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -75,9 +80,7 @@ def attend(
 
     With a cache, this block's new keys and values are added under ``layer`` and the queries see the earlier ones too.
     """
-    query, key, value = rotate(qkv, rotary).transpose(1, 3).unbind(2)
-    if not torch.is_grad_enabled():
-        value = qkv[:, :, 2].transpose(1, 2)
+    query, key, value = rotate(qkv, rotary)
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, layer)
     with _sound_kernels(query):
