@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.generation import Frame
+from unmask.scribe import Frame
 from unmask.templates import GLYPH
 
 

@@ -17,13 +17,14 @@ from unmask.version import __version__
 if TYPE_CHECKING:
     from unmask.bounds import Bound
     from unmask.errors import UnmaskError
-    from unmask.generation import Frame, Generation, MaskedDiffusionLM, load
+    from unmask.generation import MaskedDiffusionLM, load
     from unmask.registry import register
+    from unmask.scribe import Frame, Generation
 
 _WHERE = {
     "Bound": "unmask.bounds",
-    "Frame": "unmask.generation",
-    "Generation": "unmask.generation",
+    "Frame": "unmask.scribe",
+    "Generation": "unmask.scribe",
     "MaskedDiffusionLM": "unmask.generation",
     "UnmaskError": "unmask.errors",
     "load": "unmask.generation",

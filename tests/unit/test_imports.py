@@ -17,7 +17,7 @@ LAYERS = [
     {"models"},
     {"objectives", "samplers"},
     {"checkpoint", "config", "templates"},
-    {"tally"},
+    {"tally", "scribe"},
     {"likelihood"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},

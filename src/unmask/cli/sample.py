@@ -30,7 +30,7 @@ from unmask.cli.common import (
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 
 def sample(

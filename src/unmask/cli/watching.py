@@ -14,7 +14,7 @@ from unmask.cli.common import console as standard_output
 from unmask.pictures.colours import code, of_confidence
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 SECONDS = 5.0
 """What a walk takes to be followed, where the network is faster."""

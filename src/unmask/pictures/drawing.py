@@ -14,7 +14,7 @@ from unmask.pictures.painter import need_pillow
 from unmask.pictures.png import write_png
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 
 def check_pictures(**wanted: Path | None) -> list[Path]:

@@ -12,7 +12,7 @@ from unmask.pictures.frames import spread
 from unmask.pictures.painter import Painter, with_few_colours
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 MOMENTS = 60
 LETTER = 16

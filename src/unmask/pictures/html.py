@@ -15,7 +15,7 @@ from unmask.pictures.colours import SCALE
 from unmask.pictures.frames import changes, shown_positions
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 TEMPLATE = "replay.html"
 _UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}

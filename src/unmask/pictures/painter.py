@@ -13,7 +13,7 @@ from unmask.pictures.frames import shown_positions
 from unmask.pictures.layout import ODD, Chip, lay_out
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 COLUMNS = 64
 INK, GREY, PAPER, EMPTY = rgb("#1b1f24"), rgb("#727b85"), rgb("#ffffff"), rgb("#e4e8ed")

@@ -12,7 +12,7 @@ from unmask.pictures.frames import spread
 from unmask.pictures.painter import PAPER, Painter, need_pillow, with_few_colours
 
 if TYPE_CHECKING:
-    from unmask.generation import Frame
+    from unmask.scribe import Frame
 
 PANELS = 6
 LETTER = 22
