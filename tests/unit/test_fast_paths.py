@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from unmask.batch import Batch
 from unmask.models import DiTSpec, engine
-from unmask.models.dropout import Dropout, hashed, kept
+from unmask.models.dropout import Dropout, hashed, kept, shared
 from unmask.models.engine import Engine, fast_dtype, halve_trunk, is_worth_compiling
 from unmask.models.layers import Gelu
 from unmask.objectives.base import Corruption, LossTerms, Noise
@@ -198,9 +198,10 @@ def test_dropout_scales_what_it_keeps_and_rests_outside_training():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_hashed_masks_are_fresh_and_fair_in_every_row_and_column(p):
+@pytest.mark.parametrize("drawn", [kept, lambda x, p: shared(torch.ones_like(x), p) > 0], ids=["hashed", "shared"])
+def test_masks_are_fresh_and_fair_in_every_row_and_column(drawn, p):
     torch.manual_seed(0)
-    masks = torch.stack([kept(torch.empty(256, 128), p) for _ in range(16)]).double()
+    masks = torch.stack([drawn(torch.empty(256, 128), p) for _ in range(16)]).double()
     spread = (p * (1 - p)) ** 0.5
     assert masks.mean().item() == pytest.approx(1 - p, abs=4 * spread / masks.numel() ** 0.5)
     for dimension in (0, 1, 2):
@@ -210,6 +211,26 @@ def test_hashed_masks_are_fresh_and_fair_in_every_row_and_column(p):
     one, other = masks[0] - (1 - p), masks[1] - (1 - p)
     assert abs((one * other).mean().item()) < 4 * spread**2 / one.numel() ** 0.5
     assert abs((one[:, 1:] * one[:, :-1]).mean().item()) < 4 * spread**2 / one.numel() ** 0.5
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 4)])
+def test_words_shared_by_four_numbers_serve_any_shape_and_its_gradient(shape):
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    out = shared(x, 0.3)
+    out.sum().backward()
+    assert torch.allclose(out, x * x.grad)
+    assert torch.allclose(x.grad[x.grad > 0], torch.tensor(1 / 0.7), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("p", "share"), [(1e-9, 1.0), (1 - 1e-9, 2.0**-16)])
+def test_extreme_rates_are_rounded_and_never_divide_by_nothing(p, share):
+    torch.manual_seed(0)
+    out = shared(torch.ones(1 << 20), p)
+    assert out.isfinite().all()
+    assert (out > 0).double().mean().item() == pytest.approx(share, rel=0.8)
+    assert out.max().item() == pytest.approx(1 / share)
+    assert not Dropout(1.0)(torch.ones(100)).any()
 
 
 def test_fused_draws_are_for_the_plain_rule_alone(monkeypatch):
