@@ -73,7 +73,10 @@ class _Gradients:
     def add(self, rows: Tensor, chosen: Tensor, table: Tensor, grad_NV: Tensor) -> None:
         """Take in a chunk: its rows, what stood there, what it was multiplied with, the gradient of its logits."""
         self.hidden[rows] = (grad_NV @ table).to(self.hidden.dtype)
-        self.weight += (grad_NV.T @ chosen)[: len(self.weight)]
+        if self.weight.shape == table.shape and self.weight.dtype == table.dtype:
+            self.weight.addmm_(grad_NV.T, chosen)
+        else:
+            self.weight += (grad_NV.T @ chosen)[: len(self.weight)]
         self.bias += grad_NV.sum(dim=0, dtype=torch.promote_types(self.bias.dtype, torch.float32))[: len(self.bias)]
 
 
@@ -87,48 +90,59 @@ def _nll(
 ) -> Tensor:
     """[N] the cross-entropies of all chunks; on the way their gradients, where somebody collects them."""
     table, bias = _aligned(projection.weight.to(projection.dtype), projection.bias)
-    log_norm_and_nll, grad_of_logits = _kernels(projection.fused)
+    reduce = _reduce_fused if projection.fused else _reduce
     nll = torch.empty(rows.shape, dtype=bias.dtype, device=rows.device)
     for part in _parts(rows, table):
         chosen = hidden[rows[part]].to(table.dtype)
         logits = _logits(chosen, table, exact=gradients is None)
-        if projection.fused:
-            torch._dynamo.maybe_mark_dynamic(logits, 0)
-        log_norm, nll[part] = log_norm_and_nll(logits, bias, targets[part])
-        if gradients is not None and weights is not None:
-            grad = grad_of_logits(logits, bias, targets[part], log_norm, weights[part])
+        nll[part], grad = reduce(logits, bias, targets[part], None if weights is None else weights[part])
+        if gradients is not None and grad is not None:
             gradients.add(rows[part], chosen, table, grad)
     return nll
 
 
-def _log_norm_and_nll(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """[N], [N]: log sum_y e^(logit + bias), and that minus the target's own, in the precision of the bias."""
-    shifted = logits_NV.to(bias_V.dtype) + bias_V
-    log_norm = shifted.logsumexp(dim=-1)
-    return log_norm, log_norm - shifted.gather(1, targets_N[:, None])[:, 0]
-
-
-def _grad_of_logits(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, log_norm_N: Tensor, up_N: Tensor) -> Tensor:
-    """[N, V] (softmax - onehot(target)) times what comes from above, in the precision of the logits."""
-    p = (logits_NV.to(bias_V.dtype) + bias_V).sub_(log_norm_N[:, None]).exp_()
+def _reduce(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """[N] the cross-entropies of a chunk, whose logits are used up; and [N, V] their gradients times `up`, if given."""
+    shifted = logits_NV.to(bias_V.dtype).add_(bias_V)
+    log_norm, nll = _log_norm_and_nll(shifted, targets_N)
+    if up_N is None:
+        return nll, None
+    p = shifted.sub_(log_norm[:, None]).exp_()
     p[torch.arange(len(p), device=p.device), targets_N] -= 1.0
-    return p.mul_(up_N[:, None]).to(logits_NV.dtype)
+    return nll, p.mul_(up_N[:, None]).to(logits_NV.dtype)
 
 
-def _grad_in_one_pass(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, log_norm_N: Tensor, up_N: Tensor) -> Tensor:
-    """`_grad_of_logits` without a write in between, so that a compiler makes a single kernel of it."""
+def _reduce_fused(
+    logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The same by compiled kernels, which read the logits once each and write no more than they return."""
+    reduction, gradient = _compiled_kernels()
+    torch._dynamo.maybe_mark_dynamic(logits_NV, 0)
+    log_norm, nll = reduction(logits_NV, bias_V, targets_N)
+    return nll, None if up_N is None else gradient(logits_NV, bias_V, targets_N, log_norm, up_N)
+
+
+def _log_norm_and_nll(shifted_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """[N], [N]: log sum_y e^logit, and that minus the target's own."""
+    log_norm = shifted_NV.logsumexp(dim=-1)
+    return log_norm, log_norm - shifted_NV.gather(1, targets_N[:, None])[:, 0]
+
+
+def _reduction(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """`_log_norm_and_nll` of logits without their bias, in its precision."""
+    return _log_norm_and_nll(logits_NV.to(bias_V.dtype) + bias_V, targets_N)
+
+
+def _gradient(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, log_norm_N: Tensor, up_N: Tensor) -> Tensor:
+    """[N, V] (softmax - onehot(target)) times what comes from above, in the precision of the logits."""
     p = torch.exp(logits_NV.to(bias_V.dtype) + bias_V - log_norm_N[:, None])
     at_target = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]
     return (torch.where(at_target, p - 1.0, p) * up_N[:, None]).to(logits_NV.dtype)
 
 
-def _kernels(fused: bool) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
-    return _compiled_kernels() if fused else (_log_norm_and_nll, _grad_of_logits)
-
-
 @lru_cache
 def _compiled_kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
-    return torch.compile(_log_norm_and_nll), torch.compile(_grad_in_one_pass)
+    return torch.compile(_reduction), torch.compile(_gradient)
 
 
 def _parts(rows: Tensor, table: Tensor) -> Iterator[slice]:
@@ -148,4 +162,6 @@ def _aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Table and bias (float32 or finer) of a vocabulary that a GPU multiplies fast: impossible tokens are added."""
     missing = -weight.shape[0] % ALIGNMENT if weight.is_cuda else 0
     bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    if not missing:
+        return weight, bias
     return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-math.inf)

@@ -278,3 +278,21 @@ def test_text_file_end_to_end(tmp_path: Path) -> None:
     corpus = prepare(source, registry.build("tokenizer", "byte"))
     assert sorted(decoded(corpus, "train") + decoded(corpus, "validation")) == ["A story.", "A third.", "Another one."]
     assert isinstance(source, TextSource)
+
+
+@pytest.mark.parametrize(("pattern", "held_out"), [("valid.txt", 3), ("v*", 3), ("*.jsonl", 1), ("sub/*", 1)])
+def test_files_are_held_out_by_name_whether_they_hold_one_document_or_several(tmp_path, pattern, held_out):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "train.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "valid.txt").write_text("e\nf\ng\n")
+    (tmp_path / "more.jsonl").write_text('{"text": "h"}\n')
+    (tmp_path / "sub" / "train.txt").write_text("i\n")
+    source = TextSource(paths=tmp_path, separator="line", validation_files=pattern)
+    sides = take_sides(source, fraction=0.9)
+    assert (sides.validation.documents, sides.train.documents) == (held_out, 9 - held_out)
+
+
+def test_a_pattern_that_no_file_has_is_an_error(tmp_path):
+    (tmp_path / "train.txt").write_text("a\nb\n")
+    with pytest.raises(UnmaskError, match=r"holds out 0 of its 2 documents.*validation_files='valid\*'"):
+        take_sides(TextSource(paths=tmp_path, separator="line", validation_files="valid*"))

@@ -154,8 +154,15 @@ def _check_both(sides: Sides, look: _FirstLook) -> None:
     raise UnmaskError(
         f"The source holds out {held_out} of its {look.documents} documents, which leaves "
         f"{'nothing to train on' if held_out else 'nothing for validation'}; "
-        f"{'give them different names' if look.lowest == look.highest else 'give it more text'}."
+        f"{_remedy(sides.split.source, look)}."
     )
+
+
+def _remedy(source: Source, look: _FirstLook) -> str:
+    pattern = getattr(source, "validation_files", None)
+    if pattern is not None:
+        return f"validation_files={pattern!r} must match some of its files and not all"
+    return "give them different names" if look.lowest == look.highest else "give it more text"
 
 
 def _torn(documents: Iterator[Document], cut: int) -> Iterator[tuple[bool, Document]]:

@@ -7,6 +7,7 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,9 +26,12 @@ class FileSource(Source):
     source's kinds, which may be packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); names that begin with a dot are passed
     over. A file that is named is read whatever its suffix. Documents are named by the path inside the folder (or the
     file's name), so a corpus that moves keeps its names.
+    validation_files: the names of the files that are held out, such as ``'valid*'``; without it documents of all files
+    are.
     """
 
     paths: str | list[str]
+    validation_files: str | None = None
     kinds: ClassVar[Collection[str]]
     """Suffixes of the files that are read in a folder."""
 
@@ -44,6 +48,11 @@ class FileSource(Source):
         if not paths:
             raise UnmaskError("The source has no paths; name at least one file or folder.")
         return self._read([(path, self._files(path)) for path in paths])
+
+    def held_out(self, name: str) -> bool | None:
+        """By the name of its file, where files are held out."""
+        files = self.validation_files
+        return None if files is None else fnmatchcase(name, files) or fnmatchcase(name, f"{files}#*")
 
     def left_out(self) -> dict[str, int]:
         """How many files of each suffix the folders have that are not read, the most frequent first."""
