@@ -94,6 +94,9 @@ def test_a_recorded_step_never_waits_for_the_gpu(objective):
 
 def test_dropout_of_a_recorded_step_is_drawn_anew():
     one, feed = stepper(Subs(), True, AdamW(learning_rate=1e-30), dropout=0.5)
+    with torch.no_grad():
+        for parameter in one.parameters.values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
     micro_batches = feed.micro_batches(0)
     seen = set()
     for step in range(8):

@@ -68,7 +68,7 @@ class State:
         """The next state: `tokens` [N] written at (rows, positions) by this call."""
         ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
         ids[rows, positions] = tokens
-        order[rows, positions] = self.call
+        order[rows, positions] = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
         trust[rows, positions] = confidence
         return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan)
 
