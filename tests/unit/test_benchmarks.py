@@ -231,28 +231,28 @@ def test_walkers_promise_and_make_their_calls() -> None:
 
 def test_excerpts_stand_for_whole_walks() -> None:
     """With steps that take known times: constant for diffusion, growing for the twin."""
-    clock = [0.0]
+    clock, long = [0.0], replace(TINY, length=100)
 
     def steps(cost):
         def walk(given: int = 0):
             yield None
-            for step in range(given, TINY.length):
-                clock[0] += 50.0 if step == given else cost(step)
+            for step in range(given, long.length):
+                clock[0] += 50.0 if step < given + 3 else cost(step)
                 yield None
 
         return walk
 
-    diffusion, twin = Diffusion(Sampling(TINY, "mdlm")), Autoregressive(Sampling(TINY, "ar"))
+    diffusion, twin = Diffusion(Sampling(long, "mdlm")), Autoregressive(Sampling(long, "ar"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unmask.benchmarks.sample.time.perf_counter", lambda: clock[0])
         patch.setattr(diffusion, "walk", steps(lambda step: 3.0))
         patch.setattr(twin, "walk", steps(lambda step: 1.0 + step))
-        assert diffusion.seconds_by_excerpt(2) == pytest.approx(24.0)
-        assert twin.seconds_by_excerpt(2) == pytest.approx(8 * (2.5 + 7.5) / 2)
+        assert diffusion.seconds_by_excerpt(2) == pytest.approx(300.0)
+        assert twin.seconds_by_excerpt(2) == pytest.approx(100 * (4.5 + 67.5) / 2)
 
 
 def test_long_walks_are_cut_and_short_ones_are_not() -> None:
-    walker = Diffusion(Sampling(TINY, "mdlm"))
+    walker = Diffusion(Sampling(replace(TINY, length=64), "mdlm"))
     asked: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walker, "seconds_by_excerpt", lambda steps: asked.append(steps) or 100.0)

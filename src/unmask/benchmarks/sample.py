@@ -20,6 +20,11 @@ from unmask.samplers.base import Canvas, Sampler, sample, walk
 from unmask.samplers.reveal import Reveal
 from unmask.training.speed import head_flops, trunk_flops
 
+UNTIMED = 3
+"""Steps of a walk before those that tell its time."""
+LEFT = 32
+"""Tokens after the last timed one: near its end the twin no longer records."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -79,11 +84,11 @@ class Walker(ABC):
         return self.total * self.seconds_of_step(0, steps)
 
     def seconds_of_step(self, given: int, steps: int) -> float:
-        """The mean of some steps after the first, which alone may have given tokens to read."""
+        """The mean of some steps after the first ones, which read given tokens and record what the others replay."""
         device = self.setup.device
         with closing(self.walk(given)) as states:
-            next(states)
-            next(states)
+            for _ in range(1 + UNTIMED):
+                next(states)
             synchronize(device)
             start = time.perf_counter()
             for _ in range(steps):
@@ -131,7 +136,7 @@ class Autoregressive(Diffusion):
 
     def seconds_by_excerpt(self, steps: int) -> float:
         """By steps at both ends, since the cost of one grows in proportion to what stands before it."""
-        last = self.setup.length - steps - 1
+        last = self.setup.length - steps - UNTIMED - LEFT
         return self.total * (self.seconds_of_step(0, steps) + self.seconds_of_step(last, steps)) / 2
 
 

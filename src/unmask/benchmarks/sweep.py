@@ -12,12 +12,14 @@ from typing import Any
 
 from unmask.benchmarks.crossing import Crossing, find_crossing
 from unmask.benchmarks.report import Place, Ratio, Result
-from unmask.benchmarks.sample import CONTENDERS, Sampling, Walker
+from unmask.benchmarks.sample import CONTENDERS, LEFT, UNTIMED, Sampling, Walker
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Progress, Run, peak_gib, race, stopwatch
 
 PROBE = 3
 """Steps that tell how long a walk will take."""
+SHORT = PROBE + UNTIMED + LEFT
+"""Steps of a walk that is too short for an excerpt."""
 
 
 @dataclass(frozen=True)
@@ -136,21 +138,21 @@ class SweepReport:
 def choose_run(walker: Walker, repeats: int, limit: float) -> tuple[Run, bool]:
     """A whole walk, or where `repeats` of them would take longer than `limit` seconds an excerpt, and whether it is."""
     whole = stopwatch(walker.fill, walker.setup.device)
-    if walker.total <= 2 * PROBE:
+    if walker.total <= SHORT:
         return whole, False
     walker.seconds_by_excerpt(PROBE)
     expected = walker.seconds_by_excerpt(PROBE)
     if repeats * expected <= limit:
         return whole, False
     steps = max(PROBE, int(walker.total * limit / (2 * repeats * expected)))
-    return (lambda: walker.seconds_by_excerpt(min(steps, walker.total // 2))), True
+    return (lambda: walker.seconds_by_excerpt(min(steps, walker.total - UNTIMED - LEFT))), True
 
 
 def prepare_excerpt(work: Sampling) -> Run:
     """As much of a walk as shows how much memory it takes."""
     walker = CONTENDERS[work.contender](work)
-    steps = min(PROBE, (walker.total - 1) // 2)
-    return (lambda: walker.seconds_by_excerpt(steps)) if steps else stopwatch(walker.fill, work.setup.device)
+    long = walker.total > SHORT
+    return (lambda: walker.seconds_by_excerpt(PROBE)) if long else stopwatch(walker.fill, work.setup.device)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,15 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 from torch import Tensor
 
 KEPT = 0.8
 """Share of the activations that torch's partitioner would keep by itself that it is allowed to keep."""
+MOST_KINDS = 64
+"""Kinds of calls (lengths, batches, with pads or without, some rows or all) that get kernels of their own; torch stops
+at 8, and what comes after that runs as if nothing were compiled."""
 
 
 def has_compiler() -> bool:
@@ -25,6 +29,7 @@ def compile_network(network: Any) -> None:
 
     Blocks are alike, so that the kernels of the first serve all. A network without `blocks` is left alone.
     """
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, MOST_KINDS)
     for block in getattr(network, "blocks", ()):
         block.forward = _frugal(torch.compile(block.forward))
     network.fused = True
