@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from unmask.data.sources import source_named
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.registry import build, field
+from unmask.registry import build, field, said
 
 
 class Section(BaseModel):
@@ -176,10 +176,27 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    place = _place(first["loc"])
+    where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        return f"A recipe has no key '{where}'.{did_you_mean(str(first['loc'][-1]), _siblings(first['loc']))}"
-    return f"The recipe's {where} cannot be {first.get('input')!r}: {first['msg']}."
+        return f"A recipe has no key '{where}'.{did_you_mean(place[-1], _siblings(first['loc']))}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    others = [said(other["msg"]) for other in error.errors()[1:] if _place(other["loc"]) == place]
+    wanted = " or ".join([said(first["msg"]), *(other.removeprefix("it must be ") for other in others)])
+    return f"The recipe's {where} cannot be {first.get('input')!r}: {wanted}."
+
+
+def _place(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that lead to what is wrong; behind them pydantic names the kind of value it tried."""
+    place: list[str] = []
+    section: Any = Recipe
+    for part in location:
+        place.append(str(part))
+        section = section.model_fields[part].annotation if part in section.model_fields else None
+        if not hasattr(section, "model_fields"):
+            break
+    return place
 
 
 def _siblings(location: tuple[int | str, ...]) -> list[str]:

@@ -121,8 +121,14 @@ def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
         raise UnmaskError(
-            f"The {axis} '{spec['name']}' cannot take {where}={first.get('input')!r}: {first['msg']}."
+            f"The {axis} '{spec['name']}' cannot take {where}={first.get('input')!r}: {said(first['msg'])}."
         ) from error
+
+
+def said(message: str) -> str:
+    """What pydantic says of a wrong value, as the end of a sentence of ours."""
+    wanted = message.removeprefix("Value error, ").partition(", unable to")[0]
+    return wanted.replace("Input should be", "it must be", 1).rstrip(".")
 
 
 def field(axis: str) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from unmask.config import parse_recipe, read_recipe, shipped_recipes
+from unmask.errors import UnmaskError
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32"]
@@ -34,3 +35,18 @@ def test_a_recipe_trains(name, tmp_path):
     result = train(read_recipe(name, [source, tokenizer, *SMALL, *SHORT]), tmp_path / "run")
     assert result.steps == 2
     assert result.bound.nats > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("training.compile=maybe", r"training.compile cannot be 'maybe': it must be a valid boolean or 'auto'\.$"),
+        ("training.steps=abc", r"training.steps cannot be 'abc': it must be a valid integer\.$"),
+        ("training.trackers=[foo]", r"training.trackers cannot be 'foo': it must be 'tensorboard', 'wandb' or"),
+        ("data.source={name: text, paths: x, separater: line}", r"^The source 'text' has no option 'separater'\. Did"),
+        ("model.size=huge", r"^The model 'dit' cannot take size='huge': it must be 'nano', 'tiny', "),
+    ],
+)
+def test_a_wrong_value_is_answered_in_one_sentence_of_ours(override, sentence):
+    with pytest.raises(UnmaskError, match=sentence):
+        read_recipe("smoke", [override])
