@@ -164,7 +164,6 @@ def test_a_package_out_of_range_is_a_failure(doctor, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--text", "words"), "--checkpoint"),
         (("--checkpoint", "nowhere"), "no checkpoint at 'nowhere'"),
         (("--checkpoint", "{mdlm}", "--text", "x" * 60), "shorten it"),
         (("--device", "banana"), "The device 'banana'"),

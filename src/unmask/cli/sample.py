@@ -96,13 +96,9 @@ def sample(
 
 
 def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
-    """Show one walk, or print its text where there is no terminal to show it on."""
     if console.is_terminal:
         console.rule(f"seed {seed}", style="dim")
-    seen = watching.watch(frames)
-    if not console.is_terminal:
-        typer.echo(seen[-1].text)
-    return seen
+    return watching.show(frames)
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
