@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unmask.bounds import Bound
     from unmask.evaluation.demo import Learner, Scores
     from unmask.generation import MaskedDiffusionLM
+    from unmask.scribe import Frame
 
 NEXT = (
     'unmask sample --prompt "One day, a dragon" --steps 64 --watch',
@@ -90,9 +91,9 @@ class Show:
         from unmask.evaluation.demo import CALLS, STORIES, WRITING
 
         with self.part(f"{STORIES} stories, each in at most {CALLS} network calls, top-p {WRITING.top_p}", 15):
-            walks = (lm.stream(steps=CALLS, seed=seed, rule=WRITING) for seed in range(STORIES))
-            seen = [list(walk) if self.quiet else watching.show(walk) for walk in walks]
-        self.results["stories"] = [frames[-1].text for frames in seen]
+            self.results["stories"] = [
+                self._watched(lm.stream(steps=CALLS, seed=seed, rule=WRITING)) for seed in range(STORIES)
+            ]
 
     def blanks(self, lm: MaskedDiffusionLM) -> None:
         """Blanks and what is written there."""
@@ -145,6 +146,12 @@ class Show:
         self.say(f"\nDone in {sum(self.results['seconds'].values()):.0f} s. What to type next", style="bold")
         for line in (*NEXT, f"unmask sample {out} --length 64"):
             self.say(f"  {line}")
+
+    def _watched(self, walk: Iterator[Frame]) -> str:
+        """The text of a walk that was shown, a blank line behind it."""
+        frames = list(walk) if self.quiet else watching.show(walk)
+        self.say()
+        return frames[-1].text
 
     def _trained(self, learner: Learner) -> Bound:
         from unmask.evaluation.demo import train_run
