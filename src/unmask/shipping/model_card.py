@@ -58,7 +58,7 @@ def _data(facts: Facts, about: str) -> Iterator[str]:
             ("source", _component(data.source)),
             ("tokenizer", f"{_component(data.tokenizer)}, {facts.vocabulary:,} tokens with the mask"),
             ("rows", f"{facts.rows:,} for training, of {data.length} tokens, {_component(data.policy)}"),
-            ("held out", f"{data.validation:.1%} of the documents"),
+            ("held out", f"{data.validation:.1%} of the documents, where the source does not name others"),
         ],
     )
 
