@@ -49,11 +49,12 @@ def demo(
 
         unmask demo --fresh --json
     """
-    from unmask.evaluation import demo as asked
-
-    learner = asked.prepare_run(out, fresh)
     show = Show(quiet=as_json)
-    with show.part("Opening the model that ships and its autoregressive twin", 3):
+    with show.part("Opening the model that ships and its autoregressive twin", 5):
+        # Importing torch takes longer than all the rest of this part.
+        from unmask.evaluation import demo as asked
+
+        learner = asked.prepare_run(out, fresh)
         lm, twin = asked.open_pair()
     show.stories(lm)
     show.blanks(lm)

@@ -33,12 +33,12 @@ def model_card(name: str, facts: Facts, evidence: Evidence, weights: Sequence[in
 
 def _title(name: str, facts: Facts) -> Iterator[str]:
     causal = facts.recipe.objective.causal
-    kind = "An autoregressive language model" if causal else "A masked diffusion language model"
+    kind, tag = ("An autoregressive", "autoregressive") if causal else ("A masked diffusion", "masked-diffusion")
     network = facts.network
-    yield from ("---", "library_name: unmask", "tags: [masked-diffusion, language-model]", "---", "")
+    yield from ("---", "library_name: unmask", f"tags: [{tag}, language-model]", "---", "")
     yield from (f"# {name}", "")
     yield (
-        f"{kind} of {facts.parameters:,} parameters ({network.num_hidden_layers} blocks of width "
+        f"{kind} language model of {facts.parameters:,} parameters ({network.num_hidden_layers} blocks of width "
         f"{network.hidden_size}, {network.num_attention_heads} heads), trained by the `recipe.yaml` beside this page "
         f"with unmask {facts.version}."
     )
