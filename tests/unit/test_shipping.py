@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ import unmask.models  # noqa: F401  (the Auto classes know our networks)
 from unmask import checkpoint
 from unmask.bounds import Bound, figure
 from unmask.config import parse_recipe, read_recipe
+from unmask.data.sources import TextSource
 from unmask.errors import UnmaskError
 from unmask.generation import load
 from unmask.shipping import ship
+from unmask.shipping.facts import Entropy, Evidence, read_facts
+from unmask.shipping.model_card import model_card
 from unmask.training import train
 from unmask.training.log import read_log
 
@@ -114,7 +118,12 @@ def test_the_card_shows_what_was_measured_elsewhere(run_folder, tmp_path):
     row = {"name": "tiny", "kind": "samples", "steps": 64, "texts": 8, "empty": 0}
     known = {"value": 20.25, "low": 18.5, "high": 22.125}
     measures = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
-    judged = {"judge": {"name": "judges/llama"}, "n": 8, "seed": 5, "rule": {"temperature": 1.0, "top_p": 0.9}}
+    judged = {
+        "judge": {"name": "/somewhere/judges/llama"},
+        "n": 8,
+        "seed": 5,
+        "rule": {"temperature": 1.0, "top_p": 0.9},
+    }
     judged["rows"] = [{**row, **dict.fromkeys(measures, known)}, {**row, "steps": None, **dict.fromkeys(measures)}]
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     (tmp_path / "entropy.json").write_text(json.dumps({"bits_per_char": 0.1, "stderr": 0.002, "how": "by its maker"}))
@@ -137,9 +146,22 @@ def test_the_card_shows_what_was_measured_elsewhere(run_folder, tmp_path):
         "The source's own bits: by its maker.",
         "| tiny, 64 steps | 20.2 (18.5–22.1) | 20.2 (18.5–22.1) |",
         "| tiny | - | - |",
-        "Judge: judges/llama; 8 texts from seed 5 on, top_p 0.9.",
+        "Judge: llama; 8 texts from seed 5 on, top_p 0.9.",
     ):
         assert words in card, words
+
+
+def test_a_bar_in_a_recipe_does_not_break_the_card_and_unknown_bits_are_not_compared(run_folder, tmp_path):
+    facts, _ = read_facts(run_folder)
+    source = TextSource(paths=["a.txt"], separator="<|end|>")
+    data = facts.recipe.data.model_copy(update={"source": source})
+    text = facts.recipe.model_copy(update={"data": data})
+    unknown = Bound("mask-count", 700.0, 1000, 0, 0, 2.0, 9.0, 16)
+    card = model_card("m", replace(facts, recipe=text, validation=unknown), Evidence(entropy=Entropy(0.1)), [10, 12])
+    assert r"<\|end\|>" in card
+    assert "22 bytes in 2 files" in card
+    assert "bits per character above" not in card
+    assert "nan" not in card
 
 
 def test_it_can_be_packed_again_and_nothing_else_is_written_over(run_folder, tmp_path):

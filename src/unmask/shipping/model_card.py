@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import hypot
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,6 +14,8 @@ from unmask.evaluation.generation import bootstrap
 from unmask.shipping.facts import Entropy, Evidence, Facts
 
 UNITS = {"bits_per_char": "bits/char", "bits_per_token": "bits/token", "perplexity": "perplexity"}
+BAR = r"\|"
+"""A bar inside a cell of a table."""
 JUDGED = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
 
 
@@ -107,7 +110,7 @@ def _judgement(judged: dict[str, Any]) -> Iterator[str]:
         ("texts", *(name.replace("_", "-") for name in JUDGED)),
         [(_row_name(row), *(_estimate(row[name]) for name in JUDGED)) for row in judged["rows"]],
     )
-    yield f"Judge: {judged['judge']['name']}; {judged['n']} texts from seed {judged['seed']} on, {_rule(judged)}."
+    yield f"Judge: {_judge_name(judged)}; {judged['n']} texts from seed {judged['seed']} on, {_rule(judged)}."
     yield "Perplexity and entropy are in the judge's tokens; (low–high) is a 95% bootstrap interval over texts."
     yield ""
 
@@ -119,9 +122,9 @@ def _limits(facts: Facts, evidence: Evidence, entropy: Entropy | None) -> Iterat
     if not facts.recipe.objective.causal:
         yield "- The likelihood is a bound: the model's own -log p is at most that."
         yield "- Few network calls write many tokens at once, each without seeing the others: the fewer, the worse."
-    best = next(iter(evidence.bounds.values()), facts.validation)
-    if entropy is not None and best is not None:
-        yield f"- It is {_gap(best, entropy)} bits per character above what the source leaves to chance."
+    known = [bound for bound in (*evidence.bounds.values(), facts.validation) if bound and bound.characters]
+    if entropy is not None and known:
+        yield f"- It is {_gap(known[0], entropy)} bits per character above what the source leaves to chance."
 
 
 def _gap(bound: Bound, entropy: Entropy) -> str:
@@ -151,6 +154,12 @@ def _estimate(value: dict[str, Any] | None) -> str:
     return bootstrap.figure(None if value is None else bootstrap.Estimate(**value))
 
 
+def _judge_name(judged: dict[str, Any]) -> str:
+    """A name on the hub as it is; of a folder on somebody's machine the last part."""
+    path = Path(judged["judge"]["name"])
+    return path.name if path.is_absolute() else str(path)
+
+
 def _rule(judged: dict[str, Any]) -> str:
     rule = {key: value for key, value in (judged["rule"] or {}).items() if value not in (None, 1.0)}
     return ", ".join(f"{key} {value}" for key, value in rule.items()) or "the model's own law"
@@ -167,5 +176,5 @@ def _component(component: Any) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     for row in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |"
     yield ""
