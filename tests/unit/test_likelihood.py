@@ -38,7 +38,7 @@ def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
 
 
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
-    rows = mdlm._scored_rows(TEXTS, None)
+    rows = mdlm.scribe.scored_rows(TEXTS, None)
     repeats = [
         estimate(mdlm.denoiser, MaskCount(), mdlm.card.schedule, rows, seed=seed, offsets=8) for seed in range(40)
     ]
@@ -114,7 +114,7 @@ def test_estimators_four_errors_apart_are_called_out():
 
 
 def test_discrete_bounds_come_down_to_the_continuous_one(mdlm):
-    rows = mdlm._scored_rows(TEXTS, None)
+    rows = mdlm.scribe.scored_rows(TEXTS, None)
 
     def at(objective):
         return estimate(mdlm.denoiser, objective, mdlm.card.schedule, rows, passes=32, batch_size=8)
