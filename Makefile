@@ -1,4 +1,4 @@
-# make demo: set everything up, train a small model and its AR twin, score, sample and fill.
+# make demo: set everything up, then the first minute: see the shipped model write, fill and score, and train one.
 # make test: set everything up and run every check.
 VENV ?= .venv
 PYTHON ?= python3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask import checkpoint, registry
+from unmask import checkpoint, registry, shelf
 from unmask.checkpoint import Card
 from unmask.generation import MaskedDiffusionLM, load
 
@@ -45,6 +45,17 @@ def mdlm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def ar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("models") / "ar", model="causal")
+
+
+@pytest.fixture
+def shipped_models(mdlm_folder: Path, ar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shelf with small random models in the place of the large ones, and the smoke model itself."""
+    root = tmp_path / "shelf"
+    root.mkdir()
+    for name, folder in {"stories": mdlm_folder, "stories-ar": ar_folder, "smoke": shelf.ROOT / "smoke"}.items():
+        (root / name).symlink_to(folder)
+    monkeypatch.setattr(shelf, "ROOT", root)
+    return root
 
 
 @pytest.fixture(scope="session")

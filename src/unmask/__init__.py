@@ -1,7 +1,7 @@
 """unmask: train masked diffusion language models, trust their likelihoods, generate, fill and edit text with them.
 
 >>> import unmask
->>> lm = unmask.load("runs/demo")
+>>> lm = unmask.load()  # the model that ships; or unmask.load("runs/mine")
 >>> lm.generate(4, length=128, steps=64, seed=0)
 >>> lm.fill("The [MASK] sat on the [MASK:3].")
 >>> lm.score(["some text"])

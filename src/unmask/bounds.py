@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 AGREEMENT = 4.0
@@ -89,6 +89,11 @@ class Bound:
             out["each"] = [bound.as_dict() for bound in self.each]
         return out
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Bound:
+        """A bound as `as_dict` wrote it, without its documents."""
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name != "each"})
+
     def __len__(self) -> int:
         return len(self.each)
 
@@ -135,6 +140,16 @@ class Evaluation:
             "discrete": {str(steps): bound.as_dict() for steps, bound in self.discrete.items()},
             "agree": self.disagreement is None,
         }
+
+
+def figure(bound: Bound, unit: str) -> str:
+    """A value with both its errors, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact likelihood has no first one."""
+    value = getattr(bound, unit)
+    if value != value:
+        return "-"
+    draws, data = bound.error(unit, "mc"), bound.error(unit, "data")
+    parts = [f"{value:.3f}" if bound.exact else f"≤ {value:.3f} ± {draws:.3f}"]
+    return " ± ".join([*parts, f"{data:.3f}"] if data is not None else parts)
 
 
 def agree(one: Bound, other: Bound) -> bool:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from unmask import shelf
 from unmask.data.policies import Packed
 from unmask.errors import UnmaskError
 from unmask.files import atomic_folder
@@ -22,7 +24,7 @@ from unmask.registry import field
 from unmask.schedules import LogLinear
 from unmask.version import __version__
 
-CARD = "unmask.json"
+CARD = shelf.CARD
 
 
 class Card(BaseModel):
@@ -49,10 +51,15 @@ class Loaded:
     path: Path
 
 
-def write(folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict[str, Any] | None = None) -> None:
-    """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights."""
+def write(
+    folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict[str, Any] | None = None, **options: Any
+) -> None:
+    """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights.
+
+    The options are those of `save_pretrained`, such as `max_shard_size`.
+    """
     with quietly():
-        model.save_pretrained(folder, state_dict=state_dict)
+        model.save_pretrained(folder, state_dict=state_dict, **options)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -64,20 +71,19 @@ def save(folder: str | Path, model: Any, tokenizer: Any, card: Card) -> None:
         write(temporary, model, tokenizer, card)
 
 
-def load(folder: str | Path) -> Loaded:
-    """Open a checkpoint folder, or a run folder, which shows its last checkpoint."""
-    path = Path(folder)
+def load(folder: str | Path | None = None) -> Loaded:
+    """Open a checkpoint folder, a run folder, which shows its last checkpoint, or a shipped model (see `shelf`).
+
+    Weights are opened in float32, in whatever precision they were written.
+    """
+    path = shelf.find(folder)
     card = read_card(path)
-    model = open_network(path, causal=card.objective.causal)
+    model = open_network(path, causal=card.objective.causal, dtype=torch.float32)
     return Loaded(model.eval(), _open_tokenizer(path), card, path)
 
 
 def read_card(path: Path) -> Card:
     """The card of a checkpoint folder."""
-    if not path.exists():
-        raise UnmaskError(
-            f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote."
-        )
     file = path / CARD
     if not file.is_file():
         raise UnmaskError(f"'{path}' is not a checkpoint: it has no {CARD}; make one with 'unmask train' or 'convert'.")

@@ -225,12 +225,11 @@ class MaskedDiffusionLM:
 def load(
     path: str | Path | None = None, *, device: str | torch.device | None = None, dtype: Dtype = "auto"
 ) -> MaskedDiffusionLM:
-    """Open a checkpoint (a folder that `unmask train` or `unmask convert` wrote), on the GPU where there is one.
+    """Open a checkpoint, on the GPU where there is one: a folder that `unmask train` or `unmask convert` wrote, a model
+    that ships with the package by its name, or, where none is named, `stories`.
 
     `dtype` is what its blocks compute in: by default bf16 on a GPU that has it, as they were trained there.
     """
-    if path is None:
-        raise UnmaskError("No checkpoint was named; train one with 'unmask train my.txt' and give its folder.")
     opened = checkpoint.load(path)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     network = opened.model.to(device)

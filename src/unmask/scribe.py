@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
-from unmask.templates import PieceReader, decode_canvas, parse_blanks
+from unmask.templates import PieceReader, decode_canvas, parse_blanks, without_spaces_before_blanks
+
+SPACES = "Ġ▁"
+"""How vocabularies of byte-level BPE and SentencePiece write a space."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,21 @@ class Scribe:
         return ids + [self.mask] * (length - len(ids))
 
     def blank_ids(self, text: str) -> list[int]:
-        """Token ids of a text with `[MASK]` and `[MASK:n]` blanks."""
+        """Token ids of a text with `[MASK]` and `[MASK:n]` blanks.
+
+        Where tokens begin with the space before a word, a blank takes that space along, as a word would.
+        """
         parts = parse_blanks(text)
+        if self._spaces_lead:
+            parts = without_spaces_before_blanks(parts)
         known = iter(encode(self.words, [part for part in parts if isinstance(part, str)]))
         mask = self.mask
         return [i for part in parts for i in (next(known) if isinstance(part, str) else [mask] * part)]
+
+    @cached_property
+    def _spaces_lead(self) -> bool:
+        """Whether tokens begin with the space before a word, as those of byte-level BPE and SentencePiece do."""
+        return any(len(token) > 1 and token[0] in SPACES for token in self.words.get_vocab())
 
     def blank_row(self, text: str) -> list[int]:
         """A text with blanks, framed as the length policy frames a text."""

@@ -29,6 +29,15 @@ def parse_blanks(text: str) -> list[str | int]:
     return parts
 
 
+def without_spaces_before_blanks(parts: list[str | int]) -> list[str | int]:
+    """The pieces of a text, of which one space before a blank is left to the blank."""
+    following = [*parts[1:], ""]
+    return [
+        part[:-1] if isinstance(part, str) and isinstance(after, int) and part.endswith(" ") else part
+        for part, after in zip(parts, following, strict=True)
+    ]
+
+
 def decode_canvas(tokenizer: Any, ids: list[int], mask_token_id: int, glyph: str = GLYPH) -> str:
     """The text of token ids; every mask is shown as a block, and the end of a document as a new line."""
     eos = tokenizer.eos_token_id

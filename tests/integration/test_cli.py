@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "list", "doctor")
+VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "ship", "list", "doctor")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -64,6 +64,48 @@ def test_score_reports_every_unit_with_its_error(run, mdlm_folder, ar_folder):
     assert exact["exact"]
     assert exact["mc_stderr"] == 0
     assert exact["data_stderr"] > 0
+
+
+def test_the_shipped_model_is_meant_where_none_is_named(run, shipped_models, tmp_path, monkeypatch):
+    """Each verb gives what it gives for the model by its name, and for its folder."""
+    book = tmp_path / "book.txt"
+    book.write_text("a few words to be judged\n" * 8)
+    ways = [
+        (("sample",), ("--length", 12, "--steps", 3, "--json")),
+        (("fill",), ("a[MASK]c", "[MASK:2]z", "--json")),
+        (("score",), ("some text", "--precision", 0.2, "--json")),
+        (("eval",), ("--data", book, "--json")),
+    ]
+    for verb, rest in ways:
+        told = [run(*verb, *model, *rest) for model in ((), ("stories",), (shipped_models / "stories",))]
+        assert [code for code, _, _ in told] == [0, 0, 0], told
+        assert len({out for _, out, _ in told}) == 1
+        assert run(*verb, "smoke", *rest)[1] != told[0][1]
+
+
+def test_lines_of_standard_input_go_to_the_shipped_model(run, shipped_models, monkeypatch):
+    import io
+
+    for words in (("fill", "-"), ("fill", "stories", "-")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("a[MASK]c\n\nb[MASK]\n"))
+        code, out, _ = run(*words, "--json")
+        assert code == 0
+        assert [one["ids"][0] for one in json.loads(out)["texts"]] == [97, 98]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    code, _, err = run("score", "-")
+    assert (code, "held no text to score" in err) == (2, True)
+
+
+def test_the_doctor_examines_the_shipped_model(run, shipped_models):
+    code, out, _ = run("doctor", "--quick", "--text", "a text of some tokens", "--device", "cpu", "--json")
+    assert code == 0
+    assert json.loads(out)["checkpoint"]["about"]["path"] == str(shipped_models / "stories")
+
+
+def test_what_ships_is_listed(run):
+    code, out, _ = run("list", "shipped")
+    assert code == 0
+    assert "smoke" in out
 
 
 def test_eval_on_a_file(run, mdlm_folder, tmp_path):
@@ -187,6 +229,13 @@ def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_p
         (("sample", "{mdlm}", "--prompt", "x" * 60), "prompt"),
         (("sample", "{mdlm}", "--steps", "0"), "--steps"),
         (("fill", "{mdlm}", "nothing to fill"), "no blank"),
+        (("fill", "nothing to fill"), "no blank"),
+        (("fill", "{mdlm}"), "is a checkpoint and there is no text behind it"),
+        (("fill", "nowhere", "a [MASK]"), "no checkpoint at 'nowhere'"),
+        (("score", "{mdlm}"), "is a checkpoint and there is no text behind it"),
+        (("score", "one text", "another"), "no checkpoint at 'one text'"),
+        (("ship", "nowhere", "out"), "'nowhere' is not the folder of a run"),
+        (("ship", "{mdlm}", "out"), "is not the folder of a run"),
         (("fill", "{ar}", "a [MASK] b"), "autoregressive"),
         (("score", "{mdlm}", ""), "no tokens"),
         (("eval", "{mdlm}"), "--data"),

@@ -118,7 +118,6 @@ def test_help_of_both(run):
         (("mdlm", "--judge", "judge", "--plot", "f.jpg"), "no kind of picture"),
         (("mdlm", "--judge", "judge", "--out", "."), "is a folder"),
         (("--judge", "judge", "--texts", "nowhere.json"), "nowhere.json"),
-        (("--judge", "judge"), "nothing to judge"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(run, place, arguments, words):

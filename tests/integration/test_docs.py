@@ -48,31 +48,31 @@ def readme_commands() -> list[str]:
     return [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("unmask ")]
 
 
-def test_the_readme_python_runs(mdlm_folder, monkeypatch, tmp_path):
-    """The Python of the README, with the checkpoint it names replaced by a small one."""
+def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
+    """The Python of the README, with a small model in the place of the shipped one."""
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(ROOT / "README.md", "python")
-    code = block.replace("runs/demo/mdlm", str(mdlm_folder)).replace("length=128", "length=40")
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(block.replace("length=128", "length=40"), "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("command", readme_commands())
-def test_the_readme_commands_run(command, mdlm_folder, ar_folder, monkeypatch, tmp_path):
+def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypatch, tmp_path):
     """Each command line of the README, on small models and a small text, and for a few steps."""
     import shlex
 
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("one two three four five six seven. " * 60)
     _, *arguments = shlex.split(command)
-    if arguments[0] in ("demo", "convert"):
+    if arguments[0] in ("demo", "convert", "ship"):
         arguments = [arguments[0], "--help"]
-    swapped = [a.replace("runs/demo/mdlm", str(mdlm_folder)).replace("runs/demo/ar", str(ar_folder)) for a in arguments]
+    swapped = [str(mdlm_folder) if a == "runs/mine" and arguments[0] != "train" else a for a in arguments]
     swapped = ["40" if before == "--length" else a for before, a in zip(["", *swapped], swapped, strict=False)]
     if swapped[0] == "train":
         small = ["model.size=nano", "model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32"]
-        swapped += [*small, "training.steps=2", "training.batch_size=2"]
+        swapped += [*([] if "--from" in swapped else small), "training.steps=2", "training.batch_size=2"]
     if swapped[0] == "eval":
         swapped += ["--data", "my.txt"]
-    program = [sys.executable, "-c", "from unmask.cli import main; main()", *swapped]
+    shelf = f"from pathlib import Path; from unmask import shelf; shelf.ROOT = Path({str(shipped_models)!r})"
+    program = [sys.executable, "-c", f"{shelf}; from unmask.cli import main; main()", *swapped]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -59,6 +59,15 @@ def test_a_healthy_machine_and_checkpoint(doctor, few_laws, mdlm_folder):
     assert "✗" not in out
 
 
+def test_the_shipped_smoke_model_is_well(doctor):
+    """A trained network, whose exact likelihood is far from uniform; the bound is above it and close."""
+    code, out, _ = doctor("--quick", "--checkpoint", "smoke", "--text", "bbbbbcafffffffffffcafbbbbcbbbebffff", "--json")
+    assert code == 0
+    told = json.loads(out)["checkpoint"]
+    assert told["about"]["parameters"] == 57_129
+    assert all(one["passed"] is not False for one in told["findings"])
+
+
 def test_json_is_one_object_with_everything(doctor, few_laws, mdlm_folder):
     code, out, _ = doctor("--checkpoint", mdlm_folder, "--json")
     assert code == 0
@@ -164,7 +173,6 @@ def test_a_package_out_of_range_is_a_failure(doctor, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--text", "words"), "--checkpoint"),
         (("--checkpoint", "nowhere"), "no checkpoint at 'nowhere'"),
         (("--checkpoint", "{mdlm}", "--text", "x" * 60), "shorten it"),
         (("--device", "banana"), "The device 'banana'"),

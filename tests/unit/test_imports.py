@@ -10,7 +10,7 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 LAYERS = [
     {"version", "errors", "graphs"},
-    {"registry", "files", "bounds"},
+    {"registry", "files", "bounds", "shelf"},
     {"data", "random", "schedules", "optimizers"},
     {"batch", "learned", "linear_cross_entropy"},
     {"times", "process", "losses"},
@@ -23,6 +23,7 @@ LAYERS = [
     {"training"},
     {"plots"},
     {"evaluation", "doctor", "benchmarks"},
+    {"shipping"},
     {"cli"},
     {"__main__"},
 ]

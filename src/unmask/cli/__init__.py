@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from unmask.cli import bench, convert, demo, doctor, evaluate, fill, listing, plot, sample, score, train
+from unmask.cli import bench, convert, demo, doctor, evaluate, fill, listing, plot, sample, score, ship, train
 from unmask.errors import LoneError, UnmaskError
 from unmask.version import __version__
 
@@ -26,6 +26,7 @@ app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
 app.command("score")(score.score)
 app.command("convert")(convert.convert)
+app.command("ship")(ship.ship)
 app.add_typer(bench.app, name="bench")
 app.add_typer(plot.app, name="plot")
 app.command("list")(listing.listing)

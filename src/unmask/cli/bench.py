@@ -123,7 +123,7 @@ def evaluate(
 
         unmask bench eval --against plain --against training --json
 
-        unmask bench eval runs/demo/mdlm --batch 64
+        unmask bench eval runs/mine --batch 64
     """
     from unmask.benchmarks.bounds import CONTENDERS, Scoring
     from unmask.benchmarks.choices import check_trains_on, device_named
@@ -176,7 +176,7 @@ def sample(
 
         unmask bench sample --length 1024 --batch 1 --batch 16 --steps 1000 --limit inf --against plain
 
-        unmask bench sample runs/demo/mdlm --steps 64 --json
+        unmask bench sample runs/mine --steps 64 --json
     """
     from unmask.benchmarks.choices import device_named
     from unmask.benchmarks.sweep import Sweep

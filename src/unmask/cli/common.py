@@ -24,7 +24,12 @@ TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k most lik
 TopP = Annotated[float | None, typer.Option(help="Draw among the tokens that make up this mass, in (0, 1].")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="How many at a time; the result does not depend on it.")]
 Checkpoint = Annotated[
-    str, typer.Argument(help="A folder written by 'unmask train' or 'unmask convert'.", metavar="CKPT")
+    str | None,
+    typer.Argument(
+        help="A folder written by 'unmask train' or 'unmask convert', or a model that ships with the package "
+        "('unmask list shipped'); without it the shipped model 'stories'.",
+        metavar="CKPT",
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU where there is one.")]
 Dtype = Annotated[
@@ -38,13 +43,6 @@ errors = Console(stderr=True)
 def print_json(result: Any) -> None:
     """One JSON object on standard output."""
     sys.stdout.write(json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
-
-
-def read_lines(texts: list[str]) -> list[str]:
-    """The texts of the command line, or, for a single '-', the lines of standard input."""
-    if texts != ["-"]:
-        return texts
-    return [line.rstrip("\n") for line in sys.stdin if line.strip()]
 
 
 @contextmanager

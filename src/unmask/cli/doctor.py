@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask.cli.common import Device, Json, console, print_json, progress
-from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +20,12 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    checkpoint: Annotated[Path | None, typer.Option(help="Examine this checkpoint too.", metavar="CKPT")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Examine this checkpoint too, or a model that ships.", metavar="CKPT")
+    ] = None,
     text: Annotated[
-        str | None, typer.Option(help="The text to examine it with; without it one that the model writes.")
+        str | None,
+        typer.Option(help="The text to examine it (or the shipped 'stories') with; else the model writes one."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the laws out, which take half a minute.")] = False,
     device: Device = None,
@@ -38,18 +39,16 @@ def doctor(
 
         unmask doctor
 
-        unmask doctor --quick --checkpoint runs/demo/mdlm
+        unmask doctor --quick --checkpoint stories
 
-        unmask doctor --checkpoint runs/demo/mdlm --text "Return a copy of the list." --json
+        unmask doctor --checkpoint runs/mine --text "Return a copy of the list." --json
     """
     from unmask.cli import diagnosis
     from unmask.doctor import machine, packages
     from unmask.doctor.report import Report
 
-    if text is not None and checkpoint is None:
-        raise UnmaskError("--text is what a checkpoint is examined with; name one with --checkpoint.")
     where = machine.chosen_device(device)
-    patient = None if checkpoint is None else _admit(checkpoint, text, where)
+    patient = None if checkpoint is None and text is None else _admit(checkpoint, text, where)
     report = Report(packages.version_findings(), machine.look(), packages.extras(), str(where))
     _show(diagnosis.environment(report), quiet=as_json)
     if not quick:
@@ -65,7 +64,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _admit(checkpoint: Path, text: str | None, device: torch.device) -> Patient:
+def _admit(checkpoint: str | None, text: str | None, device: torch.device) -> Patient:
     from unmask.doctor.patient import admit
     from unmask.generation import load
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unmask import shelf
 from unmask.cli.common import (
     BatchSize,
     Device,
@@ -38,7 +39,11 @@ def generation(
     ],
     checkpoints: Annotated[
         list[str] | None,
-        typer.Argument(help="Folders written by 'unmask train' or 'unmask convert'.", metavar="CKPT"),
+        typer.Argument(
+            help="Folders written by 'unmask train' or 'unmask convert', or models that ship; without any, and without "
+            "--texts, the shipped model 'stories'.",
+            metavar="CKPT",
+        ),
     ] = None,
     steps: Annotated[
         list[str] | None,
@@ -82,13 +87,13 @@ def generation(
 
     Examples:
 
-        unmask eval generation runs/demo/mdlm --judge gpt2-large --steps 16 --steps 64 --steps none
+        unmask eval generation --judge gpt2-large --steps 16 --steps 64 --steps none
 
-        unmask eval generation runs/demo/mdlm runs/demo/ar --judge judges/llama --steps 64 --plot frontier.png
+        unmask eval generation stories stories-ar --judge judges/llama --steps 64 --plot frontier.png
 
         unmask eval generation runs/mine --judge gpt2 -n 64 --top-p 0.9 --data book.txt --out results.json --json
 
-        unmask eval generation --judge runs/demo/ar --texts samples.json --data book.txt
+        unmask eval generation --judge stories-ar --texts samples.json --data book.txt
     """
     from unmask.cli.generation_tables import show_frontier
     from unmask.evaluation.generation.frontier import Frontier
@@ -98,9 +103,10 @@ def generation(
     from unmask.generation import load, token_rule
 
     draw = Draw(n, seed, token_rule(temperature, top_k, top_p), length, batch_size)
-    plan = make_plan(checkpoints or [], parse_steps(steps or ["none"]), length)
+    named = checkpoints or ([] if texts else [shelf.DEFAULT])
+    plan = make_plan(named, parse_steps(steps or ["none"]), length)
     given = {path.name: read_texts(path) for path in texts or []}
-    _check(bool(plan or given), out, plot)
+    _check(out, plot)
     frontier = Frontier(open_judge(judge, device, dtype), draw)
     held_out = partial(_held_out, draw=draw, data=data, separator=separator, field=field)
     work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())
@@ -121,12 +127,10 @@ def generation(
     _write(frontier, out, plot)
 
 
-def _check(anything: bool, out: Path | None, plot: Path | None) -> None:
+def _check(out: Path | None, plot: Path | None) -> None:
     """Say before the work begins what would be wrong after it."""
     from unmask.plots.style import check_suffix, drawing
 
-    if not anything:
-        raise UnmaskError("There is nothing to judge; name a checkpoint, or texts with --texts.")
     if out is not None and out.is_dir():
         raise UnmaskError(f"--out '{out}' is a folder; name a file in it.")
     if plot is not None:

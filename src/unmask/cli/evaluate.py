@@ -27,7 +27,7 @@ app.command("generation")(generation)
 
 @app.command(DEFAULT)
 def perplexity(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,13 +60,13 @@ def perplexity(
 
     Examples:
 
-        unmask eval runs/demo/mdlm
+        unmask eval runs/mine
 
-        unmask eval runs/demo/mdlm --data book.txt --steps 64 --steps 256 --precision 0.005
+        unmask eval runs/mine --data book.txt --steps 64 --steps 256 --precision 0.005
 
-        unmask eval runs/demo/mdlm --data reviews.jsonl.zst --field body
+        unmask eval --data reviews.jsonl.zst --field body
 
-        unmask eval runs/demo/ar --json
+        unmask eval stories-ar --data book.txt --json
 
     'unmask eval generation --help' judges the texts that a checkpoint writes.
     """

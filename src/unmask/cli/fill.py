@@ -9,7 +9,6 @@ import typer
 
 from unmask.cli.common import (
     BatchSize,
-    Checkpoint,
     Device,
     Dtype,
     Json,
@@ -19,16 +18,19 @@ from unmask.cli.common import (
     TopK,
     TopP,
     print_json,
-    read_lines,
     room_for,
 )
-from unmask.errors import UnmaskError
+from unmask.cli.words import split_blanks
 
 
 def fill(
-    checkpoint: Checkpoint,
-    texts: Annotated[
-        list[str], typer.Argument(help="Texts with [MASK] or [MASK:n] blanks; '-' reads lines from stdin.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="Texts with [MASK] or [MASK:n] blanks; '-' reads lines from stdin. A first word without a blank is "
+            "the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it 'stories'.",
+            metavar="[CKPT] TEXT...",
+        ),
     ],
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
     steps: Steps = None,
@@ -45,16 +47,16 @@ def fill(
 
     Examples:
 
-        unmask fill runs/demo/mdlm "Return the [MASK:8] of the string."
+        unmask fill "Once upon a [MASK], there was a [MASK:3]."
 
-        cat lines.txt | unmask fill runs/demo/mdlm - --greedy --json
+        unmask fill runs/mine "The [MASK] sat on the [MASK:3]."
+
+        cat lines.txt | unmask fill - --greedy --json
     """
     from unmask.generation import load, token_rule
 
     rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
-    lines = read_lines(texts)
-    if not lines:
-        raise UnmaskError("Standard input held no text to fill; give lines with [MASK] or [MASK:n] blanks.")
+    checkpoint, lines = split_blanks(words)
     lm = load(checkpoint, device=device, dtype=dtype)
     with room_for(batch_size):
         done = lm.fill_details(lines, steps=steps, seed=seed, rule=rule, batch_size=batch_size)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from unmask.cli.common import console
+from unmask.evaluation.generation.bootstrap import figure
 
 if TYPE_CHECKING:
-    from unmask.evaluation.generation.bootstrap import Estimate
     from unmask.evaluation.generation.frontier import Frontier, Row
 
 TABLES = (
@@ -38,16 +38,6 @@ def row_name(row: Row) -> str:
     return row.name if row.steps is None else f"{row.name}, {row.steps} steps"
 
 
-def figure(estimate: Estimate | None) -> str:
-    """A figure with its interval, such as ``20.1 (18.9–21.4)``; without it where it is not known or has no width."""
-    if estimate is None:
-        return "-"
-    value = _short(estimate.value)
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return value
-    return f"{value} ({_short(estimate.low)}–{_short(estimate.high)})"
-
-
 def _table(rows: list[Row], columns: dict[str, str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
@@ -56,12 +46,6 @@ def _table(rows: list[Row], columns: dict[str, str]) -> Table:
     for row in rows:
         table.add_row(row_name(row), *(figure(row.figures[name]) for name in columns))
     return table
-
-
-def _short(value: float) -> str:
-    """Three digits: 0.023, 4.19, 20.1, 256."""
-    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{digits}f}"
 
 
 def _say(words: str) -> None:

@@ -11,7 +11,7 @@ from unmask.cli.common import Json, console, print_json
 
 def listing(
     axis: Annotated[
-        str | None, typer.Argument(help="schedule, objective, sampler, model, source, ... or recipe.")
+        str | None, typer.Argument(help="schedule, objective, sampler, model, source, ..., recipe or shipped (models).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -23,11 +23,12 @@ def listing(
 
         unmask list schedule
     """
-    from unmask import registry
+    from unmask import registry, shelf
     from unmask.config import shipped_recipes
     from unmask.errors import UnmaskError, did_you_mean
 
-    members = {name: list(registry.names(name)) for name in registry.AXES} | {"recipe": shipped_recipes()}
+    members = {name: list(registry.names(name)) for name in registry.AXES}
+    members |= {"recipe": shipped_recipes(), "shipped": shelf.names()}
     if axis is not None:
         if axis not in members:
             raise UnmaskError(f"There is no axis named '{axis}'.{did_you_mean(axis, members)}")
@@ -38,7 +39,7 @@ def listing(
     for name, known in members.items():
         console.print(f"[bold]{name}[/bold]")
         for member in known:
-            console.print(f"  {member:<16}{_about(name, member) if name != 'recipe' else ''}", highlight=False)
+            console.print(f"  {member:<16}{_about(name, member) if name in registry.AXES else ''}", highlight=False)
 
 
 def _about(axis: str, member: str) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
+from unmask.bounds import Bound, Evaluation, figure
 from unmask.cli.common import console, errors, print_json
-
-if TYPE_CHECKING:
-    from unmask.bounds import Bound, Evaluation
 
 UNITS = {
     "bits_per_token": "bits/token",
@@ -46,16 +43,6 @@ def evaluation_tables(result: Evaluation) -> Iterator[Table]:
         for unit, words in UNITS.items():
             table.add_row(words, *(figure(bound, unit) for bound in shown))
         yield table
-
-
-def figure(bound: Bound, unit: str) -> str:
-    """A value with both its errors, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact likelihood has no first one."""
-    value = getattr(bound, unit)
-    if value != value:
-        return "-"
-    draws, data = bound.error(unit, "mc"), bound.error(unit, "data")
-    parts = [f"{value:.3f}" if bound.exact else f"≤ {value:.3f} ± {draws:.3f}"]
-    return " ± ".join([*parts, f"{data:.3f}"] if data is not None else parts)
 
 
 def bound_words(bound: Bound) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def sample(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many texts.")] = 1,
     prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "",
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt included.")] = None,
@@ -59,13 +59,13 @@ def sample(
 
     Examples:
 
-        unmask sample runs/demo/mdlm -n 4 --length 128 --steps 64
+        unmask sample --steps 64 --watch
 
-        unmask sample runs/demo/mdlm --prompt "Return the" --top-p 0.9 --seed 7 --json
+        unmask sample stories-ar --prompt "Once upon a time" --top-p 0.9 --seed 7 --json
 
-        unmask sample runs/demo/mdlm --prompt "Return the" --steps 40 --watch
+        unmask sample runs/mine -n 4 --length 128 --steps 64
 
-        unmask sample runs/demo/mdlm --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
+        unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation import load, token_rule
     from unmask.pictures.drawing import check_pictures
@@ -96,13 +96,9 @@ def sample(
 
 
 def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
-    """Show one walk, or print its text where there is no terminal to show it on."""
     if console.is_terminal:
         console.rule(f"seed {seed}", style="dim")
-    seen = watching.watch(frames)
-    if not console.is_terminal:
-        typer.echo(seen[-1].text)
-    return seen
+    return watching.show(frames)
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:

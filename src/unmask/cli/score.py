@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, read_lines, room_for
-from unmask.errors import UnmaskError
+from unmask.cli.common import BatchSize, Device, Dtype, Json, Seed, room_for
+from unmask.cli.words import split_texts
 
 
 def score(
-    checkpoint: Checkpoint,
-    texts: Annotated[list[str], typer.Argument(help="Texts; '-' reads one a line from stdin.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="Texts; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, or a "
+            "model that ships ('unmask list shipped'); a single word is a text for 'stories'.",
+            metavar="[CKPT] TEXT...",
+        ),
+    ],
     given: Annotated[str | None, typer.Option(help="Condition on this text, which is read but not counted.")] = None,
     steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
@@ -28,16 +34,16 @@ def score(
 
     Examples:
 
-        unmask score runs/demo/mdlm "Return a copy of the list."
+        unmask score "Once upon a time, there was a little girl."
 
-        unmask score runs/demo/mdlm "of the list." --given "Return a copy " --steps 64 --json
+        unmask score stories-ar "Once upon a time, there was a little girl." "There was a time."
+
+        unmask score runs/mine "of the list." --given "Return a copy " --steps 64 --json
     """
     from unmask.cli.report import finish
     from unmask.generation import load
 
-    lines = read_lines(texts)
-    if not lines:
-        raise UnmaskError("Standard input held no text to score; give one text a line.")
+    checkpoint, lines = split_texts(words)
     lm = load(checkpoint, device=device, dtype=dtype)
     with room_for(batch_size):
         result = lm.judge(lines, given, steps=tuple(steps or ()), precision=precision, seed=seed, batch_size=batch_size)

@@ -69,7 +69,7 @@ def train(
 
         unmask train my.txt optimizer=adamw optimizer.learning_rate=0.001
 
-        unmask train my.txt --from runs/demo/mdlm model.lora.rank=8 optimizer.learning_rate=0.001
+        unmask train my.txt --from stories model.lora.rank=8 optimizer.learning_rate=0.001
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """

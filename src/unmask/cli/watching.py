@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -50,6 +51,14 @@ def watch(
             if frame.call in (0, frame.calls) or now - painted >= REFRESH:
                 live.update(picture(frame, now - start), refresh=True)
                 painted = now
+    return seen
+
+
+def show(frames: Iterable[Frame]) -> list[Frame]:
+    """Watch a walk on standard output, or print its text where that is no terminal. Returns all frames."""
+    seen = watch(frames)
+    if not standard_output.is_terminal:
+        typer.echo(seen[-1].text)
     return seen
 
 

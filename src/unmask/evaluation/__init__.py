@@ -1,1 +1,1 @@
-"""Measuring models: held-out perplexity, n-gram baselines, the demonstration."""
+"""Measuring models: held-out perplexity, judged samples, the demonstration."""

@@ -1,85 +1,100 @@
-"""The demonstration: a masked diffusion model and its autoregressive twin on text that is on every machine."""
+"""The first minute: what the demonstration asks of the models that ship, and the run that it trains."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from unmask.bounds import Evaluation
+from unmask import shelf
+from unmask.bounds import Bound
 from unmask.config import Recipe, read_recipe
-from unmask.data.cache import TokenCache
-from unmask.data.split import Corpus, prepare
-from unmask.evaluation.ngrams import NGramScore, score_ngrams
-from unmask.evaluation.perplexity import held_out_rows
+from unmask.data.tokenizers import encode
 from unmask.generation import MaskedDiffusionLM, load
-from unmask.likelihood import evaluation_work
-from unmask.tally import Progress
-from unmask.training.loop import TrainingResult, train
-from unmask.training.progress import Progress as TrainingProgress
+from unmask.plots.runs import read_run
+from unmask.samplers.draws import TokenRule
+from unmask.training.loop import train
+from unmask.training.progress import Progress
 from unmask.training.runfolder import find_latest
+from unmask.training.start import find_start
 
-OFFSETS = 8
-RECIPES = {"mdlm": "demo", "ar": "demo-ar"}
-SENTENCES = (
-    "Return the [MASK:2] of the list.",
-    "This function raises [MASK:2] if the file does not exist.",
-    "This module [MASK] an interface [MASK] the operating system.",
+STORIES = 2
+CALLS = 64
+WRITING = TokenRule(top_p=0.9)
+FILLING = TokenRule(top_p=0.5)
+PRECISION = 0.1
+"""Bits per token to which the story's bound is known."""
+BLANKS = (
+    "Once upon a time, there was a little [MASK] named Tom.",
+    "Lily was very [MASK] because she had lost her favorite toy.",
+    "The dog ran to the park and saw a big [MASK] in the tree.",
 )
+FIRST = "Once upon a time, there was a little girl named Lily."
+MIDDLE = (
+    "One day, she found a small bird with a hurt wing. She took it home and gave it some water. "
+    "Every day she sat with the bird and sang to it. Soon the bird could fly again."
+)
+LAST = "Lily was very happy and they became best friends."
+STORY = f"{FIRST} {MIDDLE} {LAST}"
+RECIPE = "demo"
 
 
 @dataclass(frozen=True)
-class Twin:
-    """One of the two models of the demonstration: where it is, and whether it has to be trained."""
+class Learner:
+    """The run that is trained on this machine, in its folder."""
 
-    name: str
     recipe: Recipe
     folder: Path
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier run left it complete."""
+        """Whether an earlier demonstration left it complete."""
         latest = find_latest(self.folder)
         return latest is not None and latest.name.endswith(f"{self.recipe.training.steps:08d}")
 
 
-def twins(out: Path) -> list[Twin]:
-    """The masked model and its autoregressive twin under one folder."""
-    return [Twin(name, read_recipe(recipe), out / name) for name, recipe in RECIPES.items()]
+@dataclass(frozen=True)
+class Scores:
+    """How likely the story is to a model, and how likely its words are backwards."""
+
+    story: Bound
+    backwards: Bound
 
 
-def train_twin(twin: Twin, fresh: bool, progress: TrainingProgress) -> TrainingResult | None:
-    """Train one of the two, going on where an earlier run stopped; None where it is complete already."""
-    if fresh and twin.folder.exists():
-        shutil.rmtree(twin.folder)
-    if twin.finished:
-        return None
-    return train(twin.recipe, twin.folder, resume=find_latest(twin.folder) is not None, progress=progress)
+def open_pair() -> tuple[MaskedDiffusionLM, MaskedDiffusionLM]:
+    """The model that ships and its autoregressive twin."""
+    return load(shelf.DEFAULT), load(shelf.TWIN)
 
 
-def baselines(recipe: Recipe, lm: MaskedDiffusionLM) -> list[NGramScore]:
-    """Unigram and bigram of bytes, trained on the same documents and scored on the same held-out ones."""
-    data = recipe.data
-    corpus: Corpus = prepare(data.source, lm.tokenizer, data.validation, data.seed)
-    return score_ngrams(_texts(corpus.train, lm.tokenizer), _texts(corpus.validation, lm.tokenizer))
+def fill_blanks(lm: MaskedDiffusionLM) -> list[str]:
+    """The sentences with their blanks written."""
+    return [one.text for one in lm.fill_details(BLANKS, rule=FILLING)]
 
 
-def judge(lm: MaskedDiffusionLM, progress: Progress | None = None, batch_size: int = 32) -> Evaluation:
-    """The held-out bound of a twin by all its estimators."""
-    options: dict[str, Any] = {"offsets": OFFSETS, "batch_size": batch_size, "progress": progress}
-    return lm.evaluate(held_out_rows(lm), **options)
+def rewrite(lm: MaskedDiffusionLM) -> str:
+    """The story with another middle of as many tokens between its first and its last sentence."""
+    size = len(encode(lm.words, [f" {MIDDLE}"])[0])
+    return lm.fill_details([f"{FIRST} [MASK:{size}] {LAST}"], steps=CALLS, rule=WRITING)[0].text
 
 
-def judging_work(lm: MaskedDiffusionLM) -> int:
-    """How many steps `judge` reports."""
-    return evaluation_work(lm.card.objective, held_out_rows(lm), offsets=OFFSETS)
+def score(lm: MaskedDiffusionLM) -> Scores:
+    """The story and its words in reverse, with their errors."""
+    bound = lm.score([STORY, " ".join(reversed(STORY.split()))], precision=PRECISION)
+    return Scores(bound[0], bound[1])
 
 
-def open_twin(twin: Twin) -> MaskedDiffusionLM:
-    """The trained model."""
-    return load(twin.folder)
+def prepare_run(out: Path, fresh: bool) -> Learner:
+    """The run in its folder, an earlier one removed if a `fresh` one is wanted; a folder in use is refused at once."""
+    learner = Learner(read_recipe(RECIPE), out)
+    if fresh and find_latest(out) is not None:
+        shutil.rmtree(out)
+    if not learner.finished:
+        find_start(out, learner.recipe, "auto")
+    return learner
 
 
-def _texts(tokens: TokenCache, tokenizer: Any) -> list[str]:
-    return tokenizer.batch_decode([tokens.document(i).tolist() for i in range(len(tokens))])
+def train_run(learner: Learner, progress: Progress) -> Bound:
+    """Train it, going on where an earlier one stopped; the validation bound of its last weights."""
+    if not learner.finished:
+        train(learner.recipe, learner.folder, resume="auto", progress=progress)
+    return Bound.from_dict(read_run(learner.folder).validated[-1]["validation"])

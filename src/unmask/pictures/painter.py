@@ -32,7 +32,7 @@ def need_pillow() -> Any:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise UnmaskError(
-            "Drawing needs Pillow and Matplotlib, one of which is not installed: pip install 'unmask[plot]'."
+            "Drawing needs Pillow and Matplotlib, one of which is not installed: pip install matplotlib pillow."
         ) from error
     return Image, ImageDraw, ImageFont, Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 

@@ -66,7 +66,7 @@ def drawing() -> Iterator[Any]:
     try:
         import matplotlib
     except ImportError as error:
-        raise UnmaskError("Drawing needs Matplotlib, which is not installed: pip install 'unmask[plot]'.") from error
+        raise UnmaskError("Drawing needs Matplotlib, which is not installed: pip install matplotlib.") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

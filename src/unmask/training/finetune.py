@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from unmask import shelf
 from unmask.checkpoint import Card, read_card
 from unmask.config import Recipe, recipe_for
 from unmask.errors import UnmaskError
@@ -19,7 +20,8 @@ def recipe_from(what: str, checkpoint: str, overrides: Sequence[str] = ()) -> Re
 
     Network, tokenizer, length policy, length, objective and schedule are the checkpoint's; overrides come after.
     """
-    folder = find_latest(Path(checkpoint)) or Path(checkpoint)
+    folder = shelf.find(checkpoint)
+    folder = find_latest(folder) or folder
     card = read_card(folder)
     own_tokenizer = (folder / "tokenizer_config.json").is_file()
     for override in overrides:

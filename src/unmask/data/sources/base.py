@@ -45,6 +45,10 @@ class Source(Component):
         """Documents of one key belong together and go to the same part of a split; each is alone unless told."""
         return name
 
+    def bits_per_character(self) -> float | None:
+        """Entropy of its text, the least that any model can reach, where the law of the text is known."""
+        return None
+
     def left_out(self) -> dict[str, int]:
         """How many files of each suffix lie in the source's folders and are not read."""
         return {}

@@ -68,6 +68,10 @@ class MarkovSource(Source):
         next_one = -float((start[:, None] * chance * np.log2(chance)).sum())
         return first + (letters - 1) * next_one
 
+    def bits_per_character(self) -> float:
+        """Entropy of a document over its letters."""
+        return self.bits(self.length) / self.length
+
     def surprise(self, text: str) -> float:
         """-log2 p of a text under the chain."""
         states = [self.alphabet.index(letter) for letter in text]

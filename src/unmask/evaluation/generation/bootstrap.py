@@ -57,5 +57,21 @@ def exponential(estimate: Estimate | None) -> Estimate | None:
     return None if estimate is None else estimate.map(_exp)
 
 
+def figure(estimate: Estimate | None) -> str:
+    """A figure with its interval, such as ``20.1 (18.9–21.4)``; without it where it is not known or has no width."""
+    if estimate is None:
+        return "-"
+    value = _short(estimate.value)
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return value
+    return f"{value} ({_short(estimate.low)}–{_short(estimate.high)})"
+
+
+def _short(value: float) -> str:
+    """Three digits: 0.023, 4.19, 20.1, 256."""
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f}"
+
+
 def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 import unmask.models  # noqa: F401  (our own networks are known to the Auto classes)
+from unmask import shelf
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.evaluation.generation.measures import Values
@@ -140,11 +141,12 @@ class Judge:
 
 
 def open_judge(name: str, device: str | torch.device | None = None, dtype: Dtype = "auto") -> Judge:
-    """Open a causal language model by its folder or its name on the Hugging Face hub, on the GPU where there is one.
+    """Open a causal language model by its folder, its name on the Hugging Face hub or among the models that ship.
 
-    Weights are safetensors and no code is run that comes with them. It computes in bf16 on a GPU that has it.
+    Weights are safetensors and no code is run that comes with them. It computes on the GPU where there is one, in bf16
+    if it has that.
     """
-    path = Path(name).expanduser()
+    path = shelf.find(name) if name in shelf.names() else Path(name).expanduser()
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         raise UnmaskError(f"There is no judge at '{name}'; give the folder or the hub name of a causal language model.")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

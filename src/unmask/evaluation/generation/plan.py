@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unmask import shelf
 from unmask.checkpoint import read_card
 from unmask.errors import UnmaskError
 
@@ -39,7 +40,7 @@ def make_plan(paths: Sequence[str], steps: Sequence[int | None], length: int | N
 
 
 def _part(name: str, path: str, steps: Sequence[int | None], length: int | None) -> Part:
-    card = read_card(Path(path))
+    card = read_card(shelf.find(path))
     own = (None,) if card.objective.causal else tuple(steps)
     longest = length or card.length
     return Part(name, path, own, tuple(min(step or longest, longest) for step in own))

@@ -1,0 +1,78 @@
+"""The models in the box: small enough, quick to open, with a card, and better than nothing at their work."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from unmask import shelf
+from unmask.evaluation.demo import STORY, score
+from unmask.generation import load
+
+MOST_BYTES = {"smoke": 1_000_000}
+MEGABYTES = 20
+absent = [name for name in (shelf.DEFAULT, shelf.TWIN) if name not in shelf.names()]
+needs_stories = pytest.mark.skipif(bool(absent), reason=f"not shipped yet: {', '.join(absent)}")
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_a_model_is_small_and_whole(name):
+    folder = shelf.ROOT / name
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sum(files.values()) <= MOST_BYTES.get(name, MEGABYTES * 2**20)
+    assert {"config.json", "unmask.json", "recipe.yaml", "README.md", "tokenizer.json"} <= set(files)
+    assert load(name, device="cpu").words.mask_token == "[MASK]"
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_a_card_has_every_section_and_bounds_with_errors(name):
+    card = (shelf.ROOT / name / "README.md").read_text(encoding="utf-8")
+    for section in ("Data", "Budget", "Size", "Likelihood", "Limits"):
+        assert f"\n## {section}\n" in card
+    assert re.search(r"\| (≤ )?\d\.\d{3} ± \d\.\d{3}", card)
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_a_recipe_names_no_place_on_somebody_s_machine(name):
+    for file in ("recipe.yaml", "unmask.json"):
+        assert not re.search(r"[\s\"'](/|~|[A-Z]:)\w", (shelf.ROOT / name / file).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_a_model_opens_in_under_two_seconds(name):
+    """The best of three, since machines hiccup; what Python imports is imported by then."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        load(name, device="cpu")
+        return time.perf_counter() - start
+
+    load(name, device="cpu")
+    assert min(seconds() for _ in range(3)) < 2
+
+
+@needs_stories
+def test_the_default_model_needs_no_name():
+    program = "import unmask; print(unmask.load(device='cpu').fill('Once upon a [MASK], there was', greedy=True))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "Once upon a time, there was\n", done.stderr
+
+
+@needs_stories
+@pytest.mark.parametrize("name", [shelf.DEFAULT, shelf.TWIN])
+def test_a_story_is_likelier_than_its_words_backwards(name):
+    judged = score(load(name, device="cpu"))
+    error = judged.story.error("bits_per_char") + judged.backwards.error("bits_per_char")
+    assert judged.story.bits_per_char < 1.2
+    assert judged.story.bits_per_char < judged.backwards.bits_per_char - 1 - 4 * error
+
+
+@needs_stories
+def test_a_story_begins_like_one_and_ends():
+    texts = load(device="cpu").generate(2, steps=64, seed=0, top_p=0.9)
+    assert all(len(text) > 200 and text.isascii() for text in texts)
+    assert len({*STORY.lower().split()} & {*" ".join(texts).lower().split()}) > 15
