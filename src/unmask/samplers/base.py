@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unmask.errors import UnmaskError
 from unmask.registry import Component
 from unmask.samplers.draws import TokenRule
 
@@ -43,6 +44,17 @@ class Canvas:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What a walk under a constraint is worth. `log_weight` [B]: by how much the model's chance of this walk and of what
+    its last prediction makes of the rest exceeds the chance with which it was drawn. `log_rest` [B]: the chance that
+    prediction gave the masks that are left to be written so that all is accepted.
+    """
+
+    log_weight: Tensor
+    log_rest: Tensor
+
+
+@dataclass(frozen=True)
 class State:
     """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once."""
 
@@ -56,6 +68,12 @@ class State:
     confidence: Tensor
     """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
     plan: Any
+    evidence: Evidence | None = None
+
+    @property
+    def masked(self) -> Tensor:
+        """[B, L] the positions that are not yet written."""
+        return (self.ids == self.canvas.mask_token_id) & self.canvas.attention_mask
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
@@ -64,13 +82,52 @@ class State:
         order = torch.full_like(canvas.ids, -1)
         return cls(canvas.ids, canvas, calls, total, 0, order, given.masked_fill(canvas.masked, 0.0), plan)
 
-    def write(self, rows: Tensor, positions: Tensor, tokens: Tensor, confidence: Tensor) -> State:
+    def take(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
+        """The walks of some sequences [B'], as those of a canvas."""
+        ids, calls, order, trust = (x[rows] for x in (self.ids, self.calls, self.order, self.confidence))
+        total = int(calls.max())
+        evidence = self.evidence and Evidence(self.evidence.log_weight[rows], self.evidence.log_rest[rows])
+        return State(ids, canvas, calls, total, self.call, order, trust, plan, evidence)
+
+    def write(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        tokens: Tensor,
+        confidence: Tensor,
+        evidence: Evidence | None = None,
+    ) -> State:
         """The next state: `tokens` [N] written at (rows, positions) by this call."""
         ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
         ids[rows, positions] = tokens
         order[rows, positions] = self.call
         trust[rows, positions] = confidence
-        return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan)
+        return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
+
+
+class Positions(NamedTuple):
+    """Positions of a canvas: the sequences [N] they are in and their places [N] there."""
+
+    rows: Tensor
+    places: Tensor
+
+
+class Drawn(NamedTuple):
+    """Tokens [N], the probability [N] the untouched prediction gave each, and what the walk is worth now."""
+
+    tokens: Tensor
+    confidence: Tensor
+    evidence: Evidence | None
+
+
+class JointRule(ABC):
+    """Chooses the tokens of a sequence together; a sampler shows it every masked position, whichever it will write."""
+
+    @abstractmethod
+    def choose_jointly(
+        self, head: Callable[[Tensor], Tensor], hidden: Tensor, state: State, at: Positions, wanted: Positions
+    ) -> Drawn:
+        """Tokens at the `wanted` positions, which are among those `at` which `hidden` [M, D] are the network's rows."""
 
 
 class Sampler(Component):
@@ -84,12 +141,18 @@ class Sampler(Component):
         """Plan the walk over a canvas."""
 
     @abstractmethod
-    def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         """One network call, and the tokens it writes."""
+
+    def take(self, state: State, rows: Tensor) -> State:
+        """The state in which sequence i has walked as sequence `rows[i]` [B] has, and goes on with its own seed."""
+        raise UnmaskError(f"The sampler {type(self).__name__} cannot resample its walks; use 'reveal' for particles.")
 
 
 @torch.no_grad()
-def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> Iterator[State]:
+def walk(
+    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None
+) -> Iterator[State]:
     """Every state from the masked canvas to the finished one."""
     rule = rule or TokenRule()
     state = sampler.begin(canvas)
@@ -99,7 +162,7 @@ def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None
         yield state
 
 
-def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> State:
+def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None) -> State:
     """The finished state."""
     for state in walk(sampler, denoiser, canvas, rule):
         last = state

@@ -1,0 +1,129 @@
+"""Paths of an automaton through a canvas, in log space: how likely acceptance is, and exact draws of a path.
+
+An arc leads from a state to another by any token of a set of kinds. Only sets have masses, [B, L, A] log-masses of the
+sets at each position; which tokens are in them is nobody's business here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.constraints import Automaton
+from unmask.constraints.automaton import Ints
+from unmask.random import Purpose, exponential
+
+NOISE_AT_ONCE = 1 << 20
+WIDTH = 16
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+def sum_of_logs(x: Tensor) -> Tensor:
+    """Over the last dimension."""
+    return x.logsumexp(-1)
+
+
+def largest(x: Tensor) -> Tensor:
+    """Over the last dimension; in the place of `sum_of_logs` it makes paths the most likely ones."""
+    return x.amax(-1)
+
+
+class Groups:
+    """Reduces the last dimension of a tensor group by group; groups may overlap and differ in size.
+
+    A group is reduced 16 members at a time, until one is left: the same order whatever else is in the tensor.
+    """
+
+    def __init__(self, owner: Ints, member: Ints, groups: int, size: int, device: torch.device) -> None:
+        """`member` [M], sorted by the group `owner` [M], of `size` entries."""
+        self._levels: list[Tensor] = []
+        while not self._levels or len(member) > groups:
+            counts = np.bincount(owner, minlength=groups)
+            parts = np.maximum(1, -(-counts // WIDTH))
+            begin, rank = np.cumsum(parts) - parts, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+            index = np.full(int(parts.sum()) * WIDTH, size)
+            index[begin[owner] * WIDTH + rank] = member
+            self._levels.append(torch.as_tensor(index.reshape(-1, WIDTH), device=device))
+            size = len(index) // WIDTH
+            owner, member = np.repeat(np.arange(groups), parts), np.arange(size)
+
+    def __call__(self, x: Tensor, reduce: Reduce) -> Tensor:
+        """[..., G] of x [..., size]; minus infinity for a group without members."""
+        for index in self._levels:
+            x = reduce(torch.nn.functional.pad(x, (0, 1), value=-torch.inf)[..., index])
+        return x
+
+
+class Paths:
+    """The arcs of an automaton: out of state s go those with the sets `sets[s]` [W] to the states `ends[s]` [W]."""
+
+    def __init__(self, automaton: Automaton, device: torch.device) -> None:
+        contains, sets, ends = _arcs(automaton)
+        self.count = len(contains)
+        self.states = automaton.states
+        self.contains = torch.as_tensor(contains, device=device)
+        """[A, K] the kinds of tokens in each set."""
+        owner, kinds = np.nonzero(contains)
+        self.masses = Groups(owner, kinds, len(contains), automaton.kinds, device)
+        self._sets, self._ends = torch.as_tensor(sets, device=device), torch.as_tensor(ends, device=device)
+        accepts = torch.as_tensor(automaton.accepts, device=device)
+        self._accepts = torch.zeros(automaton.states, dtype=torch.float64, device=device).masked_fill(~accepts, -torch.inf)
+
+    def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
+        """[L + 1, B, S] the log-chance of acceptance from each state before each position; pads are passed over."""
+        batch, length, _ = log_m_BLA.shape
+        hope = log_m_BLA.new_empty(length + 1, batch, self.states)
+        hope[length] = self._accepts
+        closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
+        for position in reversed(range(length)):
+            further = reduce(closed[:, position][:, self._sets] + hope[position + 1][:, self._ends])
+            hope[position] = torch.where(real_BL[:, position, None], further, hope[position + 1])
+        return hope
+
+    def draw(
+        self, hope: Tensor, log_m_BLA: Tensor, real_BL: Tensor, seeds_B: Tensor, step: int, greedy: bool
+    ) -> Tensor:
+        """[B, L] the sets along a path drawn from the law of paths given acceptance, or along the likeliest."""
+        closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
+        state = torch.zeros_like(seeds_B)
+        chosen = []
+        for position, race in enumerate(self._races(seeds_B, step, log_m_BLA.shape[1], greedy)):
+            sets, ends = self._sets[state], self._ends[state]
+            score = closed[:, position].gather(1, sets) + hope[position + 1].gather(1, ends) + race
+            arc = score.argmax(dim=1, keepdim=True)
+            chosen.append(sets.gather(1, arc)[:, 0])
+            state = torch.where(real_BL[:, position], ends.gather(1, arc)[:, 0], state)
+        return torch.stack(chosen, dim=1)
+
+    def _races(self, seeds_B: Tensor, step: int, length: int, greedy: bool):  # type: ignore[no-untyped-def]
+        """For each position what is added to the log-weights [B, W] of arcs, so that the largest is an exact draw."""
+        width = self._sets.shape[1]
+        arc = torch.arange(width, device=seeds_B.device)
+        size = max(1, NOISE_AT_ONCE // (len(seeds_B) * width))
+        for part in torch.arange(length, device=seeds_B.device).split(size):
+            if greedy:
+                yield from torch.zeros(len(part), 1, 1, device=seeds_B.device)
+            else:
+                seeds = seeds_B[:, None]
+                yield from -exponential(seeds, Purpose.PATH, step, part[:, None, None], arc).double().log()
+
+
+def _arcs(automaton: Automaton) -> tuple[np.ndarray, Ints, Ints]:
+    """Sets of kinds [A, K], and [S, W] the sets and ends of the arcs out of each state, A and 0 where there are less."""
+    state, kind = np.nonzero(automaton.move >= 0)
+    end = automaton.move[state, kind]
+    arcs, place = np.unique(state * automaton.states + end, return_inverse=True)
+    contains = np.zeros((len(arcs), automaton.kinds), dtype=bool)
+    contains[place.reshape(-1), kind] = True
+    distinct, which = np.unique(contains, axis=0, return_inverse=True)
+    begin, finish = arcs // automaton.states, arcs % automaton.states
+    counts = np.bincount(begin, minlength=automaton.states)
+    slot = np.arange(len(arcs)) - (np.cumsum(counts) - counts)[begin]
+    sets = np.full((automaton.states, max(1, counts.max())), len(distinct))
+    ends = np.zeros_like(sets)
+    sets[begin, slot], ends[begin, slot] = which.reshape(-1), finish
+    return distinct, sets, ends
