@@ -22,6 +22,7 @@ from unmask.cli.common import (
     read_lines,
     room_for,
 )
+from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints
 from unmask.errors import UnmaskError
 
 
@@ -36,6 +37,11 @@ def fill(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    match: Match = None,
+    words: With = None,
+    without: Without = None,
+    characters: Characters = None,
+    particles: Particles = 1,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -47,17 +53,28 @@ def fill(
 
         unmask fill runs/demo/mdlm "Return the [MASK:8] of the string."
 
+        unmask fill runs/demo/mdlm "Return the [MASK:8] of the string." --with first --characters 40-50
+
         cat lines.txt | unmask fill runs/demo/mdlm - --greedy --json
     """
     from unmask.generation import load, token_rule
 
     rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+    constraint = constraints(match, words, without, characters)
     lines = read_lines(texts)
     if not lines:
         raise UnmaskError("Standard input held no text to fill; give lines with [MASK] or [MASK:n] blanks.")
     lm = load(checkpoint, device=device, dtype=dtype)
     with room_for(batch_size):
-        done = lm.fill_details(lines, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
+        done = lm.fill_details(
+            lines,
+            steps=steps,
+            seed=seed,
+            rule=rule,
+            batch_size=batch_size,
+            constraint=constraint,
+            particles=particles,
+        )
     if as_json:
         print_json({"rule": rule.model_dump(), "texts": [asdict(one) for one in done]})
         return

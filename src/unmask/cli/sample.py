@@ -27,6 +27,7 @@ from unmask.cli.common import (
     progress,
     room_for,
 )
+from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def sample(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    match: Match = None,
+    words: With = None,
+    without: Without = None,
+    characters: Characters = None,
+    particles: Particles = 1,
     batch_size: BatchSize = None,
     watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
@@ -63,6 +69,8 @@ def sample(
 
         unmask sample runs/demo/mdlm --prompt "Return the" --top-p 0.9 --seed 7 --json
 
+        unmask sample runs/demo/mdlm --length 24 --match "Return (True|False) if [a-z ]+[.]" --particles 8
+
         unmask sample runs/demo/mdlm --prompt "Return the" --steps 40 --watch
 
         unmask sample runs/demo/mdlm --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
@@ -74,8 +82,10 @@ def sample(
         raise UnmaskError("--watch is for people and --json for machines; give one of them.")
     pictures = check_pictures(html=html, gif=gif, png=png)
     rule = token_rule(temperature, top_k, top_p)
+    constraint = constraints(match, words, without, characters)
     lm = load(checkpoint, device=device, dtype=dtype)
     options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
+    options |= {"constraint": constraint, "particles": particles}
     if watch:
         with room_for(1):
             first, *_ = [_watch(lm.stream(**options, seed=one), one) for one in range(seed, seed + n)]

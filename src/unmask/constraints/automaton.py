@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -12,6 +13,8 @@ from unmask.errors import UnmaskError
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Moves = Callable[[Ints], Ints]
+"""Takes states [N] to the states [N, K] after each kind of token, -1 for none."""
 
 LARGEST = 1 << 26
 """Entries of a table of moves, from which on an automaton is too large to work with."""
@@ -46,17 +49,10 @@ class Automaton:
         gate = self.gate[:length]
         return np.concatenate([gate, np.ones((length - len(gate), self.kinds), dtype=bool)])
 
-    def shortest(self, limit: int) -> int | None:
-        """Tokens of the shortest canvas that is accepted, of those with at most `limit` tokens."""
-        gates = self.gates(limit)
-        reached = np.arange(self.states) == 0
-        for length in range(limit + 1):
-            if (reached & self.accepts).any():
-                return length
-            if length < limit:
-                after = self.move[reached][:, gates[length]]
-                reached = np.isin(np.arange(self.states), after)
-        return None
+    def reach(self, reached: Bools, kinds: Bools) -> Bools:
+        """[S] the states after one token of some kinds [K], from some states [S]."""
+        after = self.move[reached][:, kinds]
+        return np.bincount(after[after >= 0], minlength=self.states) > 0
 
 
 def one_state(kind: Ints, gate: Bools) -> Automaton:
@@ -94,8 +90,8 @@ def join_kinds(one: Ints, other: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
     return kind, (pairs[0], pairs[1])
 
 
-def _pair_moves(left: Ints, right: Ints):  # type: ignore[no-untyped-def]
-    """The moves of pairs of states, pair (a, b) being number a S' + b: a function of pairs [N] to moves [N, K]."""
+def _pair_moves(left: Ints, right: Ints) -> Moves:
+    """The moves of pairs of states, pair (a, b) being number a S' + b."""
     size = len(right)
 
     def moves(pairs: Ints) -> Ints:
@@ -105,11 +101,8 @@ def _pair_moves(left: Ints, right: Ints):  # type: ignore[no-untyped-def]
     return moves
 
 
-def explore(moves, start: int) -> tuple[Ints, Ints]:  # type: ignore[no-untyped-def]
-    """All states that can be reached from one, the first of them itself, and their moves [S, K] by these numbers.
-
-    `moves` takes states [N] to the states [N, K] after each kind of token, -1 for none.
-    """
+def explore(moves: Moves, start: int) -> tuple[Ints, Ints]:
+    """All states that can be reached from one, the first of them itself, and their moves [S, K] by these numbers."""
     found, tables = np.array([start]), []
     new = found
     while len(new):

@@ -11,8 +11,8 @@ from unmask.constraints.members import Constraint
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.errors import UnmaskError
 
-LONGEST = 4096
-"""Tokens up to which the shortest canvas that would do is looked for."""
+LONGEST = 1024
+"""Tokens up to which a canvas that would do is looked for."""
 
 
 def bind(constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> Automaton:
@@ -29,23 +29,15 @@ def can_accept(automaton: Automaton, row: Sequence[int], mask: int) -> bool:
     """Whether the masks of a row can be written so that it is accepted; no position beyond it may be spoken of."""
     if len(automaton.gate) > len(row):
         return False
-    gates, anywhere = automaton.gates(len(row)), _neighbours(automaton)
-    reached = np.arange(automaton.states) == 0
-    for position, token in enumerate(row):
-        if token == mask and position >= len(automaton.gate):
-            reached = anywhere[reached].any(axis=0)
-            continue
-        open_ = gates[position] if token == mask else gates[position] & (np.arange(automaton.kinds) == automaton.kind[token])
-        after = automaton.move[reached][:, open_]
-        reached = np.isin(np.arange(automaton.states), after)
+    gates, kinds = automaton.gates(len(row)), np.arange(automaton.kinds)
+    reached = _begin(automaton)
+    for token, gate in zip(row, gates, strict=True):
+        reached = automaton.reach(reached, gate if token == mask else gate & (kinds == automaton.kind[token]))
     return bool((reached & automaton.accepts).any())
 
 
-def _neighbours(automaton: Automaton) -> Bools:
-    """[S, S] whether some token leads from one state to another."""
-    near = np.zeros((automaton.states, automaton.states + 1), dtype=bool)
-    near[np.arange(automaton.states)[:, None], automaton.move] = True
-    return near[:, :-1]
+def _begin(automaton: Automaton) -> Bools:
+    return np.arange(automaton.states) == 0
 
 
 def _reason(constraints: Sequence[Constraint], automata: list[Automaton], row: tuple[int, ...], mask: int) -> str:
@@ -63,9 +55,21 @@ def _reason(constraints: Sequence[Constraint], automata: list[Automaton], row: t
 
 
 def _remedy(automaton: Automaton, length: int) -> str:
-    shortest = automaton.shortest(LONGEST)
-    if shortest is None:
-        return "nothing does, so ask for something else"
-    if shortest > length:
-        return f"the shortest that can has {shortest}, so ask for a longer one"
-    return "ask for another length"
+    """What to do about a canvas that has the wrong length."""
+    possible = _lengths(automaton, LONGEST)
+    if not possible:
+        return "no other could, so ask for something else"
+    return f"the nearest length that can is {min(possible, key=lambda one: abs(one - length))}, so ask for that"
+
+
+def _lengths(automaton: Automaton, limit: int) -> list[int]:
+    """Tokens of the canvases, of at most so many, that can be accepted."""
+    gates, reached = automaton.gates(limit), _begin(automaton)
+    lengths = []
+    for length, gate in enumerate(gates):
+        if (reached & automaton.accepts).any() and length >= len(automaton.gate):
+            lengths.append(length)
+        if not reached.any():
+            break
+        reached = automaton.reach(reached, gate)
+    return lengths

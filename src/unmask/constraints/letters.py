@@ -6,7 +6,9 @@ letter; so the states of `Bytes` are a state between letters and what has been r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +82,7 @@ def matching(pattern: str) -> Letters:
     """A regular expression that the whole text matches."""
     machine = _parsed(pattern)
     classes = {number: kind for kind, number in enumerate(_classes(machine))}
-    states = {state: number for number, state in enumerate(_from(machine.initial, machine.states))}
+    states = {state: number for number, state in enumerate(_first(machine.initial, machine.states))}
     move = np.full((len(states), len(classes)), -1)
     for state, row in machine.map.items():
         for symbol, after in row.items():
@@ -91,7 +93,7 @@ def matching(pattern: str) -> Letters:
     return Letters(named, move, accepts)
 
 
-def _parsed(pattern: str):  # type: ignore[no-untyped-def]
+def _parsed(pattern: str) -> Any:
     try:
         import interegular
         from interegular.patterns import InvalidSyntax, Unsupported
@@ -109,14 +111,15 @@ def _parsed(pattern: str):  # type: ignore[no-untyped-def]
         ) from None
 
 
-def _classes(machine) -> list[int]:  # type: ignore[no-untyped-def]
+def _classes(machine: Any) -> list[int]:
     """The numbers of the classes of letters, that of the letters without a name first."""
     from interegular.fsm import anything_else
 
-    return list(_from(machine.alphabet[anything_else], machine.alphabet.by_transition))
+    return list(_first(machine.alphabet[anything_else], machine.alphabet.by_transition))
 
 
-def _from(first, members):  # type: ignore[no-untyped-def]
+def _first(first: int, members: Iterable[int]) -> dict[int, None]:
+    """The members, one of them first."""
     return dict.fromkeys([first, *members])
 
 
@@ -137,7 +140,7 @@ def read_bytes(letters: Letters) -> Bytes:
 
 
 def _spell(kinds: dict[str, int]) -> tuple[Ints, Ints]:
-    """[P, 256] the beginning of a letter after each byte, -1 if none, and the kind of the letter it ends, -1 if none."""
+    """[P, 256] the beginning of a letter after each byte, and the kind of the letter that it ends; -1 for none."""
     beginnings = {letter.encode()[:size] for letter in kinds for size in range(1, len(letter.encode()))}
     found: list[Begun] = [(b"", ())]
     rows: list[tuple[list[int], list[int]]] = []

@@ -64,12 +64,14 @@ class _Words(Constraint):
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         absent = isinstance(self, NoWords)
-        return intersect([
-            lift(containing(word, absent), vocabulary)
-            if isinstance(word, str)
-            else _run(vocabulary.tokens(word), vocabulary, absent)
-            for word in self.words
-        ])
+        return intersect(
+            [
+                lift(containing(word, absent), vocabulary)
+                if isinstance(word, str)
+                else _run(vocabulary.tokens(word), vocabulary, absent)
+                for word in self.words
+            ]
+        )
 
 
 class Words(_Words):

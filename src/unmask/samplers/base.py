@@ -45,9 +45,10 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a walk under a constraint is worth. `log_weight` [B]: by how much the model's chance of this walk and of what
-    its last prediction makes of the rest exceeds the chance with which it was drawn. `log_rest` [B]: the chance that
-    prediction gave the masks that are left to be written so that all is accepted.
+    """What a walk under a constraint is worth, in logs.
+
+    `log_weight` [B]: the model's chance of the walk, times that of a match by its last prediction, over the chance with
+    which it was drawn. `log_rest` [B]: the chance of a match by that prediction when what it wrote is known.
     """
 
     log_weight: Tensor
@@ -150,9 +151,7 @@ class Sampler(Component):
 
 
 @torch.no_grad()
-def walk(
-    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None
-) -> Iterator[State]:
+def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None) -> Iterator[State]:
     """Every state from the masked canvas to the finished one."""
     rule = rule or TokenRule()
     state = sampler.begin(canvas)

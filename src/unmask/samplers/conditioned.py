@@ -2,7 +2,7 @@
 
 Each call the head sees every masked position, some rows at a time, and keeps of its prediction the masses of the kinds
 of tokens that the automaton tells apart. A path through the automaton is drawn by these, and then, where a token is to
-be written, one among those that the path allows there. Both draws together are one from the prediction, given the match.
+be written, one among those that the path allows there. Together they are a draw from the prediction, given the match.
 """
 
 from __future__ import annotations

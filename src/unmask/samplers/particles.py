@@ -56,7 +56,7 @@ def _resample(sampler: Sampler, state: State, seeds: Tensor) -> tuple[State, Ten
     own = torch.arange(n, device=seeds.device).expand_as(log_w)
     point = (own + uniform(seeds, Purpose.RESAMPLE, state.call)[:, None].double()) / n
     share = log_w.softmax(dim=1)
-    uneven = 2.0 < n * share.square().sum(dim=1, keepdim=True)
+    uneven = n * share.square().sum(dim=1, keepdim=True) > 2.0
     index = torch.where(uneven, _at(share, point), own)
     weight = torch.where(uneven, _log_mean(log_w), log_w)
     rows = (index + n * torch.arange(len(seeds), device=seeds.device)[:, None]).flatten()

@@ -71,7 +71,9 @@ class Paths:
         self.masses = Groups(owner, kinds, len(contains), automaton.kinds, device)
         self._sets, self._ends = torch.as_tensor(sets, device=device), torch.as_tensor(ends, device=device)
         accepts = torch.as_tensor(automaton.accepts, device=device)
-        self._accepts = torch.zeros(automaton.states, dtype=torch.float64, device=device).masked_fill(~accepts, -torch.inf)
+        self._accepts = torch.zeros(automaton.states, dtype=torch.float64, device=device).masked_fill(
+            ~accepts, -torch.inf
+        )
 
     def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
         """[L + 1, B, S] the log-chance of acceptance from each state before each position; pads are passed over."""

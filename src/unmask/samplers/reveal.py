@@ -97,7 +97,9 @@ class Reveal(Sampler):
         if isinstance(rule, JointRule):
             at = Positions(*state.masked.nonzero(as_tuple=True))
             hidden = self._rows(denoiser, state, plan.walking(state.call), *at)
-            return state.write(row, position, *rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position)))
+            return state.write(
+                row, position, *rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position))
+            )
         hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
         seeds = state.canvas.seeds[row]
         tokens, confidence = rule.choose(denoiser.head(hidden), seeds, state.call, position, is_fused(denoiser))
