@@ -16,7 +16,7 @@ Bools = npt.NDArray[np.bool_]
 Moves = Callable[[Ints], Ints]
 """Takes states [N] to the states [N, K] after each kind of token, -1 for none."""
 
-LARGEST = 1 << 26
+LARGEST = 1 << 23
 """Entries of a table of moves, from which on an automaton is too large to work with."""
 
 
@@ -73,8 +73,7 @@ def intersect(automata: list[Automaton]) -> Automaton:
 
 def _product(one: Automaton, other: Automaton) -> Automaton:
     kind, (left, right) = join_kinds(one.kind, other.kind)
-    move = _pair_moves(one.move[:, left], other.move[:, right])
-    pairs, move = explore(move, 0)
+    pairs, move = explore(_pair_moves(one.move[:, left], other.move[:, right]), 0)
     accepts = one.accepts[pairs // other.states] & other.accepts[pairs % other.states]
     length = max(len(one.gate), len(other.gate))
     gate = one.gates(length)[:, left] & other.gates(length)[:, right]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from unmask.constraints.automaton import Automaton, Bools, Ints, explore, tidy
 from unmask.constraints.letters import Letters, read_bytes
-from unmask.constraints.vocabulary import Pieces, Vocabulary
+from unmask.constraints.vocabulary import Vocabulary
 
 NOTHING, END, NEVER = 256, 257, 258
 """Symbols beside the bytes: one that is passed over, the end of the text, and one that is never accepted."""
+
+
+class Word(NamedTuple):
+    """What a token reads as at the beginning of a text and elsewhere; whether a text begins anew behind it."""
+
+    first: bytes | int
+    later: bytes | int
+    renews: bool = False
 
 
 def lift(letters: Letters, vocabulary: Vocabulary) -> Automaton:
@@ -21,16 +30,11 @@ def lift(letters: Letters, vocabulary: Vocabulary) -> Automaton:
     tokens read differently at the beginning of a text, states from the size of the table on are those at a beginning.
     """
     table, accepts = _with_symbols(letters)
-    first, later = (_spelled(pieces, vocabulary) for pieces in vocabulary.pieces)
-    begins = vocabulary.pieces[0] != vocabulary.pieces[1]
-    renews = np.zeros((vocabulary.size, 1), dtype=np.int64)
-    renews[[] if vocabulary.eos is None or not begins else vocabulary.eos] = 1
-    alike = _representatives(table)
-    words, kind = np.unique(np.concatenate([alike[first], alike[later], renews], axis=1), axis=0, return_inverse=True)
-    first, later, renews = np.split(words, [first.shape[1], -1], axis=1)
-    moves = partial(_moves, table, first.T, later.T, renews[:, 0])
-    found, move = explore(moves, len(table) if begins else 0)
-    return tidy(Automaton(kind.reshape(-1), move, accepts[found % len(table)], np.ones((0, len(words)), dtype=bool)))
+    kind, words = _distinct(vocabulary, _representatives(table))
+    first, later = _spelled([word.first for word in words]), _spelled([word.later for word in words])
+    renews = np.array([word.renews for word in words])
+    found, move = explore(partial(_moves, table, first, later, renews), len(table) if vocabulary.begins else 0)
+    return tidy(Automaton(kind, move, accepts[found % len(table)], np.ones((0, len(words)), dtype=bool)))
 
 
 def _with_symbols(letters: Letters) -> tuple[Ints, Bools]:
@@ -45,29 +49,40 @@ def _with_symbols(letters: Letters) -> tuple[Ints, Bools]:
     return table, np.concatenate([reader.accepts, [True, False]])
 
 
-def _spelled(pieces: Pieces, vocabulary: Vocabulary) -> Ints:
-    """[V, W] the symbols of every token."""
-    spelled = np.full((len(pieces), max(1, *(len(piece or b"") for piece in pieces))), NOTHING)
-    for token, piece in enumerate(pieces):
-        if piece is None:
-            spelled[token, 0] = NEVER
+def _representatives(table: Ints) -> bytes:
+    """For every byte one that moves like it, the same for all of them."""
+    group = np.unique(table[:, :256], axis=1, return_inverse=True)[1].reshape(-1)
+    member = np.zeros(group.max() + 1, dtype=np.uint8)
+    member[group] = np.arange(256)
+    return member[group].tobytes()
+
+
+def _distinct(vocabulary: Vocabulary, alike: bytes) -> tuple[Ints, list[Word]]:
+    """The kind [V] of every token, and what each kind reads as."""
+    words: dict[Word, int] = {}
+    kind = np.empty(vocabulary.size, dtype=np.int64)
+    for token, (first, later) in enumerate(zip(*vocabulary.pieces, strict=True)):
+        if first is None or later is None:
+            word = Word(NEVER, NEVER)
+        elif token == vocabulary.eos and vocabulary.ends_with_eos:
+            word = Word(END, END)
         else:
-            spelled[token, : len(piece)] = list(piece)
-    if vocabulary.eos is not None and vocabulary.ends_with_eos:
-        spelled[vocabulary.eos] = NOTHING
-        spelled[vocabulary.eos, 0] = END
+            renews = vocabulary.begins and token == vocabulary.eos
+            word = Word(first.translate(alike), later.translate(alike), renews)
+        kind[token] = words.setdefault(word, len(words))
+    return kind, list(words)
+
+
+def _spelled(texts: list[bytes | int]) -> Ints:
+    """[W, K] the symbols of texts, each followed by nothing."""
+    symbols = [[text] if isinstance(text, int) else list(text) for text in texts]
+    spelled = np.full((max(map(len, symbols)), len(symbols)), NOTHING)
+    for column, one in enumerate(symbols):
+        spelled[: len(one), column] = one
     return spelled
 
 
-def _representatives(table: Ints) -> Ints:
-    """[259] one symbol for all that move alike."""
-    group = np.unique(table, axis=1, return_inverse=True)[1].reshape(-1)
-    member = np.zeros(group.max() + 1, dtype=np.int64)
-    member[group] = np.arange(len(group))
-    return member[group]
-
-
-def _moves(table: Ints, first: Ints, later: Ints, renews: Ints, states: Ints) -> Ints:
+def _moves(table: Ints, first: Ints, later: Ints, renews: Bools, states: Ints) -> Ints:
     """[N, K] the states after words whose letters are `first` [W, K] at a beginning and `later` [W, K] elsewhere."""
     begin, state = np.divmod(states, len(table))
     after = np.empty((len(states), len(renews)), dtype=np.int64)

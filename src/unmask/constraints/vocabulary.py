@@ -29,10 +29,10 @@ class Vocabulary:
     ends_with_eos: bool = False
     """Whether what stands behind the first EOS is no part of the text."""
 
-    @property
+    @cached_property
     def eos(self) -> int | None:
         """The token between texts or behind them."""
-        return self.tokenizer.eos_token_id
+        return self._needed().eos_token_id
 
     @cached_property
     def pieces(self) -> tuple[Pieces, Pieces]:
@@ -44,6 +44,11 @@ class Vocabulary:
             if self.eos is not None:
                 pieces[self.eos] = b"\n"
         return first, later
+
+    @cached_property
+    def begins(self) -> bool:
+        """Whether tokens read differently at the beginning of a text."""
+        return self.pieces[0] != self.pieces[1]
 
     def tokens(self, named: Sequence[int | str]) -> list[int]:
         """Token ids from ids and from words that are one token each."""

@@ -6,7 +6,7 @@ sets at each position; which tokens are in them is nobody's business here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -70,10 +70,7 @@ class Paths:
         owner, kinds = np.nonzero(contains)
         self.masses = Groups(owner, kinds, len(contains), automaton.kinds, device)
         self._sets, self._ends = torch.as_tensor(sets, device=device), torch.as_tensor(ends, device=device)
-        accepts = torch.as_tensor(automaton.accepts, device=device)
-        self._accepts = torch.zeros(automaton.states, dtype=torch.float64, device=device).masked_fill(
-            ~accepts, -torch.inf
-        )
+        self._accepts = torch.as_tensor(np.where(automaton.accepts, 0.0, -np.inf), device=device)
 
     def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
         """[L + 1, B, S] the log-chance of acceptance from each state before each position; pads are passed over."""
@@ -101,7 +98,7 @@ class Paths:
             state = torch.where(real_BL[:, position], ends.gather(1, arc)[:, 0], state)
         return torch.stack(chosen, dim=1)
 
-    def _races(self, seeds_B: Tensor, step: int, length: int, greedy: bool):  # type: ignore[no-untyped-def]
+    def _races(self, seeds_B: Tensor, step: int, length: int, greedy: bool) -> Iterator[Tensor]:
         """For each position what is added to the log-weights [B, W] of arcs, so that the largest is an exact draw."""
         width = self._sets.shape[1]
         arc = torch.arange(width, device=seeds_B.device)
@@ -115,7 +112,7 @@ class Paths:
 
 
 def _arcs(automaton: Automaton) -> tuple[np.ndarray, Ints, Ints]:
-    """Sets of kinds [A, K], and [S, W] the sets and ends of the arcs out of each state, A and 0 where there are less."""
+    """Sets of kinds [A, K]; and [S, W] the sets and ends of the arcs out of each state, filled up with A and 0."""
     state, kind = np.nonzero(automaton.move >= 0)
     end = automaton.move[state, kind]
     arcs, place = np.unique(state * automaton.states + end, return_inverse=True)

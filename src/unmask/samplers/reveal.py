@@ -95,11 +95,10 @@ class Reveal(Sampler):
         part = plan.part(state.call)
         row, position = plan.rows[part], plan.positions[part]
         if isinstance(rule, JointRule):
-            at = Positions(*state.masked.nonzero(as_tuple=True))
+            at, wanted = Positions(*state.masked.nonzero(as_tuple=True)), Positions(row, position)
             hidden = self._rows(denoiser, state, plan.walking(state.call), *at)
-            return state.write(
-                row, position, *rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position))
-            )
+            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, wanted)
+            return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
         hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
         seeds = state.canvas.seeds[row]
         tokens, confidence = rule.choose(denoiser.head(hidden), seeds, state.call, position, is_fused(denoiser))
