@@ -116,7 +116,7 @@ def explore(moves: Moves, start: int) -> tuple[Ints, Ints]:
         found = np.concatenate([found, new])
     table = np.concatenate(tables)
     order = np.argsort(found)
-    number = order[np.searchsorted(found[order], np.maximum(table, start))]
+    number = order[np.searchsorted(found[order], np.where(table >= 0, table, start))]
     return found, np.where(table >= 0, number, -1)
 
 

@@ -89,8 +89,13 @@ def matching(pattern: str) -> Letters:
             if machine.islive(after):
                 move[states[state], classes[symbol]] = states[after]
     accepts = np.array([state in machine.finals for state in states])
-    named = {letter: classes[number] for letter, number in machine.alphabet.items() if isinstance(letter, str)}
+    named = {letter: classes[number] for letter, number in machine.alphabet.items() if _is_letter(letter)}
     return Letters(named, move, accepts)
+
+
+def _is_letter(symbol: Any) -> bool:
+    """Whether a symbol is a character that a text can have; halves of surrogate pairs are none."""
+    return isinstance(symbol, str) and not "\ud800" <= symbol <= "\udfff"
 
 
 def _parsed(pattern: str) -> Any:

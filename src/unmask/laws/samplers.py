@@ -185,8 +185,8 @@ def company_does_not_matter(sampler: Sampler) -> Iterator[Finding]:
 
 @law("sampler", when=lambda s: not s.causal)
 def constraints_are_kept(sampler: Sampler) -> Iterator[Finding]:
-    """What is written satisfies a constraint, whatever is given, in as many calls as without one, and for a sequence bit
-    for bit the same in company and alone (laws 7 and 8)."""
+    """What is written satisfies a constraint, whatever is given, in as many calls as without one, and every sequence is
+    bit for bit the same in company and alone (laws 7 and 8)."""
     canvas, denoiser = _ragged(), denoisers(sampler)[-1]
     rule = Conditioned(TokenRule(), _two_then_three(), canvas.ids.device)
     rows = [b for b in range(len(canvas.ids)) if can_accept(rule.automaton, _own(canvas, b), MASK)]
