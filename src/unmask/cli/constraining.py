@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,11 @@ def constraints(
     asked += [NoWords(*no_words)] if no_words else []
     asked += [_characters(characters)] if characters is not None else []
     return asked or None
+
+
+def told(asked: list[Constraint] | None, particles: int) -> dict[str, Any]:
+    """What was asked for, for machines."""
+    return {"constraints": [str(one) for one in asked or []], "particles": particles}
 
 
 def _characters(text: str) -> Constraint:

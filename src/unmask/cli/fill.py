@@ -22,7 +22,7 @@ from unmask.cli.common import (
     read_lines,
     room_for,
 )
-from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints
+from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
 from unmask.errors import UnmaskError
 
 
@@ -76,7 +76,7 @@ def fill(
             particles=particles,
         )
     if as_json:
-        print_json({"rule": rule.model_dump(), "texts": [asdict(one) for one in done]})
+        print_json({"rule": rule.model_dump(), **told(constraint, particles), "texts": [asdict(one) for one in done]})
         return
     for one in done:
         typer.echo(one.text)

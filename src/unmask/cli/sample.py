@@ -27,7 +27,7 @@ from unmask.cli.common import (
     progress,
     room_for,
 )
-from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints
+from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ def sample(
     if pictures:
         _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
-        print_json(
-            {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "texts": [asdict(x) for x in done]}
-        )
+        how = {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump()}
+        print_json({**how, **told(constraint, particles), "texts": [asdict(x) for x in done]})
         return
     for text in done:
         console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
