@@ -12,20 +12,19 @@ import torch
 from unmask import checkpoint
 from unmask.bounds import Bound, Evaluation
 from unmask.checkpoint import Card
-from unmask.constraints import Constraint
+from unmask.constraints import Automaton, Constraint
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.registry import build
+from unmask.samplers import control
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.control import walks
 from unmask.samplers.draws import TokenRule
 from unmask.scribe import Frame, Generation, Scribe
 from unmask.tally import Progress
 from unmask.templates import PieceReader
 
-BATCH = 64
 Constraints = Constraint | Sequence[Constraint] | None
 Walk = Callable[[Canvas], Iterator[State]]
 SCORE_PRECISION = 0.02
@@ -115,8 +114,10 @@ class MaskedDiffusionLM:
         row = self.scribe.open_row(prompt, length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        walk = self._walk([row] * n, steps, rule, constraint, particles)
-        return self._finished([row] * n, walk, seed, batch_size or max(1, BATCH // particles), progress)
+        rows, automaton = [row] * n, self.scribe.bind(constraint, [row])
+        walk = self._walk(rows, steps, rule, automaton, particles)
+        at_once = batch_size or control.batch_size(automaton, particles, len(row))
+        return self._finished(rows, walk, seed, at_once, progress)
 
     def fill(
         self,
@@ -138,10 +139,8 @@ class MaskedDiffusionLM:
         """
         rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
         texts = [text] if isinstance(text, str) else list(text)
-        control: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
-        filled = [
-            one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **control)
-        ]
+        asked: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
+        filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
     def fill_details(
@@ -157,8 +156,10 @@ class MaskedDiffusionLM:
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self.scribe.blank_row(text) for text in texts]
-        walk = self._walk(rows, steps, rule, constraint, particles)
-        return self._finished(rows, walk, seed, batch_size or max(1, BATCH // particles))
+        automaton = self.scribe.bind(constraint, rows)
+        walk = self._walk(rows, steps, rule, automaton, particles)
+        at_once = batch_size or control.batch_size(automaton, particles, max(map(len, rows)))
+        return self._finished(rows, walk, seed, at_once)
 
     def stream(
         self,
@@ -178,7 +179,7 @@ class MaskedDiffusionLM:
         row = self.scribe.extend(self.scribe.blank_ids(prompt) if prompt else [], length)
         canvas = self.scribe.canvas([row], seed, self.device)
         reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._walk([row], steps, rule, constraint, particles)(canvas):
+        for state in self._walk([row], steps, rule, self.scribe.bind(constraint, [row]), particles)(canvas):
             yield self.scribe.frame(state, reader)
 
     def _walk(
@@ -186,12 +187,11 @@ class MaskedDiffusionLM:
         rows: list[list[int]],
         steps: int | None,
         rule: TokenRule | None,
-        constraint: Constraints,
+        automaton: Automaton | None,
         particles: int,
     ) -> Walk:
-        """How canvases of some rows are walked. What cannot be is refused here, before the network is asked."""
-        automaton = None if constraint is None else self.scribe.bind(constraint, rows)
-        begin = walks(self.sampler(steps), rule or TokenRule(), automaton, particles, self.device)
+        """How canvases of some rows are walked."""
+        begin = control.walks(self.sampler(steps), rule or TokenRule(), automaton, particles, self.device)
         calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in rows]
         denoiser = self.ready(particles * sum(len(row) * n for row, n in zip(rows, calls, strict=True)))
         return partial(begin, denoiser)

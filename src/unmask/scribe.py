@@ -120,8 +120,10 @@ class Scribe:
         real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device)
         return Canvas.of(ids, self.mask, seed, real)
 
-    def bind(self, constraint: Constraint | Sequence[Constraint], rows: list[list[int]]) -> Automaton:
+    def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
+        if constraint is None:
+            return None
         constraints = list(constraint) if isinstance(constraint, Sequence) else [constraint]
         if not constraints or not all(isinstance(one, Constraint) for one in constraints):
             raise UnmaskError(f"{constraint!r} is no constraint; give one of unmask.constraints, or a list of them.")

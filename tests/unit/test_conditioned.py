@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from unmask.laws import exact
 from unmask.laws.samplers import chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Table, every_canvas, random_table
+from unmask.samplers import paths
 from unmask.samplers.base import Canvas, JointRule, Positions, State, sample, walk
 from unmask.samplers.conditioned import Conditioned
 from unmask.samplers.draws import TokenRule
@@ -87,8 +89,10 @@ def counts(state: State) -> Tensor:
     return torch.bincount((state.ids * WEIGHTS).sum(dim=1), minlength=V**L)
 
 
+@pytest.mark.parametrize("many_arcs", [0, 4096])
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_filter_is_the_enumerated_chance_of_acceptance(name):
+def test_filter_is_the_enumerated_chance_of_acceptance(name, many_arcs, monkeypatch):
+    monkeypatch.setattr(paths, "MANY_ARCS", many_arcs)
     automaton, denoiser = automaton_of(CONSTRAINTS[name]), random_table(3)
     rule = Conditioned(TokenRule(), automaton, CPU)
     for start in (BLANK, STARTED):
@@ -190,8 +194,10 @@ def test_temperature_counts_before_the_constraint():
     assert seen.count((2, 2)) / len(seen) == pytest.approx(b / (2 * a + b + 2 * 0.01**2), abs=0.01)
 
 
-def test_paths_of_tiny_chance_are_found():
+@pytest.mark.parametrize("many_arcs", [0, 4096])
+def test_paths_of_tiny_chance_are_found(many_arcs, monkeypatch):
     """A forced path of probability e^-2400 is drawn all the same, where plain float64 would be 0."""
+    monkeypatch.setattr(paths, "MANY_ARCS", many_arcs)
     row = torch.tensor([0.0, 0.0, -40.0, -40.0])
     automaton = automaton_of([Allowed([2, 3]), Words([3])])
     state = sample(
@@ -201,6 +207,26 @@ def test_paths_of_tiny_chance_are_found():
         Conditioned(TokenRule(), automaton, CPU),
     )
     assert set(state.ids.flatten().tolist()) == {2, 3}
+
+
+def test_chances_that_no_float_holds_are_summed_as_logarithms(monkeypatch):
+    """Of two states one is e^-900 less likely to be accepted; it is the only one that the given token leads to."""
+    row = torch.tensor([0.0, 0.0, -300.0, 0.0])
+    automaton = automaton_of([Regular([[1, -1, 2], [1, 1, 1], [-1, 2, -1]], [False, True, True])])
+    monkeypatch.setattr(paths, "MANY_ARCS", 0)
+    ids = torch.tensor([[3, MASK, MASK, MASK], [0, MASK, MASK, MASK]])
+    state = sample(Reveal(steps=1), SameRow(row, MASK), Canvas.of(ids, MASK), Conditioned(TokenRule(), automaton, CPU))
+    assert state.ids[0].tolist() == [3, 2, 2, 2]
+
+
+class Regular(Constraint):
+    """An automaton over the tokens 0, 2 and 3 by its table."""
+
+    def __init__(self, move: list[list[int]], accepts: list[bool]) -> None:
+        self.move, self.accepts = np.array(move), np.array(accepts)
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return Automaton(np.array([0, -1, 1, 2]), self.move, self.accepts, np.ones((0, 3), dtype=bool))
 
 
 def test_a_network_that_excludes_every_match_is_named():
@@ -224,13 +250,13 @@ def test_groups_reduce_any_number_of_members():
 
 def test_arcs_lead_where_the_automaton_does():
     automaton = automaton_of(CONSTRAINTS["all"])
-    paths = Paths(automaton, CPU)
+    arcs_of = Paths(automaton, CPU)
     for state in range(automaton.states):
         for kind in range(automaton.kinds):
             arcs = [
                 int(end)
-                for set_, end in zip(paths._sets[state], paths._ends[state], strict=True)
-                if int(set_) < paths.count and bool(paths.contains[set_, kind])
+                for set_, end in zip(arcs_of._sets[state], arcs_of._ends[state], strict=True)
+                if int(set_) < arcs_of.count and bool(arcs_of.contains[set_, kind])
             ]
             assert arcs == [end for end in [int(automaton.move[state, kind])] if end >= 0]
 

@@ -18,6 +18,17 @@ Walks = Callable[[Any, Canvas], Iterator[State]]
 """(denoiser, canvas): every state of a walk."""
 
 
+BATCH = 64
+STATES_AT_ONCE = 1 << 26
+"""States of automata at positions of sequences that one call may keep in memory."""
+
+
+def batch_size(automaton: Automaton | None, particles: int, length: int) -> int:
+    """How many sequences are walked at once unless a user says so."""
+    states = 1 if automaton is None else automaton.states * length
+    return max(1, min(BATCH, STATES_AT_ONCE // states) // particles)
+
+
 def walks(
     sampler: Sampler, rule: TokenRule, automaton: Automaton | None, particles: int, device: torch.device
 ) -> Walks:

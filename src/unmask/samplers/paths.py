@@ -18,6 +18,10 @@ from unmask.random import Purpose, exponential
 
 NOISE_AT_ONCE = 1 << 20
 WIDTH = 16
+MANY_ARCS = 4096
+"""From so many on it pays to take logarithms of states and not of arcs."""
+SAFE = 600.0
+"""Nats between the largest and the smallest of factors whose products float64 can hold."""
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -70,6 +74,8 @@ class Paths:
         owner, kinds = np.nonzero(contains)
         self.masses = Groups(owner, kinds, len(contains), automaton.kinds, device)
         self._sets, self._ends = torch.as_tensor(sets, device=device), torch.as_tensor(ends, device=device)
+        self._widths = _by_width(self._sets, self._ends, self.count)
+        self._many = (self._sets < self.count).sum() > MANY_ARCS
         self._accepts = torch.as_tensor(np.where(automaton.accepts, 0.0, -np.inf), device=device)
 
     def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
@@ -79,9 +85,28 @@ class Paths:
         hope[length] = self._accepts
         closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
         for position in reversed(range(length)):
-            further = reduce(closed[:, position][:, self._sets] + hope[position + 1][:, self._ends])
+            further = self._before(closed[:, position], hope[position + 1], reduce)
             hope[position] = torch.where(real_BL[:, position, None], further, hope[position + 1])
         return hope
+
+    def _before(self, log_m: Tensor, hope: Tensor, reduce: Reduce) -> Tensor:
+        """[B, S] the log-chance of acceptance before a position from those [B, S] behind it."""
+        if self._many and reduce is sum_of_logs and (_spread(log_m) + _spread(hope)).amax() < SAFE:
+            return self._sum(log_m, hope)
+        return self._by_width([reduce(log_m[:, sets] + hope[:, ends]) for _, sets, ends in self._widths], hope)
+
+    def _sum(self, log_m: Tensor, hope: Tensor) -> Tensor:
+        """The same by plain sums, for masses and chances that are near enough to one another."""
+        top_m, top_hope = _top(log_m), _top(hope)
+        mass, chance = (log_m - top_m).exp(), (hope - top_hope).exp()
+        parts = [(mass[:, sets] * chance[:, ends]).sum(dim=-1) for _, sets, ends in self._widths]
+        return self._by_width(parts, hope).log() + top_m + top_hope
+
+    def _by_width(self, parts: list[Tensor], like: Tensor) -> Tensor:
+        out = torch.empty_like(like)
+        for (states, _, _), part in zip(self._widths, parts, strict=True):
+            out[:, states] = part
+        return out
 
     def draw(
         self, hope: Tensor, log_m_BLA: Tensor, real_BL: Tensor, seeds_B: Tensor, step: int, greedy: bool
@@ -109,6 +134,30 @@ class Paths:
             else:
                 seeds = seeds_B[:, None]
                 yield from -exponential(seeds, Purpose.PATH, step, part[:, None, None], arc).double().log()
+
+
+def _top(x: Tensor) -> Tensor:
+    """[B, 1] the largest of each row, 0 for a row that has nothing."""
+    top = x.amax(dim=1, keepdim=True)
+    return top.masked_fill(top.isneginf(), 0.0)
+
+
+def _spread(x: Tensor) -> Tensor:
+    """[B, 1] the difference between the largest of each row and the smallest that is finite."""
+    top = _top(x)
+    return top - torch.where(x.isneginf(), top, x).amin(dim=1, keepdim=True)
+
+
+def _by_width(sets: Tensor, ends: Tensor, none: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """States by the number of arcs that they have, up to 4, 16, 64, ...: the states, their sets and their ends."""
+    width = (sets < none).sum(dim=1).clamp_min(1)
+    power = (width.double().log2() / 2).ceil().long()
+    parts = []
+    for one in power.unique().tolist():
+        (states,) = (power == one).nonzero(as_tuple=True)
+        size = int(width[states].max())
+        parts.append((states, sets[states, :size], ends[states, :size]))
+    return parts
 
 
 def _arcs(automaton: Automaton) -> tuple[np.ndarray, Ints, Ints]:
