@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.constraints import Automaton
-from unmask.constraints.automaton import Ints
+from unmask.constraints.automaton import Bools, Ints
 from unmask.random import Purpose, exponential
 
 NOISE_AT_ONCE = 1 << 20
@@ -75,12 +75,17 @@ class Paths:
         self.masses = Groups(owner, kinds, len(contains), automaton.kinds, device)
         self._sets, self._ends = torch.as_tensor(sets, device=device), torch.as_tensor(ends, device=device)
         self._widths = _by_width(self._sets, self._ends, self.count)
+        self._free = self.count == self.states == 1
+        """Whether positions have nothing to do with one another."""
         self._many = (self._sets < self.count).sum() > MANY_ARCS
         self._accepts = torch.as_tensor(np.where(automaton.accepts, 0.0, -np.inf), device=device)
 
     def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
         """[L + 1, B, S] the log-chance of acceptance from each state before each position; pads are passed over."""
         batch, length, _ = log_m_BLA.shape
+        if self._free:
+            each = log_m_BLA[..., 0].masked_fill(~real_BL, 0.0)
+            return torch.nn.functional.pad(each.flip(1).cumsum(dim=1).flip(1), (0, 1)).T[..., None]
         hope = log_m_BLA.new_empty(length + 1, batch, self.states)
         hope[length] = self._accepts
         closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
@@ -112,6 +117,8 @@ class Paths:
         self, hope: Tensor, log_m_BLA: Tensor, real_BL: Tensor, seeds_B: Tensor, step: int, greedy: bool
     ) -> Tensor:
         """[B, L] the sets along a path drawn from the law of paths given acceptance, or along the likeliest."""
+        if self._free:
+            return torch.zeros_like(real_BL, dtype=torch.int64)
         closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
         state = torch.zeros_like(seeds_B)
         chosen = []
@@ -160,18 +167,26 @@ def _by_width(sets: Tensor, ends: Tensor, none: int) -> list[tuple[Tensor, Tenso
     return parts
 
 
-def _arcs(automaton: Automaton) -> tuple[np.ndarray, Ints, Ints]:
+def _arcs(automaton: Automaton) -> tuple[Bools, Ints, Ints]:
     """Sets of kinds [A, K]; and [S, W] the sets and ends of the arcs out of each state, filled up with A and 0."""
     state, kind = np.nonzero(automaton.move >= 0)
     end = automaton.move[state, kind]
     arcs, place = np.unique(state * automaton.states + end, return_inverse=True)
-    contains = np.zeros((len(arcs), automaton.kinds), dtype=bool)
-    contains[place.reshape(-1), kind] = True
-    distinct, which = np.unique(contains, axis=0, return_inverse=True)
+    which = _same_sets(place.reshape(-1), kind)
+    contains = np.zeros((int(which.max(initial=-1)) + 1, automaton.kinds), dtype=bool)
+    contains[which[place.reshape(-1)], kind] = True
     begin, finish = arcs // automaton.states, arcs % automaton.states
     counts = np.bincount(begin, minlength=automaton.states)
     slot = np.arange(len(arcs)) - (np.cumsum(counts) - counts)[begin]
-    sets = np.full((automaton.states, max(1, counts.max())), len(distinct))
+    sets = np.full((automaton.states, max(1, counts.max())), len(contains))
     ends = np.zeros_like(sets)
-    sets[begin, slot], ends[begin, slot] = which.reshape(-1), finish
-    return distinct, sets, ends
+    sets[begin, slot], ends[begin, slot] = which, finish
+    return contains, sets, ends
+
+
+def _same_sets(arc: Ints, kind: Ints) -> Ints:
+    """[E] a number for the set of kinds of every arc, from pairs (arc, kind) [M]; random sums tell sets apart."""
+    names = np.random.default_rng(0).integers(1 << 62, size=int(kind.max(initial=-1)) + 1)
+    sums = np.zeros(int(arc.max(initial=-1)) + 1, dtype=np.int64)
+    np.add.at(sums, arc, names[kind])
+    return np.unique(sums, return_inverse=True)[1].reshape(-1)
