@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.registry import Component
-from unmask.samplers.draws import TokenRule
+from unmask.samplers.draws import TokenRule, is_fused
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,18 @@ class JointRule(ABC):
         self, head: Callable[[Tensor], Tensor], hidden: Tensor, state: State, at: Positions, wanted: Positions
     ) -> Drawn:
         """Tokens at the `wanted` positions, which are among those `at` which `hidden` [M, D] are the network's rows."""
+
+
+def write_tokens(
+    denoiser: Any, state: State, hidden_BLD: Tensor, rule: TokenRule | JointRule, row: Tensor, position: Tensor
+) -> State:
+    """The next state, tokens chosen by any rule at (row, position) [N] from what the network makes of the canvas."""
+    if isinstance(rule, JointRule):
+        at = Positions(*state.masked.nonzero(as_tuple=True))
+        drawn = rule.choose_jointly(denoiser.head, hidden_BLD[at], state, at, Positions(row, position))
+        return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
+    logits, seeds = denoiser.head(hidden_BLD[row, position]), state.canvas.seeds[row]
+    return state.write(row, position, *rule.choose(logits, seeds, state.call, position, is_fused(denoiser)))
 
 
 class Sampler(Component):

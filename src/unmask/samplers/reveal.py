@@ -95,9 +95,9 @@ class Reveal(Sampler):
         part = plan.part(state.call)
         row, position = plan.rows[part], plan.positions[part]
         if isinstance(rule, JointRule):
-            at, wanted = Positions(*state.masked.nonzero(as_tuple=True)), Positions(row, position)
+            at = Positions(*state.masked.nonzero(as_tuple=True))
             hidden = self._rows(denoiser, state, plan.walking(state.call), *at)
-            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, wanted)
+            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position))
             return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
         hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
         seeds = state.canvas.seeds[row]
