@@ -35,6 +35,7 @@ CONSTRAINTS: dict[str, list[Constraint]] = {
     "fixed": [Fixed({0: 3})],
     "allowed": [Allowed([2, 3])],
     "banned here": [Banned([0], [0, 2])],
+    "word and banned here": [Words([2]), Banned([3], [1])],
     "all": [Words([2]), NoWords([0, 0]), Allowed([0, 2], [1])],
 }
 
@@ -236,6 +237,12 @@ def test_a_network_that_excludes_every_match_is_named():
         sample(Reveal(), SameRow(row, MASK), canvas, rule)
 
 
+def test_given_tokens_that_break_a_constraint_leave_no_chance():
+    rule = Conditioned(TokenRule(), automaton_of([Banned([2], [1])]), CPU)
+    with pytest.raises(UnmaskError, match="no chance"):
+        sample(Reveal(), random_table(), Canvas.of(STARTED[None], MASK), rule)
+
+
 def test_groups_reduce_any_number_of_members():
     x = torch.randn(2, 700, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sets = [list(range(700)), [5], [], list(range(3, 40)), [5, 699]]
@@ -283,6 +290,24 @@ def test_particles_converge_to_the_models_law_given_the_match(steps):
     assert distances[0] > distances[1] + 0.05 > distances[2] + 0.1
     many = counts(together(256, 300, steps, rule, denoiser))
     assert chi_square(many, law / chance) > 1e-3
+
+
+def test_the_chance_of_a_match_is_that_under_the_temperature():
+    automaton, table = automaton_of([Words([2, 3])]), random_table()
+    sharper = Table(table.logits / 0.5, MASK)
+    chance = float((chain_of(Reveal(steps=2), sharper, BLANK) * matches(automaton)).sum())
+    last = together(2, 2000, 2, Conditioned(TokenRule(temperature=0.5), automaton, CPU, weigh=True), table)
+    estimate = last.evidence.log_weight.exp()
+    assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 2000**0.5
+
+
+def test_the_walk_that_is_shown_is_one_walk():
+    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, weigh=True)
+    canvas = Canvas.of(BLANK.expand(40, -1), MASK)
+    states = list(walk_together(Reveal(), random_table(), canvas, rule, 16))
+    for before, after in itertools.pairwise(states):
+        assert ((before.ids == after.ids) | (after.order == before.call)).all()
+        assert ((after.ids != MASK).sum(dim=1) == after.call).all()
 
 
 def test_particles_respect_given_tokens_and_company():

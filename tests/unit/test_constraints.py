@@ -217,6 +217,12 @@ def test_the_product_accepts_what_both_accept(single):
         assert accepts(both, ids) == alone
 
 
+def test_tokens_that_differ_at_one_position_only_stay_apart():
+    both = intersect(Vocabulary(None, 4, 1), Words([2]), Banned([3], [1]))
+    for ids in itertools.product([0, 2, 3], repeat=3):
+        assert accepts(both, list(ids)) == (2 in ids and ids[1] != 3)
+
+
 def test_automata_stay_small(single):
     assert Regex("(a|b|c|d)*").automaton(single).move.shape == (1, 1)
     assert Regex("a{1,9}|b{1,9}").automaton(single).states <= 19
