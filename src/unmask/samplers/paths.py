@@ -77,7 +77,7 @@ class Paths:
         self._widths = _by_width(self._sets, self._ends, self.count)
         self._free = self.count == self.states == 1
         """Whether positions have nothing to do with one another."""
-        self._many = (self._sets < self.count).sum() > MANY_ARCS
+        self._many = bool((self._sets < self.count).sum() > MANY_ARCS)
         self._accepts = torch.as_tensor(np.where(automaton.accepts, 0.0, -np.inf), device=device)
 
     def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
