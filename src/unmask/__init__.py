@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.version import __version__
 
 if TYPE_CHECKING:
+    from unmask import constraints
     from unmask.bounds import Bound
     from unmask.errors import UnmaskError
     from unmask.generation import MaskedDiffusionLM, load
@@ -38,6 +39,7 @@ __all__ = [
     "MaskedDiffusionLM",
     "UnmaskError",
     "__version__",
+    "constraints",
     "load",
     "register",
 ]
@@ -45,6 +47,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import unmask` itself costs nothing."""
+    if name == "constraints":
+        return import_module("unmask.constraints")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'unmask' has no attribute '{name}'")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ import torch
 from unmask import checkpoint
 from unmask.bounds import Bound, Evaluation
 from unmask.checkpoint import Card
+from unmask.constraints import Automaton, Constraint
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.registry import build
-from unmask.samplers.base import Sampler, sample, walk
+from unmask.samplers import control
+from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.draws import TokenRule
 from unmask.scribe import Frame, Generation, Scribe
 from unmask.tally import Progress
 from unmask.templates import PieceReader
 
-BATCH = 64
+Constraints = Constraint | Sequence[Constraint] | None
+Walk = Callable[[Canvas], Iterator[State]]
 SCORE_PRECISION = 0.02
 """Bits per token to which `score` knows a bound unless asked otherwise."""
 
@@ -78,14 +82,18 @@ class MaskedDiffusionLM:
         top_k: int | None = None,
         top_p: float | None = None,
         batch_size: int | None = None,
+        constraint: Constraints = None,
+        particles: int = 1,
     ) -> list[str]:
         """`n` texts of `length` tokens (prompt included; the model's own length by default).
 
         `steps=None` writes one token a call, the exact law; `steps=T` at most T calls. Sequence i has the seed
-        `seed + i` and does not depend on how many are drawn beside it.
+        `seed + i` and does not depend on how many are drawn beside it. Every text satisfies the `constraint` (one of
+        `unmask.constraints` or several); with many `particles` its law is the model's, given that.
         """
         rule = token_rule(temperature, top_k, top_p)
-        done = self.sample(n, prompt=prompt, length=length, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
+        shape: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "batch_size": batch_size}
+        done = self.sample(n, **shape, seed=seed, rule=rule, constraint=constraint, particles=particles)
         return [one.text for one in done]
 
     def sample(
@@ -99,22 +107,17 @@ class MaskedDiffusionLM:
         rule: TokenRule | None = None,
         batch_size: int | None = None,
         progress: Progress | None = None,
+        constraint: Constraints = None,
+        particles: int = 1,
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence."""
         row = self.scribe.open_row(prompt, length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        sampler = self.sampler(steps)
-        denoiser = self.ready(n * len(row) * min(steps or len(row), len(row)))
-        done: list[Generation] = []
-        at_once = batch_size or BATCH
-        for start in range(0, n, at_once):
-            size = min(at_once, n - start)
-            canvas = self.scribe.canvas([row] * size, seed + start, self.device)
-            done += self.scribe.finish(sample(sampler, denoiser, canvas, rule))
-            if progress is not None:
-                progress(size)
-        return done
+        rows, automaton = [row] * n, self.scribe.bind(constraint, [row])
+        walk = self._walk(rows, steps, rule, automaton, particles)
+        at_once = batch_size or control.batch_size(automaton, particles, len(row))
+        return self._finished(rows, walk, seed, at_once, progress)
 
     def fill(
         self,
@@ -127,13 +130,17 @@ class MaskedDiffusionLM:
         top_k: int | None = None,
         top_p: float | None = None,
         batch_size: int | None = None,
+        constraint: Constraints = None,
+        particles: int = 1,
     ) -> str | list[str]:
-        """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three."""
+        """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three.
+
+        `constraint` and `particles` are those of `generate`, on the whole text.
+        """
         rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
         texts = [text] if isinstance(text, str) else list(text)
-        filled = [
-            one.text for one in self.fill_details(texts, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
-        ]
+        asked: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
+        filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
     def fill_details(
@@ -144,18 +151,15 @@ class MaskedDiffusionLM:
         seed: int = 0,
         rule: TokenRule | None = None,
         batch_size: int | None = None,
+        constraint: Constraints = None,
+        particles: int = 1,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self.scribe.blank_row(text) for text in texts]
-        sampler = self.sampler(steps)
-        mask = self.scribe.mask
-        denoiser = self.ready(sum(len(row) * min(steps or len(row), row.count(mask)) for row in rows))
-        done: list[Generation] = []
-        at_once = batch_size or BATCH
-        for start in range(0, len(rows), at_once):
-            canvas = self.scribe.canvas(rows[start : start + at_once], seed + start, self.device)
-            done += self.scribe.finish(sample(sampler, denoiser, canvas, rule))
-        return done
+        automaton = self.scribe.bind(constraint, rows)
+        walk = self._walk(rows, steps, rule, automaton, particles)
+        at_once = batch_size or control.batch_size(automaton, particles, max(map(len, rows)))
+        return self._finished(rows, walk, seed, at_once)
 
     def stream(
         self,
@@ -165,14 +169,46 @@ class MaskedDiffusionLM:
         steps: int | None = None,
         seed: int = 0,
         rule: TokenRule | None = None,
+        constraint: Constraints = None,
+        particles: int = 1,
     ) -> Iterator[Frame]:
-        """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too."""
+        """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too.
+
+        Which of several `particles` is shown is known at the end, so that nothing is shown before.
+        """
         row = self.scribe.extend(self.scribe.blank_ids(prompt) if prompt else [], length)
         canvas = self.scribe.canvas([row], seed, self.device)
         reader = PieceReader(self.words, self.scribe.mask)
-        denoiser = self.ready(len(row) * min(steps or len(row), len(row)))
-        for state in walk(self.sampler(steps), denoiser, canvas, rule):
+        for state in self._walk([row], steps, rule, self.scribe.bind(constraint, [row]), particles)(canvas):
             yield self.scribe.frame(state, reader)
+
+    def _walk(
+        self,
+        rows: list[list[int]],
+        steps: int | None,
+        rule: TokenRule | None,
+        automaton: Automaton | None,
+        particles: int,
+    ) -> Walk:
+        """How canvases of some rows are walked."""
+        begin = control.walks(self.sampler(steps), rule or TokenRule(), automaton, particles, self.device)
+        calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in rows]
+        denoiser = self.ready(particles * sum(len(row) * n for row, n in zip(rows, calls, strict=True)))
+        return partial(begin, denoiser)
+
+    def _finished(
+        self, rows: list[list[int]], walk: Walk, seed: int, at_once: int, progress: Progress | None = None
+    ) -> list[Generation]:
+        """What walks over rows wrote, some rows at a time."""
+        done: list[Generation] = []
+        for start in range(0, len(rows), at_once):
+            part = rows[start : start + at_once]
+            for state in walk(self.scribe.canvas(part, seed + start, self.device)):
+                last = state
+            done += self.scribe.finish(last)
+            if progress is not None:
+                progress(len(part))
+        return done
 
     def score(
         self,

@@ -29,6 +29,9 @@ class Purpose(IntEnum):
     REVEAL = 3
     TOKEN = 4
     OFFSET = 5
+    PATH = 6
+    PARTICLE = 7
+    RESAMPLE = 8
 
 
 Integer = int | Tensor

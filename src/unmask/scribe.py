@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask.checkpoint import Card
+from unmask.constraints import Automaton, Constraint, Vocabulary, bind
 from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
@@ -58,6 +59,7 @@ class Scribe:
         self.tokenizer = tokenizer
         self.card = card
         self.mask = config.mask_token_id
+        self.vocabulary = Vocabulary(tokenizer, config.vocab_size, config.mask_token_id, card.policy.ends_with_eos)
         self.limit = config.max_length
         """Tokens that the network can see at once."""
 
@@ -131,6 +133,15 @@ class Scribe:
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=device)
         real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device)
         return Canvas.of(ids, self.mask, seed, real)
+
+    def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
+        """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
+        if constraint is None:
+            return None
+        constraints = list(constraint) if isinstance(constraint, Sequence) else [constraint]
+        if not constraints or not all(isinstance(one, Constraint) for one in constraints):
+            raise UnmaskError(f"{constraint!r} is no constraint; give one of unmask.constraints, or a list of them.")
+        return bind(constraints, self.vocabulary, rows)
 
     def finish(self, state: State) -> list[Generation]:
         """What a finished walk wrote, sequence by sequence."""

@@ -13,7 +13,7 @@ LAYERS = [
     {"registry", "files", "bounds", "shelf"},
     {"data", "random", "schedules", "optimizers"},
     {"batch", "learned", "linear_cross_entropy"},
-    {"times", "process", "losses"},
+    {"times", "process", "losses", "constraints"},
     {"models"},
     {"objectives", "samplers"},
     {"checkpoint", "config", "templates"},

@@ -20,6 +20,7 @@ from unmask.cli.common import (
     print_json,
     room_for,
 )
+from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
 from unmask.cli.words import split_blanks
 
 
@@ -38,6 +39,11 @@ def fill(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    match: Match = None,
+    with_words: With = None,
+    without: Without = None,
+    characters: Characters = None,
+    particles: Particles = 1,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -51,17 +57,28 @@ def fill(
 
         unmask fill runs/mine "The [MASK] sat on the [MASK:3]."
 
+        unmask fill "The [MASK:8] was happy." --with cat --characters 20-40
+
         cat lines.txt | unmask fill - --greedy --json
     """
     from unmask.generation import load, token_rule
 
     rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+    constraint = constraints(match, with_words, without, characters)
     checkpoint, lines = split_blanks(words)
     lm = load(checkpoint, device=device, dtype=dtype)
     with room_for(batch_size):
-        done = lm.fill_details(lines, steps=steps, seed=seed, rule=rule, batch_size=batch_size)
+        done = lm.fill_details(
+            lines,
+            steps=steps,
+            seed=seed,
+            rule=rule,
+            batch_size=batch_size,
+            constraint=constraint,
+            particles=particles,
+        )
     if as_json:
-        print_json({"rule": rule.model_dump(), "texts": [asdict(one) for one in done]})
+        print_json({"rule": rule.model_dump(), **told(constraint, particles), "texts": [asdict(one) for one in done]})
         return
     for one in done:
         typer.echo(one.text)

@@ -27,6 +27,7 @@ from unmask.cli.common import (
     progress,
     room_for,
 )
+from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def sample(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    match: Match = None,
+    with_words: With = None,
+    without: Without = None,
+    characters: Characters = None,
+    particles: Particles = 1,
     batch_size: BatchSize = None,
     watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
@@ -65,6 +71,8 @@ def sample(
 
         unmask sample runs/mine -n 4 --length 128 --steps 64
 
+        unmask sample --length 24 --match "Once upon a time[a-z ,]+[.]" --particles 8
+
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation import load, token_rule
@@ -74,8 +82,10 @@ def sample(
         raise UnmaskError("--watch is for people and --json for machines; give one of them.")
     pictures = check_pictures(html=html, gif=gif, png=png)
     rule = token_rule(temperature, top_k, top_p)
+    constraint = constraints(match, with_words, without, characters)
     lm = load(checkpoint, device=device, dtype=dtype)
     options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
+    options |= {"constraint": constraint, "particles": particles}
     if watch:
         with room_for(1):
             first, *_ = [_watch(lm.stream(**options, seed=one), one) for one in range(seed, seed + n)]
@@ -86,9 +96,8 @@ def sample(
     if pictures:
         _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
-        print_json(
-            {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "texts": [asdict(x) for x in done]}
-        )
+        how = {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump()}
+        print_json({**how, **told(constraint, particles), "texts": [asdict(x) for x in done]})
         return
     for text in done:
         console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")

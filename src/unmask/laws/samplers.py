@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from unmask import random
+from unmask.constraints import Automaton, Banned, Vocabulary, Words, bind
+from unmask.constraints.binding import can_accept
 from unmask.laws import exact
 from unmask.laws.base import Finding, LawBroken, describe, law
 from unmask.laws.statistics import chi_square
@@ -33,6 +36,8 @@ from unmask.laws.tables import (
 from unmask.random import Purpose
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
+from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.draws import TokenRule
 from unmask.samplers.reveal import Reveal
 
 V, L, MASK = 4, 3, 1
@@ -178,6 +183,37 @@ def company_does_not_matter(sampler: Sampler) -> Iterator[Finding]:
             yield Finding(float(differ.sum()), 0, "confidences that differ in company")
 
 
+@law("sampler", when=lambda s: not s.causal)
+def constraints_are_kept(sampler: Sampler) -> Iterator[Finding]:
+    """What is written satisfies a constraint, whatever is given, in as many calls as without one, and every sequence is
+    bit for bit the same in company and alone (laws 7 and 8)."""
+    canvas, denoiser = _ragged(), denoisers(sampler)[-1]
+    rule = Conditioned(TokenRule(), _two_then_three(), canvas.ids.device)
+    rows = [b for b in range(len(canvas.ids)) if can_accept(rule.automaton, _own(canvas, b), MASK)]
+    some = _rows(canvas, rows)
+    together = sample(sampler, denoiser, some, rule)
+    yield Finding(abs(len(rows) - 5), 0, "sequences that can satisfy the constraint, against five")
+    yield Finding(abs(together.total - sampler.begin(some).total), 0, "calls that the constraint costs")
+    for b in range(len(rows)):
+        alone = sample(sampler, denoiser, _rows(some, [b]), rule)
+        yield Finding(float((alone.ids[0] != together.ids[b]).sum()), 0, "tokens that differ in company")
+        written = _own(replace(some, ids=together.ids), b)
+        yield Finding(float(not can_accept(rule.automaton, written, MASK)), 0, "sequences that break the constraint")
+        changed = (together.ids[b] != some.ids[b]) & ~some.masked[b]
+        yield Finding(float(changed.sum()), 0, "given tokens that changed")
+
+
+def _two_then_three() -> Automaton:
+    """Token 2 directly before token 3 somewhere, and no token 0 at the beginning."""
+    vocabulary = Vocabulary(None, V, MASK)
+    return bind([Words([2, 3]), Banned([0], [0])], vocabulary, [])
+
+
+def _own(canvas: Canvas, row: int) -> list[int]:
+    """The tokens of a sequence without pads."""
+    return canvas.ids[row][canvas.attention_mask[row]].tolist()
+
+
 AIM, TAIL_BITS = 24, 27
 
 
@@ -219,7 +255,7 @@ def _ragged() -> Canvas:
     return Canvas.of(ids, MASK, seed=40, attention_mask=attention)
 
 
-def _rows(canvas: Canvas, rows: slice) -> Canvas:
+def _rows(canvas: Canvas, rows: slice | list[int]) -> Canvas:
     return Canvas(canvas.ids[rows], canvas.attention_mask[rows], canvas.seeds[rows], canvas.mask_token_id)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.errors import UnmaskError
 from unmask.graphs import Recording, can_record
 from unmask.models.cache import SlotCache
-from unmask.samplers.base import Canvas, Sampler, State
+from unmask.samplers.base import Canvas, JointRule, Sampler, State
 from unmask.samplers.draws import TokenRule, is_fused
 
 Choice = Callable[[], tuple[Tensor, Tensor]]
@@ -47,7 +47,9 @@ class LeftToRight(Sampler):
         rows = torch.as_tensor(np.nonzero(by_call)[1], device=canvas.ids.device)
         return State.start(canvas, calls, total, Plan(first, rows.split(by_call.sum(axis=1).tolist())))
 
-    def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
+        if isinstance(rule, JointRule):
+            raise UnmaskError("An autoregressive model does not see the rest of its canvas; constrain a masked one.")
         plan: Plan = state.plan
         position = plan.first + state.call
         if plan.reader is None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unmask.errors import UnmaskError
 from unmask.registry import Component
-from unmask.samplers.draws import TokenRule
+from unmask.samplers.draws import TokenRule, is_fused
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class Canvas:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What a walk under a constraint is worth, in logs.
+
+    `log_weight` [B]: the model's chance of the walk, times that of a match by its last prediction, over the chance with
+    which it was drawn. `log_rest` [B]: the chance of a match by that prediction when what it wrote is known.
+    """
+
+    log_weight: Tensor
+    log_rest: Tensor
+
+
+@dataclass(frozen=True)
 class State:
     """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once."""
 
@@ -56,6 +69,12 @@ class State:
     confidence: Tensor
     """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
     plan: Any
+    evidence: Evidence | None = None
+
+    @property
+    def masked(self) -> Tensor:
+        """[B, L] the positions that are not yet written."""
+        return (self.ids == self.canvas.mask_token_id) & self.canvas.attention_mask
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
@@ -64,13 +83,64 @@ class State:
         order = torch.full_like(canvas.ids, -1)
         return cls(canvas.ids, canvas, calls, total, 0, order, given.masked_fill(canvas.masked, 0.0), plan)
 
-    def write(self, rows: Tensor, positions: Tensor, tokens: Tensor, confidence: Tensor) -> State:
+    def take(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
+        """The walks of some sequences [B'], as those of a canvas."""
+        ids, calls, order, trust = (x[rows] for x in (self.ids, self.calls, self.order, self.confidence))
+        total = int(calls.max())
+        evidence = self.evidence and Evidence(self.evidence.log_weight[rows], self.evidence.log_rest[rows])
+        return State(ids, canvas, calls, total, self.call, order, trust, plan, evidence)
+
+    def write(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        tokens: Tensor,
+        confidence: Tensor,
+        evidence: Evidence | None = None,
+    ) -> State:
         """The next state: `tokens` [N] written at (rows, positions) by this call."""
         ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
         ids[rows, positions] = tokens
         order[rows, positions] = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
         trust[rows, positions] = confidence
-        return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan)
+        return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
+
+
+class Positions(NamedTuple):
+    """Positions of a canvas: the sequences [N] they are in and their places [N] there."""
+
+    rows: Tensor
+    places: Tensor
+
+
+class Drawn(NamedTuple):
+    """Tokens [N], the probability [N] the untouched prediction gave each, and what the walk is worth now."""
+
+    tokens: Tensor
+    confidence: Tensor
+    evidence: Evidence | None
+
+
+class JointRule(ABC):
+    """Chooses the tokens of a sequence together; a sampler shows it every masked position, whichever it will write."""
+
+    @abstractmethod
+    def choose_jointly(
+        self, head: Callable[[Tensor], Tensor], hidden: Tensor, state: State, at: Positions, wanted: Positions
+    ) -> Drawn:
+        """Tokens at the `wanted` positions, which are among those `at` which `hidden` [M, D] are the network's rows."""
+
+
+def write_tokens(
+    denoiser: Any, state: State, hidden_BLD: Tensor, rule: TokenRule | JointRule, row: Tensor, position: Tensor
+) -> State:
+    """The next state, tokens chosen by any rule at (row, position) [N] from what the network makes of the canvas."""
+    if isinstance(rule, JointRule):
+        at = Positions(*state.masked.nonzero(as_tuple=True))
+        drawn = rule.choose_jointly(denoiser.head, hidden_BLD[at], state, at, Positions(row, position))
+        return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
+    logits, seeds = denoiser.head(hidden_BLD[row, position]), state.canvas.seeds[row]
+    return state.write(row, position, *rule.choose(logits, seeds, state.call, position, is_fused(denoiser)))
 
 
 class Sampler(Component):
@@ -84,12 +154,16 @@ class Sampler(Component):
         """Plan the walk over a canvas."""
 
     @abstractmethod
-    def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         """One network call, and the tokens it writes."""
+
+    def take(self, state: State, rows: Tensor) -> State:
+        """The state in which sequence i has walked as sequence `rows[i]` [B] has, and goes on with its own seed."""
+        raise UnmaskError(f"The sampler {type(self).__name__} cannot resample its walks; use 'reveal' for particles.")
 
 
 @torch.no_grad()
-def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> Iterator[State]:
+def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None) -> Iterator[State]:
     """Every state from the masked canvas to the finished one."""
     rule = rule or TokenRule()
     state = sampler.begin(canvas)
@@ -99,7 +173,7 @@ def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None
         yield state
 
 
-def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | None = None) -> State:
+def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None) -> State:
     """The finished state."""
     for state in walk(sampler, denoiser, canvas, rule):
         last = state

@@ -49,12 +49,17 @@ class TokenRule(Component):
         return log_w
 
     def _draw(self, log_p: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> Tensor:
-        rows = max(1, ENTRIES_PER_CHUNK.get(log_p.device.type, 1 << 22) // log_p.shape[-1])
+        rows = rows_at_once(log_p.device, log_p.shape[-1])
         parts = [
             draw(self.truncate(log_p[i : i + rows]), seeds_N[i : i + rows], step, positions_N[i : i + rows])
             for i in range(0, log_p.shape[0], rows)
         ]
         return torch.cat(parts) if parts else log_p.new_zeros(0, dtype=torch.int64)
+
+
+def rows_at_once(device: torch.device, vocab_size: int) -> int:
+    """How many rows of logits are drawn from at a time."""
+    return max(1, ENTRIES_PER_CHUNK.get(device.type, 1 << 22) // vocab_size)
 
 
 def draw(log_w_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.random import Purpose, uniform
 from unmask.registry import field
-from unmask.samplers.base import Canvas, Sampler, State
+from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
 from unmask.samplers.draws import TokenRule, is_fused
 from unmask.schedules import LogLinear, Schedule
 
@@ -28,7 +28,7 @@ class Plan:
 
     `places` [N] counts the positions that one call reveals in one sequence, of which there are `most` at most.
     `ends` [C + 1] tells where each call's part of them begins and ends, `time` [B, C] the time of each call,
-    `calls` [B] how many a sequence needs.
+    `calls` [B] how many a sequence needs, `group` [B, L] the call that reveals each position, -1 for given ones.
     """
 
     rows: Tensor
@@ -38,6 +38,7 @@ class Plan:
     ends: list[int]
     time: Tensor
     calls: list[int]
+    group: Tensor
 
     def part(self, call: int) -> slice:
         """The part of the positions that a call reveals."""
@@ -61,17 +62,14 @@ class Reveal(Sampler):
 
     def begin(self, canvas: Canvas) -> State:
         group, time = self.groups(canvas)
-        calls = group.max(dim=1).values + 1
-        total = int(calls.max())
-        row, position = (group >= 0).nonzero(as_tuple=True)
-        order = group[row, position].argsort(stable=True)
-        ends = torch.bincount(group[group >= 0], minlength=total).cumsum(dim=0).tolist()
-        device = canvas.ids.device
-        place = _places(group)[row, position]
-        row, position, place = (tensor[order].to(device) for tensor in (row, position, place))
-        most = int(place.max()) + 1 if len(place) else 0
-        plan = Plan(row, position, place, most, [0, *ends], time.to(device), calls.tolist())
-        return State.start(canvas, calls.to(device), total, plan)
+        plan = _plan(group, time, canvas.ids.device)
+        calls = torch.tensor(plan.calls, device=canvas.ids.device)
+        return State.start(canvas, calls, max(plan.calls), plan)
+
+    def take(self, state: State, rows: Tensor) -> State:
+        plan: Plan = state.plan
+        taken = _plan(plan.group[rows.cpu()], plan.time[rows], state.ids.device)
+        return state.take(rows, state.canvas, taken)
 
     def groups(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """[B, L] the call that reveals each position, -1 for given ones, and [B, L] the time of each call, on the CPU.
@@ -92,19 +90,33 @@ class Reveal(Sampler):
         group = group.masked_fill(tau < 0, -1)
         return torch.empty_like(group).scatter(1, order, group), at_call
 
-    def step(self, denoiser: Any, state: State, rule: TokenRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         plan: Plan = state.plan
         part = plan.part(state.call)
         row, position = plan.rows[part], plan.positions[part]
+        if isinstance(rule, JointRule):
+            at = Positions(*state.masked.nonzero(as_tuple=True))
+            hidden = self._rows(denoiser, state, plan.walking(state.call), *at)
+            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position))
+            return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
         hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
         seeds = state.canvas.seeds[row]
         tokens, confidence = rule.choose(denoiser.head(hidden), seeds, state.call, position, is_fused(denoiser))
         return state.write(row, position, tokens, confidence)
 
     def _rows(
-        self, denoiser: Any, state: State, walking: list[int] | None, row: Tensor, position: Tensor, place: Tensor
+        self,
+        denoiser: Any,
+        state: State,
+        walking: list[int] | None,
+        row: Tensor,
+        position: Tensor,
+        place: Tensor | None = None,
     ) -> Tensor:
-        """[N, D] what the network makes of the positions (row, position) [N], of the sequences that are walking."""
+        """[N, D] what the network makes of the positions (row, position) [N], of the sequences that are walking.
+
+        `place` [N], where they are few, counts those of a sequence.
+        """
         ids, time, attention = state.ids, state.plan.time[:, state.call], state.canvas.attention_mask
         if walking is not None:
             chosen = torch.tensor(walking, device=ids.device)
@@ -112,11 +124,24 @@ class Reveal(Sampler):
             row = torch.searchsorted(chosen, row)
         told: dict[str, Any] = {"alpha": self.schedule.alpha(time)}
         told["attention_mask"] = attention if state.canvas.has_pads else None
-        if not hasattr(denoiser, "hidden_at") or 2 * state.plan.most > ids.shape[1]:
+        if place is None or not hasattr(denoiser, "hidden_at") or 2 * state.plan.most > ids.shape[1]:
             return denoiser.hidden(ids, **told)[row, position]
         positions = ids.new_zeros(len(ids), state.plan.most)
         positions[row, place] = position
         return denoiser.hidden_at(ids, positions, **told)[row, place]
+
+
+def _plan(group: Tensor, time: Tensor, device: torch.device) -> Plan:
+    """The plan of groups [B, L], on the CPU, and times [B, L] of calls."""
+    calls = group.max(dim=1).values + 1
+    total = int(calls.max())
+    row, position = (group >= 0).nonzero(as_tuple=True)
+    order = group[row, position].argsort(stable=True)
+    ends = torch.bincount(group[group >= 0], minlength=total).cumsum(dim=0).tolist()
+    place = _places(group)[row, position]
+    row, position, place = (tensor[order].to(device) for tensor in (row, position, place))
+    most = int(place.max()) + 1 if len(place) else 0
+    return Plan(row, position, place, most, [0, *ends], time.to(device), calls.tolist(), group)
 
 
 def _places(group: Tensor) -> Tensor:

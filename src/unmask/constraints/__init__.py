@@ -1,0 +1,24 @@
+"""What a canvas may contain, as one automaton over its tokens.
+
+`members` are the constraints a user asks for; `letters` reads text and `vocabulary` tokens, `lifting` joins them;
+`automaton` is what all become, and `binding` says whether a canvas can satisfy it. The exact draw is a sampler's.
+"""
+
+from unmask.constraints.automaton import Automaton
+from unmask.constraints.binding import bind
+from unmask.constraints.members import Allowed, Banned, Characters, Constraint, Fixed, NoWords, Regex, Words
+from unmask.constraints.vocabulary import Vocabulary
+
+__all__ = [
+    "Allowed",
+    "Automaton",
+    "Banned",
+    "Characters",
+    "Constraint",
+    "Fixed",
+    "NoWords",
+    "Regex",
+    "Vocabulary",
+    "Words",
+    "bind",
+]

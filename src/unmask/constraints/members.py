@@ -1,0 +1,149 @@
+"""The constraints that a user can ask for: each says what it wants and makes the automaton of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unmask.constraints.automaton import Automaton, Bools, intersect, one_state, tidy
+from unmask.constraints.letters import containing, counting, matching, search_moves
+from unmask.constraints.lifting import lift
+from unmask.constraints.vocabulary import Vocabulary
+from unmask.errors import UnmaskError
+
+Token = int | str
+"""A token by its id, or a word that is one token."""
+
+
+class Constraint(ABC):
+    """What a canvas may contain."""
+
+    @abstractmethod
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        """The automaton over the tokens of a vocabulary."""
+
+
+@dataclass(frozen=True)
+class Regex(Constraint):
+    """The whole text, prompt included, matches a regular expression (Python's, classes such as \\w in ASCII)."""
+
+    pattern: str
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return lift(matching(self.pattern), vocabulary)
+
+
+@dataclass(frozen=True)
+class Characters(Constraint):
+    """The text has from `low` to `high` characters."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise UnmaskError(f"A text of {self.low} to {self.high} characters cannot be; give 0 <= low <= high.")
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return lift(counting(self.low, self.high), vocabulary)
+
+
+@dataclass(frozen=True, init=False)
+class _Words(Constraint):
+    """Words (in the text, however it is cut into tokens) or runs of token ids."""
+
+    words: tuple[str | tuple[int, ...], ...]
+
+    def __init__(self, *words: str | Sequence[int]) -> None:
+        if not words or not all(words):
+            raise UnmaskError(f"{type(self).__name__} needs words that are not empty; name at least one.")
+        object.__setattr__(self, "words", tuple(word if isinstance(word, str) else tuple(word) for word in words))
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        absent = isinstance(self, NoWords)
+        return intersect(
+            [
+                lift(containing(word, absent), vocabulary)
+                if isinstance(word, str)
+                else _run(vocabulary.tokens(word), vocabulary, absent)
+                for word in self.words
+            ]
+        )
+
+
+class Words(_Words):
+    """Every one of these appears: words somewhere in the text, or runs of token ids on the canvas."""
+
+
+class NoWords(_Words):
+    """None of these appears: words anywhere in the text, or runs of token ids on the canvas."""
+
+
+@dataclass(frozen=True)
+class Allowed(Constraint):
+    """Only these tokens may stand at some positions (`None`: at all), counted from 0 on the canvas."""
+
+    tokens: Sequence[Token]
+    positions: Sequence[int] | None = None
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return _at_positions(_among(self.tokens, vocabulary), self.positions, vocabulary)
+
+
+@dataclass(frozen=True)
+class Banned(Constraint):
+    """These tokens may not stand at some positions (`None`: at any), counted from 0 on the canvas."""
+
+    tokens: Sequence[Token]
+    positions: Sequence[int] | None = None
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return _at_positions(~_among(self.tokens, vocabulary), self.positions, vocabulary)
+
+
+@dataclass(frozen=True)
+class Fixed(Constraint):
+    """These tokens stand at these positions, counted from 0 on the canvas."""
+
+    tokens: Mapping[int, Token]
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
+
+
+def _among(tokens: Sequence[Token], vocabulary: Vocabulary) -> Bools:
+    """[V] whether a token is one of these."""
+    return np.isin(np.arange(vocabulary.size), vocabulary.tokens(tokens))
+
+
+def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: Vocabulary) -> Automaton:
+    if positions is not None:
+        return _gated(dict.fromkeys(positions, allowed), vocabulary)
+    kind = np.where(allowed & (np.arange(vocabulary.size) != vocabulary.mask), 0, -1)
+    return one_state(kind, np.ones((0, 1), dtype=bool))
+
+
+def _gated(allowed: Mapping[int, Bools], vocabulary: Vocabulary) -> Automaton:
+    """The automaton of the tokens [V] that are allowed at some positions; at others all are."""
+    if not allowed or min(allowed) < 0:
+        raise UnmaskError(f"The positions {sorted(allowed)} are not on a canvas; count them from 0.")
+    table = np.ones((max(allowed) + 1, vocabulary.size), dtype=bool)
+    for position, tokens in allowed.items():
+        table[position] = tokens
+    gate, kind = np.unique(table, axis=1, return_inverse=True)
+    return one_state(np.where(np.arange(vocabulary.size) == vocabulary.mask, -1, kind.reshape(-1)), gate)
+
+
+def _run(tokens: list[int], vocabulary: Vocabulary, absent: bool) -> Automaton:
+    """A run of tokens somewhere on the canvas, or nowhere."""
+    kinds = {token: kind for kind, token in enumerate(dict.fromkeys(tokens), start=1)}
+    move = search_moves([kinds[token] for token in tokens], len(kinds) + 1)
+    kind = np.zeros(vocabulary.size, dtype=np.int64)
+    kind[list(kinds)] = list(kinds.values())
+    kind[vocabulary.mask] = -1
+    found = np.arange(len(tokens) + 1) == len(tokens)
+    move, accepts = (np.where(found[move], -1, move), ~found) if absent else (move, found)
+    return tidy(Automaton(kind, move, accepts, np.ones((0, len(kinds) + 1), dtype=bool)))

@@ -1,0 +1,110 @@
+"""What each token adds to a text, in bytes, so that a token may be a part of a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from unmask.data.tokenizers import encode
+from unmask.data.tokenizers.symbols import byte_symbols
+from unmask.errors import UnmaskError
+
+PROBES, PROBE_LENGTH = 32, 8
+UNREADABLE = "�"
+
+Pieces = list[bytes | None]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a model: `size` of them, `mask` among them, `eos` that shows as a new line or ends the text."""
+
+    tokenizer: Any
+    size: int
+    mask: int
+    ends_with_eos: bool = False
+    """Whether what stands behind the first EOS is no part of the text."""
+
+    @cached_property
+    def eos(self) -> int | None:
+        """The token between texts or behind them."""
+        return self._needed().eos_token_id
+
+    @cached_property
+    def pieces(self) -> tuple[Pieces, Pieces]:
+        """The bytes of every token at the beginning of a text and further on; None for one that has none."""
+        first, later = self._byte_pieces() or self._letter_pieces()
+        self._probe(first, later)
+        for pieces in (first, later):
+            pieces[self.mask] = None
+            if self.eos is not None:
+                pieces[self.eos] = b"\n"
+        return first, later
+
+    @cached_property
+    def begins(self) -> bool:
+        """Whether tokens read differently at the beginning of a text."""
+        return self.pieces[0] != self.pieces[1]
+
+    def tokens(self, named: Sequence[int | str]) -> list[int]:
+        """Token ids from ids and from words that are one token each."""
+        return [self._token(one) for one in named]
+
+    def _token(self, named: int | str) -> int:
+        ids = [named] if isinstance(named, int) else encode(self._needed(), [named])[0]
+        if len(ids) != 1:
+            raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single one, or ask for a word in the text.")
+        if not 0 <= ids[0] < self.size or ids[0] == self.mask:
+            raise UnmaskError(f"The token {ids[0]} cannot stand in a text; name one below {self.size}, not the mask.")
+        return ids[0]
+
+    def _needed(self) -> Any:
+        if self.tokenizer is None:
+            raise UnmaskError("Without a tokenizer tokens have no text; name them by their ids.")
+        return self.tokenizer
+
+    def _byte_pieces(self) -> tuple[Pieces, Pieces] | None:
+        """For byte-level tokenizers, which write every byte as a visible character."""
+        from tokenizers.decoders import ByteLevel
+
+        if not isinstance(self._needed().backend_tokenizer.decoder, ByteLevel):
+            return None
+        byte = {symbol: number for number, symbol in enumerate(byte_symbols())}
+        names = self._each(lambda i: self.tokenizer.convert_ids_to_tokens(i))
+        pieces = [
+            None if name is None else bytes(byte[c] for c in name) if set(name) <= byte.keys() else name.encode()
+            for name in names
+        ]
+        return pieces, list(pieces)
+
+    def _letter_pieces(self) -> tuple[Pieces, Pieces]:
+        """For the others, whose tokens are whole letters: what a token adds behind a letter or a word."""
+        first = self._each(lambda i: self._decode([i]))
+        anchor = next(i for i, piece in enumerate(first) if piece and piece.isalnum())
+        size = len(first[anchor] or "")
+        later = self._each(lambda i: self._decode([anchor, i])[size:])
+        readable = [[None if p is None or UNREADABLE in p else p.encode() for p in pieces] for pieces in (first, later)]
+        return readable[0], readable[1]
+
+    def _each(self, read: Callable[[int], str]) -> list[str | None]:
+        known = len(self._needed())
+        return [read(i) if i < known else None for i in range(self.size)]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+    def _probe(self, first: Pieces, later: Pieces) -> None:
+        """Some random texts must read as their pieces do."""
+        special = {self.mask, *self.tokenizer.all_special_ids}
+        usable = [i for i, piece in enumerate(later) if piece is not None and first[i] is not None and i not in special]
+        for ids in np.random.default_rng(0).choice(usable, (PROBES, PROBE_LENGTH)).tolist():
+            joined = (first[ids[0]] or b"") + b"".join(later[i] or b"" for i in ids[1:])
+            if joined.decode(errors="replace") != self._decode(ids):
+                raise UnmaskError(
+                    "The tokens of this tokenizer read differently among others than alone, so its text cannot be "
+                    "constrained; constrain single tokens (Fixed, Allowed, Banned) instead."
+                )

@@ -1,0 +1,340 @@
+"""The exact draw under a constraint, against enumeration; and particles, against the model's law given the match."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.constraints import Allowed, Automaton, Banned, Constraint, Fixed, NoWords, Vocabulary, Words, bind
+from unmask.constraints.binding import can_accept
+from unmask.errors import UnmaskError
+from unmask.laws import exact
+from unmask.laws.samplers import chain_of
+from unmask.laws.statistics import chi_square
+from unmask.laws.tables import SameRow, Table, every_canvas, random_table
+from unmask.samplers import paths
+from unmask.samplers.base import Canvas, JointRule, Positions, State, sample, walk
+from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.particles import crowd, walk_together
+from unmask.samplers.paths import Groups, Paths, largest, sum_of_logs
+from unmask.samplers.reveal import Reveal
+
+V, L, MASK = 4, 3, 1
+CPU = torch.device("cpu")
+WEIGHTS = V ** torch.arange(L)
+BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
+CONSTRAINTS: dict[str, list[Constraint]] = {
+    "word": [Words([2, 3])],
+    "words": [Words([3], [0, 2])],
+    "no words": [NoWords([2, 2], [3])],
+    "fixed": [Fixed({0: 3})],
+    "allowed": [Allowed([2, 3])],
+    "banned here": [Banned([0], [0, 2])],
+    "word and banned here": [Words([2]), Banned([3], [1])],
+    "all": [Words([2]), NoWords([0, 0]), Allowed([0, 2], [1])],
+}
+
+
+def automaton_of(constraints: list[Constraint]) -> Automaton:
+    return bind(constraints, Vocabulary(None, V, MASK), [])
+
+
+def matches(automaton: Automaton) -> Tensor:
+    """[V^L] the finished canvases that are accepted."""
+    return torch.tensor([MASK not in z and can_accept(automaton, z, MASK) for z in every_canvas(V, L).tolist()])
+
+
+def completions(denoiser: Table, z: Tensor, accepted: Tensor) -> Tensor:
+    """[V^L] the factorised prediction at canvas z [L], given that it is accepted."""
+    p = exact.log_conditionals(denoiser, z[None], 1.0)[0].exp()
+    p = torch.where((z == MASK)[:, None], p, torch.nn.functional.one_hot(z, V).double())
+    each = torch.stack([p[position, every_canvas(V, L)[:, position]] for position in range(L)]).prod(dim=0) * accepted
+    return each / each.sum()
+
+
+def conditioned_chain(steps: int | None, denoiser: Table, start: Tensor, accepted: Tensor) -> Tensor:
+    """[V^L] the law of what uniform order writes when each call draws from `completions` and reveals some of it."""
+    law = {tuple(start.tolist()): 1.0}
+    for rest in reversed(range(steps or int((start == MASK).sum()))):
+        after: dict[tuple[int, ...], float] = {}
+        for z, chance in law.items():
+            masked = [i for i in range(L) if z[i] == MASK]
+            completed = completions(denoiser, torch.tensor(z), accepted)
+            for size in range(len(masked) + 1):
+                for revealed in itertools.combinations(masked, size):
+                    share = reveal_chance(steps, rest, len(masked), size)
+                    for x, p in zip(every_canvas(V, L).tolist(), completed.tolist(), strict=True):
+                        new = tuple(x[i] if i in revealed else z[i] for i in range(L))
+                        if share * p > 0:
+                            after[new] = after.get(new, 0.0) + chance * share * p
+        law = after
+    out = torch.zeros(V**L, dtype=torch.float64)
+    for z, chance in law.items():
+        out[int((torch.tensor(z) * WEIGHTS).sum())] = chance
+    return out
+
+
+def reveal_chance(steps: int | None, rest: int, masks: int, size: int) -> float:
+    """That of one set of `size` among `masks` masks to be revealed by the call before the last `rest`."""
+    if steps is None:
+        return float(size == 1) / masks
+    return (1 / (rest + 1)) ** size * (rest / (rest + 1)) ** (masks - size)
+
+
+def counts(state: State) -> Tensor:
+    return torch.bincount((state.ids * WEIGHTS).sum(dim=1), minlength=V**L)
+
+
+@pytest.mark.parametrize("many_arcs", [0, 4096])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_filter_is_the_enumerated_chance_of_acceptance(name, many_arcs, monkeypatch):
+    monkeypatch.setattr(paths, "MANY_ARCS", many_arcs)
+    automaton, denoiser = automaton_of(CONSTRAINTS[name]), random_table(3)
+    rule = Conditioned(TokenRule(), automaton, CPU)
+    for start in (BLANK, STARTED):
+        state = Reveal().begin(Canvas.of(start[None], MASK))
+        at = Positions(*state.masked.nonzero(as_tuple=True))
+        rows = denoiser.hidden(state.ids)[at]
+        log_m = rule._masses(denoiser.head, rows, state, at, torch.zeros(1, dtype=torch.bool))
+        said = rule.paths.filter(log_m, state.canvas.attention_mask)[0, 0, 0].exp()
+        p = exact.log_conditionals(denoiser, start[None], 1.0)[0].exp()
+        p = torch.where((start == MASK)[:, None], p, torch.nn.functional.one_hot(start, V).double())
+        true = sum(
+            float(p[0, x[0]] * p[1, x[1]] * p[2, x[2]])
+            for x, good in zip(every_canvas(V, L).tolist(), matches(automaton), strict=True)
+            if good
+        )
+        assert float(said) == pytest.approx(true, rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2, None])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_draws_follow_the_conditioned_chain(name, steps):
+    automaton, denoiser = automaton_of(CONSTRAINTS[name]), random_table()
+    for start in (BLANK, STARTED):
+        if not can_accept(automaton, start.tolist(), MASK):
+            continue
+        should = conditioned_chain(steps, denoiser, start, matches(automaton))
+        assert float(should.sum()) == pytest.approx(1)
+        canvas = Canvas.of(start.expand(4000, -1), MASK)
+        seen = counts(sample(Reveal(steps=steps), denoiser, canvas, Conditioned(TokenRule(), automaton, CPU)))
+        assert seen[should == 0].sum() == 0
+        assert chi_square(seen, should) > 1e-4
+
+
+def test_an_automaton_that_takes_all_changes_nothing_of_the_law():
+    everything = automaton_of([Allowed([0, 2, 3])])
+    canvas = Canvas.of(BLANK.expand(4000, -1), MASK)
+    seen = counts(sample(Reveal(steps=2), random_table(), canvas, Conditioned(TokenRule(), everything, CPU)))
+    assert chi_square(seen, chain_of(Reveal(steps=2), random_table(), BLANK)) > 1e-4
+
+
+def test_confidence_is_what_the_untouched_prediction_said():
+    rule = Conditioned(TokenRule(temperature=0.5), automaton_of([Words([2, 3])]), CPU)
+    states = list(walk(Reveal(), random_table(), Canvas.of(BLANK[None], MASK, seed=3), rule))
+    for before, after in itertools.pairwise(states):
+        (position,) = (after.ids != before.ids)[0].nonzero()[:, 0].tolist()
+        p = exact.log_conditionals(random_table(), before.ids, 1.0)[0, position].exp()
+        assert float(after.confidence[0, position]) == pytest.approx(float(p[after.ids[0, position]]), rel=1e-5)
+
+
+def test_greedy_is_the_likeliest_canvas_that_matches():
+    automaton = automaton_of([Words([2, 3])])
+    for seed in range(6):
+        denoiser = random_table(seed)
+        best = completions(denoiser, BLANK, matches(automaton)).argmax()
+        rule = Conditioned(TokenRule(temperature=0), automaton, CPU)
+        state = sample(Reveal(steps=1), denoiser, Canvas.of(BLANK[None], MASK), rule)
+        assert int((state.ids[0] * WEIGHTS).sum()) == int(best)
+
+
+ROW = torch.tensor([0.9, 0.05, 0.04, 0.01]).log()
+
+
+def written(rule: TokenRule, constraints: list[Constraint], n: int = 3000) -> list[tuple[int, ...]]:
+    """What two positions with the same prediction become; the mask is token 1."""
+    joint = Conditioned(rule, automaton_of(constraints), CPU)
+    canvas = Canvas.of(torch.full((n, 2), MASK), MASK)
+    state = sample(Reveal(steps=1), SameRow(ROW, MASK), canvas, joint)
+    return [tuple(row) for row in state.ids.tolist()]
+
+
+@pytest.mark.parametrize("rule", [TokenRule(top_k=1), TokenRule(top_p=0.5)])
+def test_truncation_is_lifted_where_it_leaves_no_path(rule):
+    seen = written(rule, [Words([3])])
+    shares = [seen.count(pair) / len(seen) for pair in ((0, 3), (3, 0), (2, 3), (3, 2), (3, 3))]
+    total = 2 * 0.01 * (0.9 + 0.04) + 0.01**2
+    assert sum(shares) == pytest.approx(1)
+    assert shares[0] == pytest.approx(0.009 / total, abs=0.04)
+    assert shares[2] == pytest.approx(0.0004 / total, abs=0.015)
+    assert shares[2] > 0
+
+
+def test_truncation_stays_where_it_leaves_a_path():
+    seen = written(TokenRule(top_k=2), [Words([2])])
+    assert set(seen) == {(0, 2), (2, 0), (2, 2)}
+    assert seen.count((2, 2)) / len(seen) == pytest.approx(0.04**2 / (0.04**2 + 2 * 0.04 * 0.9), abs=0.015)
+
+
+def test_only_the_sequences_that_need_it_have_their_truncation_lifted():
+    joint = Conditioned(TokenRule(top_k=1), automaton_of([Words([3], [0])]), CPU)
+    ids = torch.tensor([[3, MASK, MASK], [MASK, 0, MASK]]).repeat(200, 1)
+    state = sample(Reveal(steps=1), SameRow(ROW, MASK), Canvas.of(ids, MASK), joint)
+    assert state.ids[::2].unique(dim=0).tolist() == [[3, 0, 0]]
+    assert len(state.ids[1::2].unique(dim=0)) > 2
+
+
+def test_temperature_counts_before_the_constraint():
+    seen = written(TokenRule(temperature=0.5), [Words([2])])
+    a, b = 0.9**2, 0.04**2
+    assert seen.count((2, 2)) / len(seen) == pytest.approx(b / (2 * a + b + 2 * 0.01**2), abs=0.01)
+
+
+@pytest.mark.parametrize("many_arcs", [0, 4096])
+def test_paths_of_tiny_chance_are_found(many_arcs, monkeypatch):
+    """A forced path of probability e^-2400 is drawn all the same, where plain float64 would be 0."""
+    monkeypatch.setattr(paths, "MANY_ARCS", many_arcs)
+    row = torch.tensor([0.0, 0.0, -40.0, -40.0])
+    automaton = automaton_of([Allowed([2, 3]), Words([3])])
+    state = sample(
+        Reveal(steps=1),
+        SameRow(row, MASK),
+        Canvas.of(torch.full((2, 60), MASK), MASK),
+        Conditioned(TokenRule(), automaton, CPU),
+    )
+    assert set(state.ids.flatten().tolist()) == {2, 3}
+
+
+def test_chances_that_no_float_holds_are_summed_as_logarithms(monkeypatch):
+    """Of two states one is e^-900 less likely to be accepted; it is the only one that the given token leads to."""
+    row = torch.tensor([0.0, 0.0, -300.0, 0.0])
+    automaton = automaton_of([Regular([[1, -1, 2], [1, 1, 1], [-1, 2, -1]], [False, True, True])])
+    monkeypatch.setattr(paths, "MANY_ARCS", 0)
+    ids = torch.tensor([[3, MASK, MASK, MASK], [0, MASK, MASK, MASK]])
+    state = sample(Reveal(steps=1), SameRow(row, MASK), Canvas.of(ids, MASK), Conditioned(TokenRule(), automaton, CPU))
+    assert state.ids[0].tolist() == [3, 2, 2, 2]
+
+
+class Regular(Constraint):
+    """An automaton over the tokens 0, 2 and 3 by its table."""
+
+    def __init__(self, move: list[list[int]], accepts: list[bool]) -> None:
+        self.move, self.accepts = np.array(move), np.array(accepts)
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return Automaton(np.array([0, -1, 1, 2]), self.move, self.accepts, np.ones((0, 3), dtype=bool))
+
+
+def test_a_network_that_excludes_every_match_is_named():
+    row = torch.tensor([0.0, 0.0, -torch.inf, 0.0])
+    canvas, rule = Canvas.of(torch.full((1, 2), MASK), MASK), Conditioned(TokenRule(), automaton_of([Words([2])]), CPU)
+    with pytest.raises(UnmaskError, match="no chance"):
+        sample(Reveal(), SameRow(row, MASK), canvas, rule)
+
+
+def test_given_tokens_that_break_a_constraint_leave_no_chance():
+    rule = Conditioned(TokenRule(), automaton_of([Banned([2], [1])]), CPU)
+    with pytest.raises(UnmaskError, match="no chance"):
+        sample(Reveal(), random_table(), Canvas.of(STARTED[None], MASK), rule)
+
+
+def test_groups_reduce_any_number_of_members():
+    x = torch.randn(2, 700, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sets = [list(range(700)), [5], [], list(range(3, 40)), [5, 699]]
+    owner = torch.tensor([g for g, members in enumerate(sets) for _ in members]).numpy()
+    member = torch.tensor([m for members in sets for m in members]).numpy()
+    for reduce in (sum_of_logs, largest):
+        found = Groups(owner, member, len(sets), 700, CPU)(x, reduce)
+        for g, members in enumerate(sets):
+            true = reduce(x[:, members]) if members else torch.full((2,), -torch.inf, dtype=torch.float64)
+            assert torch.allclose(found[:, g], true)
+
+
+def test_arcs_lead_where_the_automaton_does():
+    automaton = automaton_of(CONSTRAINTS["all"])
+    arcs_of = Paths(automaton, CPU)
+    for state in range(automaton.states):
+        for kind in range(automaton.kinds):
+            arcs = [
+                int(end)
+                for set_, end in zip(arcs_of._sets[state], arcs_of._ends[state], strict=True)
+                if int(set_) < arcs_of.count and bool(arcs_of.contains[set_, kind])
+            ]
+            assert arcs == [end for end in [int(automaton.move[state, kind])] if end >= 0]
+
+
+def together(n: int, rows: int, steps: int | None, rule: JointRule, denoiser: Table, start: Tensor = BLANK) -> State:
+    canvas = Canvas.of(start.expand(rows, -1), MASK, seed=500)
+    *_, last = walk_together(Reveal(steps=steps), denoiser, canvas, rule, n)
+    return last
+
+
+@pytest.mark.parametrize("steps", [2, None])
+def test_particles_converge_to_the_models_law_given_the_match(steps):
+    automaton, denoiser = automaton_of([Words([2, 3])]), random_table()
+    law = chain_of(Reveal(steps=steps), denoiser, BLANK) * matches(automaton)
+    chance = float(law.sum())
+    rule, distances = Conditioned(TokenRule(), automaton, CPU, weigh=True), []
+    for n, rows in ((1, 2000), (8, 1500), (64, 600)):
+        last = together(n, rows, steps, rule, denoiser)
+        assert last.evidence is not None
+        estimate = last.evidence.log_weight.exp()
+        error = float(estimate.std()) / rows**0.5
+        assert abs(float(estimate.mean()) - chance) < 4 * error, "the estimate of the chance of a match is unbiased"
+        distances.append(float((counts(last) / rows - law / chance).abs().sum()) / 2)
+    assert distances[0] > distances[1] + 0.05 > distances[2] + 0.1
+    many = counts(together(256, 300, steps, rule, denoiser))
+    assert chi_square(many, law / chance) > 1e-3
+
+
+def test_the_chance_of_a_match_is_that_under_the_temperature():
+    automaton, table = automaton_of([Words([2, 3])]), random_table()
+    sharper = Table(table.logits / 0.5, MASK)
+    chance = float((chain_of(Reveal(steps=2), sharper, BLANK) * matches(automaton)).sum())
+    last = together(2, 2000, 2, Conditioned(TokenRule(temperature=0.5), automaton, CPU, weigh=True), table)
+    estimate = last.evidence.log_weight.exp()
+    assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 2000**0.5
+
+
+def test_the_walk_that_is_shown_is_one_walk():
+    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, weigh=True)
+    canvas = Canvas.of(BLANK.expand(40, -1), MASK)
+    states = list(walk_together(Reveal(), random_table(), canvas, rule, 16))
+    for before, after in itertools.pairwise(states):
+        assert ((before.ids == after.ids) | (after.order == before.call)).all()
+        assert ((after.ids != MASK).sum(dim=1) == after.call).all()
+
+
+def test_particles_respect_given_tokens_and_company():
+    automaton, denoiser = automaton_of([Words([2, 3])]), random_table()
+    rule = Conditioned(TokenRule(), automaton, CPU, weigh=True)
+    ids = torch.tensor([[1, 1, 1], [1, 2, 1], [1, 1, 3], [2, 3, 0]])
+    for steps in (2, None):
+        *_, last = walk_together(Reveal(steps=steps), denoiser, Canvas.of(ids, MASK, seed=7), rule, 5)
+        for b in range(len(ids)):
+            alone = Canvas.of(ids[b : b + 1], MASK, seed=7 + b)
+            states = list(walk_together(Reveal(steps=steps), denoiser, alone, rule, 5))
+            assert torch.equal(states[-1].ids[0], last.ids[b])
+            assert len(states) == states[-1].total + 1 == int(states[-1].calls[0]) + 1
+            assert torch.equal(states[-1].order[0] >= 0, ids[b] == MASK)
+            for before, after in itertools.pairwise(states):
+                assert ((before.ids == after.ids) | (after.order == before.call)).all(), "one walk is shown, unbroken"
+        assert torch.equal(last.ids[ids != MASK], ids[ids != MASK])
+
+
+def test_one_particle_is_the_walk_without():
+    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, weigh=True)
+    canvas = Canvas.of(BLANK.expand(20, -1), MASK)
+    *_, last = walk_together(Reveal(), random_table(), canvas, rule, 1)
+    assert torch.equal(last.ids, sample(Reveal(), random_table(), canvas, rule).ids)
+
+
+def test_particles_have_seeds_of_their_own():
+    seeds = crowd(Canvas.of(BLANK.expand(50, -1), MASK), 40).seeds
+    assert len(seeds.unique()) == 2000
+    assert seeds[::40].tolist() == list(range(50))

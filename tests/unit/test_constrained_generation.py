@@ -1,0 +1,134 @@
+"""Constraints through the front door: every finished text matches, and what cannot match never asks the network."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.conftest import make_checkpoint
+
+from unmask.constraints import Allowed, Banned, Characters, Constraint, Fixed, NoWords, Regex, Words
+from unmask.errors import UnmaskError
+from unmask.generation import load
+
+LENGTH = 20
+CASES = [
+    (Regex("[a-z]+( [a-z]+)*"), lambda text: re.fullmatch("[a-z]+( [a-z]+)*", text)),
+    (Regex(r"(.|\n)*(é|☃)[0-9]+"), lambda text: re.fullmatch(r"(.|\n)*(é|☃)[0-9]+", text)),
+    (Words("cat", "é"), lambda text: "cat" in text and "é" in text),
+    (NoWords("a", "é", "\n"), lambda text: not set(text) & set("aé\n")),
+    (Characters(11, 13), lambda text: 11 <= len(text) <= 13),
+    (Allowed(["x", "y", "f"]), lambda text: set(text) <= set("xyf")),
+    (Allowed(["x", "y"], range(2, 20)), lambda text: set(text[2:]) <= set("xy")),
+    (Banned([token for token in range(257) if token not in {*b"fzq"}]), lambda text: set(text) <= set("fzq")),
+    ([Regex("[a-f]+z[a-f]+"), Words("fa"), Fixed({9: "z"})], lambda text: text[9] == "z" and "fa" in text),
+]
+
+
+@pytest.mark.parametrize("steps", [3, None])
+@pytest.mark.parametrize(("constraint", "holds"), CASES, ids=[str(case[0])[:40] for case in CASES])
+def test_every_text_matches(mdlm, constraint, holds, steps):
+    for prompt in ("", "f"):
+        done = mdlm.sample(3, prompt=prompt, length=LENGTH, steps=steps, constraint=constraint, batch_size=2)
+        for one in done:
+            assert holds(one.text), one.text
+            assert one.text.startswith(prompt)
+            assert len(one.ids) == LENGTH
+            assert mdlm.scribe.mask not in one.ids
+            assert one.calls == max(one.order) + 1
+
+
+def test_fixed_tokens_stand_where_they_should(mdlm):
+    one = mdlm.sample(1, length=LENGTH, steps=4, constraint=Fixed({3: "z", 19: 7}))[0]
+    assert (one.ids[3], one.ids[19]) == (ord("z"), 7)
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours(mdlm):
+    for particles in (1, 3):
+        options = {"length": 12, "steps": 5, "constraint": Words("cat"), "particles": particles}
+        together = mdlm.sample(3, seed=10, **options)
+        for i, one in enumerate(together):
+            alone = mdlm.sample(1, seed=10 + i, **options)[0]
+            assert (alone.ids, alone.order, alone.calls) == (one.ids, one.order, one.calls)
+
+
+@pytest.mark.parametrize("particles", [1, 4])
+def test_ragged_lines_are_filled_under_a_constraint(mdlm, particles):
+    lines = ["ab[MASK:3]", "a much [MASK:6] longer [MASK]", "[MASK:2]"]
+    options = {"constraint": [Regex("[a-z ]+"), Words("q")], "particles": particles}
+    filled = mdlm.fill(lines, seed=5, **options)
+    for i, (line, text) in enumerate(zip(lines, filled, strict=True)):
+        assert re.fullmatch(re.sub(r"\[MASK(:\d)?\]", "[a-z ]+", line), text)
+        assert "q" in text
+        assert text == mdlm.fill(line, seed=5 + i, **options)
+
+
+def test_the_text_ends_at_eos_where_the_policy_says_so(tmp_path):
+    lm = load(make_checkpoint(tmp_path / "padded", policy="padded"), device="cpu")
+    done = lm.sample(6, length=LENGTH, steps=4, constraint=Characters(2, 5))
+    assert all(2 <= len(one.text) <= 5 for one in done)
+    assert {len(one.ids) for one in done} == {LENGTH}
+    assert lm.fill("a[MASK:2]", constraint=Regex("a[0-9]+"))[1:].isdigit()
+
+
+@pytest.mark.parametrize("particles", [1, 3])
+def test_a_stream_ends_with_the_generated_text(mdlm, particles):
+    options = {"length": 12, "steps": 6, "seed": 2, "constraint": Regex("[a-z]+"), "particles": particles}
+    frames = list(mdlm.stream("ab", **options))
+    assert frames[-1].text == mdlm.generate(1, prompt="ab", **options)[0]
+    assert [frame.call for frame in frames] == list(range(frames[-1].calls + 1))
+    assert re.fullmatch("[a-z]{12}", frames[-1].text)
+
+
+def test_greedy_and_truncated_texts_match_too(mdlm):
+    for options in ({"greedy": True}, {"top_k": 1}, {"top_p": 0.01}, {"temperature": 0.1}):
+        assert mdlm.fill("ab[MASK:6]cd", constraint=Regex("[a-z]+"), **options).isalpha()
+    twice = [mdlm.fill("ab[MASK:6]cd", constraint=Regex("[a-z]+"), greedy=True, seed=seed) for seed in (1, 2)]
+    assert twice[0] == twice[1]
+
+
+IMPOSSIBLE: list[tuple[str, Constraint | list[Constraint], str]] = [
+    ("", Regex("abc"), "No canvas of 8 tokens"),
+    ("", Characters(9, 12), "No canvas of 8 tokens"),
+    ("", Words("far too long a word"), "No canvas of 8 tokens.*nearest length that can is 19"),
+    ("A", Regex("[a-z]*"), "given tokens contradict"),
+    ("", [Words("cat"), NoWords("a")], "cannot hold together"),
+    ("a", [Words("cat"), Fixed({2: "z"}), Characters(3, 3)], "No canvas|cannot hold together"),
+    ("", Fixed({8: "a"}), "position 8"),
+    ("", [], "no constraint"),
+    ("", "[a-z]*", "no constraint"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "constraint", "words"), IMPOSSIBLE)
+def test_what_cannot_match_is_an_error_before_any_call(mdlm, monkeypatch, prompt, constraint, words):
+    def called(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(mdlm.denoiser, "_run", called)
+    for ask in (
+        lambda: mdlm.generate(2, prompt=prompt, length=8, constraint=constraint),
+        lambda: mdlm.fill(f"{prompt}[MASK:{8 - len(prompt)}]", constraint=constraint, particles=2),
+        lambda: list(mdlm.stream(prompt, length=8, constraint=constraint)),
+    ):
+        with pytest.raises(UnmaskError, match=words) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"particles": 0}, "particles=0"),
+        ({"particles": 2}, "give a constraint"),
+        ({"particles": 2, "constraint": Words("a"), "temperature": 0.0}, "temperature 0"),
+    ],
+)
+def test_particles_that_make_no_sense_are_refused(mdlm, options, words):
+    with pytest.raises(UnmaskError, match=words):
+        mdlm.generate(1, length=8, **options)
+
+
+def test_an_autoregressive_model_cannot_be_constrained(ar):
+    with pytest.raises(UnmaskError, match="autoregressive"):
+        ar.generate(1, length=8, constraint=Regex("[a-z]*"))

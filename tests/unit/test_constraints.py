@@ -1,0 +1,294 @@
+"""Constraints as automata: what they accept, for tokenizers that cut letters into bytes and words into pieces."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import re
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from unmask import registry
+from unmask.constraints import (
+    Allowed,
+    Automaton,
+    Banned,
+    Characters,
+    Constraint,
+    Fixed,
+    NoWords,
+    Regex,
+    Vocabulary,
+    Words,
+    bind,
+)
+from unmask.constraints import automaton as automata
+from unmask.constraints.binding import can_accept
+from unmask.data.sources import Document
+from unmask.data.tokenizers.base import with_special_tokens
+from unmask.errors import UnmaskError
+from unmask.templates import decode_canvas
+
+TEXT = "né né ☃☃ the cat and the dog ☃ and a thé " * 30
+LETTERS = "aé☃"
+
+
+def byte_level(size: int) -> Vocabulary:
+    component = registry.build("tokenizer", {"name": "bpe", "vocab_size": size})
+    tokenizer = component.build(lambda: iter([Document("", TEXT)]))
+    return Vocabulary(tokenizer, len(tokenizer), tokenizer.mask_token_id)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Vocabulary:
+    """Bytes, the two halves of é, two thirds of a snowman, and some words."""
+    return byte_level(280)
+
+
+@pytest.fixture(scope="module")
+def single() -> Vocabulary:
+    tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
+    return Vocabulary(tokenizer, len(tokenizer), tokenizer.mask_token_id)
+
+
+def wordpiece() -> Vocabulary:
+    names = ["[UNK]", "[MASK]", "[EOS]", "cat", "dog", "##s", "##é", "a", "."]
+    backend = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = with_special_tokens(backend, mask_token="[MASK]", eos_token="[EOS]", unk_token="[UNK]")
+    return Vocabulary(tokenizer, len(names), 1)
+
+
+def accepts(automaton: Automaton, ids: list[int] | bytes) -> bool:
+    return can_accept(automaton, list(ids), -1)
+
+
+def texts(most: int) -> list[str]:
+    return ["".join(letters) for size in range(most + 1) for letters in itertools.product(LETTERS, repeat=size)]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a*", "a|é☃", "é+a?", "[^é]{2,3}", ".{2}", "(a.)*", "[a-z]+☃", "(?i)É|A", "(.|\n)*☃", "", "a{0}", "é(a|☃)*é"],
+)
+def test_regular_expressions_accept_what_python_matches(single, pattern):
+    automaton = Regex(pattern).automaton(single)
+    for text in texts(4):
+        assert accepts(automaton, text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    ("constraint", "holds"),
+    [
+        (Characters(2, 3), lambda text: 2 <= len(text) <= 3),
+        (Characters(0, 0), lambda text: text == ""),
+        (Words("aéa"), lambda text: "aéa" in text),
+        (Words("aa", "é"), lambda text: "aa" in text and "é" in text),
+        (NoWords("é☃", "aa"), lambda text: "é☃" not in text and "aa" not in text),
+        (Words("aaéaa"), lambda text: "aaéaa" in text),
+    ],
+)
+def test_lengths_and_words_are_of_the_text(single, constraint, holds):
+    automaton = constraint.automaton(single)
+    for text in [*texts(4), "aaaéaa", "aaéaéaa", "aaéaaéaa"]:
+        assert accepts(automaton, text.encode()) == holds(text), text
+
+
+def test_text_that_is_not_utf8_is_never_accepted(single):
+    automaton = Characters(0, 9).automaton(single)
+    for broken in (b"\x80", b"\xc3", b"\xc0\x80", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc3a"):
+        assert not accepts(automaton, broken), broken
+        with pytest.raises(UnicodeDecodeError):
+            broken.decode()
+    for code in [*range(0, 0x800, 13), 0x7FF, 0x800, 0xFFF, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x3FFFF, 0x10FFFF]:
+        assert accepts(automaton, chr(code).encode() * 9)
+        assert not accepts(automaton, chr(code).encode() * 10)
+
+
+def test_tokens_that_are_parts_of_letters_are_read_as_bytes(bpe):
+    """Every way to cut a text into tokens is accepted or refused alike, tokens that end within a letter included."""
+    pieces = {piece: token for token, piece in enumerate(bpe.pieces[1]) if piece is not None}
+    assert any(piece.endswith((b"n\xc3", b"\xe2\x98")) for piece in pieces)
+    automaton = intersect(bpe, Regex(".*(né|☃).*"), Characters(1, 7))
+    for text, good in (("né", True), (" né ☃☃", True), ("the né", True), ("the☃☃ né", False), ("the cat", False)):
+        ways = list(cuts(text.encode(), pieces))
+        assert len(ways) > 2
+        assert {accepts(automaton, way) for way in ways} == {good}
+
+
+def cuts(text: bytes, pieces: dict[bytes, int]):
+    """Every sequence of tokens that makes up a text."""
+    if not text:
+        yield []
+    for size in range(1, len(text) + 1):
+        if text[:size] in pieces:
+            for rest in cuts(text[size:], pieces):
+                yield [pieces[text[:size]], *rest]
+
+
+def intersect(vocabulary: Vocabulary, *constraints: Constraint) -> Automaton:
+    return bind(constraints, vocabulary, [])
+
+
+def test_random_canvases_are_judged_by_their_decoded_text(bpe):
+    checks = {
+        Regex("[a-z ]*"): lambda text: re.fullmatch("[a-z ]*", text),
+        Words("the", "do"): lambda text: "the" in text and "do" in text,
+        NoWords("e c"): lambda text: "e c" not in text,
+        Characters(9, 14): lambda text: 9 <= len(text) <= 14,
+    }
+    automata_ = {constraint: constraint.automaton(bpe) for constraint in checks}
+    generator = np.random.default_rng(1)
+    word = [i for i, piece in enumerate(bpe.pieces[1]) if piece and not piece.strip(b"aednthco g")]
+    seen = dict.fromkeys(checks, 0)
+    for _ in range(400):
+        ids = generator.choice(word, 5).tolist()
+        text = bpe.tokenizer.decode(ids)
+        for constraint, holds in checks.items():
+            assert accepts(automata_[constraint], ids) == bool(holds(text))
+            seen[constraint] += bool(holds(text))
+    assert all(seen.values()), seen
+
+
+def test_words_of_pieces_are_read_with_their_blanks():
+    vocabulary = wordpiece()
+    checks = {
+        Regex("cats dog( [.]|s).*"): lambda text: re.fullmatch("cats dog( [.]|s).*", text),
+        Regex("cat.*\ncat.*"): lambda text: re.fullmatch("cat.*\ncat.*", text),
+        Words("ts d"): lambda text: "ts d" in text,
+        Characters(8, 9): lambda text: 8 <= len(text) <= 9,
+    }
+    for constraint, holds in checks.items():
+        automaton, found = constraint.automaton(vocabulary), 0
+        for ids in itertools.product(range(2, 9), repeat=4):
+            text = decode_canvas(vocabulary.tokenizer, list(ids), vocabulary.mask)
+            assert accepts(automaton, list(ids)) == bool(holds(text)), (ids, text)
+            found += bool(holds(text))
+        assert found
+
+
+def test_eos_is_a_new_line_or_the_end_of_the_text(single):
+    eos = single.eos
+    ends = Vocabulary(single.tokenizer, single.size, single.mask, ends_with_eos=True)
+    row = [*b"ab", eos, *b"cd"]
+    assert accepts(Regex("ab\ncd").automaton(single), row)
+    assert not accepts(Regex("ab").automaton(single), row)
+    assert accepts(Regex("ab").automaton(ends), row)
+    assert not accepts(Regex("abcd|ab\ncd").automaton(ends), row)
+    assert accepts(Regex("ab").automaton(ends), b"ab")
+    assert not accepts(Words("cd").automaton(ends), row)
+
+
+def test_single_tokens_by_position(single):
+    fixed, allowed, banned = Fixed({1: "x", 3: 5}), Allowed(["a", 7], [0, 2]), Banned(["q"])
+    for ids in ([0, 120, 0, 5], [0, 120, 0, 6], [120, 0, 0, 5]):
+        assert accepts(fixed.automaton(single), ids) == (ids[1] == 120 and ids[3] == 5)
+    for ids in itertools.product([97, 7, 9], repeat=3):
+        assert accepts(allowed.automaton(single), list(ids)) == ({ids[0], ids[2]} <= {97, 7})
+    assert accepts(banned.automaton(single), b"abc")
+    assert not accepts(banned.automaton(single), b"abq")
+    assert accepts(Allowed(["a"]).automaton(single), b"aaa")
+    assert not accepts(Allowed(["a"]).automaton(single), b"aab")
+
+
+def test_runs_of_ids_need_no_tokenizer():
+    vocabulary = Vocabulary(None, 4, 1)
+    has, lacks = Words([2, 2, 3]).automaton(vocabulary), NoWords([2, 2, 3], [0]).automaton(vocabulary)
+    for ids in itertools.product([0, 2, 3], repeat=5):
+        found = any(ids[i : i + 3] == (2, 2, 3) for i in range(3))
+        assert accepts(has, list(ids)) == found
+        assert accepts(lacks, list(ids)) == (not found and 0 not in ids)
+
+
+def test_the_mask_is_never_accepted(single):
+    for constraint in (Regex("(.|\n)*"), Allowed(range(256)), Banned([3]), Fixed({0: 3}), Words([3]), NoWords([4])):
+        assert constraint.automaton(single).kind[single.mask] == -1
+
+
+def test_the_product_accepts_what_both_accept(single):
+    one, other = Words("aé"), Fixed({0: "a"})
+    both = intersect(single, one, other)
+    for text in texts(3):
+        ids = text.encode()
+        alone = accepts(one.automaton(single), ids) and accepts(other.automaton(single), ids)
+        assert accepts(both, ids) == alone
+
+
+def test_tokens_that_differ_at_one_position_only_stay_apart():
+    both = intersect(Vocabulary(None, 4, 1), Words([2]), Banned([3], [1]))
+    for ids in itertools.product([0, 2, 3], repeat=3):
+        assert accepts(both, list(ids)) == (2 in ids and ids[1] != 3)
+
+
+def test_automata_stay_small(single):
+    assert Regex("(a|b|c|d)*").automaton(single).move.shape == (1, 1)
+    assert Regex("a{1,9}|b{1,9}").automaton(single).states <= 19
+    assert Words("cat").automaton(single).kinds < 20
+
+
+@pytest.mark.parametrize(
+    ("constraints", "row", "words"),
+    [
+        ([Regex("abc")], [257] * 5, r"No canvas of 5 tokens can satisfy Regex.*the nearest length that can is 3"),
+        ([Regex("(?=b)a")], [257] * 5, "no other could"),
+        ([Characters(6, 9)], [257] * 5, "nearest length that can is 6"),
+        ([Regex("[a-z]*")], [*b"aB", 257], r"given tokens contradict Regex"),
+        ([Words("ab"), NoWords("b")], [257] * 5, "Words.* and NoWords.* cannot hold together"),
+        ([Fixed({7: "a"})], [257] * 5, "position 7 .* 5 tokens"),
+    ],
+)
+def test_what_cannot_be_is_named(single, constraints, row, words):
+    with pytest.raises(UnmaskError, match=words) as caught:
+        bind(constraints, single, [row])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda v: Regex("[a").automaton(v), "regular expression"),
+        (lambda v: Regex(r"(a)\1").automaton(v), "regular expression"),
+        (lambda v: Regex("^a$").automaton(v), "without anchors"),
+        (lambda v: Characters(5, 4), "5 to 4"),
+        (lambda v: Words(), "at least one"),
+        (lambda v: NoWords(""), "not empty"),
+        (lambda v: Allowed(["ab"]).automaton(v), "'ab' is 2 tokens"),
+        (lambda v: Banned([300]).automaton(v), "token 300"),
+        (lambda v: Fixed({0: 257}).automaton(v), "token 257"),
+        (lambda v: Fixed({-1: 3}).automaton(v), "count them from 0"),
+        (lambda v: Regex("a").automaton(Vocabulary(None, 4, 1)), "tokenizer"),
+    ],
+)
+def test_bad_constraints_are_one_sentence(single, make, words):
+    with pytest.raises(UnmaskError, match=words) as caught:
+        make(single)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_constraint_too_large_is_refused(single, monkeypatch):
+    monkeypatch.setattr(automata, "LARGEST", 1000)
+    with pytest.raises(UnmaskError, match="too many"):
+        Characters(0, 500).automaton(single)
+
+
+def test_the_missing_package_is_named(single, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("interegular"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UnmaskError, match=r"pip install 'unmask\[regex\]'"):
+        Regex("a").automaton(single)
+
+
+def test_a_tokenizer_whose_tokens_do_not_join_is_refused():
+    vocabulary = wordpiece()
+    vocabulary.tokenizer.backend_tokenizer.decoder = decoders.CTC()
+    with pytest.raises(UnmaskError, match="read differently"):
+        Regex("a").automaton(vocabulary)
