@@ -74,7 +74,7 @@ class _Gradients:
         """Take in a chunk: its rows, what stood there, what it was multiplied with, the gradient of its logits."""
         self.hidden[rows] = (grad_NV @ table).to(self.hidden.dtype)
         if self.weight.shape == table.shape and self.weight.dtype == table.dtype:
-            self.weight.addmm_(grad_NV.T, chosen)
+            torch.addmm(self.weight, grad_NV.T, chosen, out=self.weight)
         else:
             self.weight += (grad_NV.T @ chosen)[: len(self.weight)]
         self.bias += grad_NV.sum(dim=0, dtype=torch.promote_types(self.bias.dtype, torch.float32))[: len(self.bias)]

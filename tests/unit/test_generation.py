@@ -153,7 +153,7 @@ def test_a_blank_takes_the_space_before_it_where_words_do():
     tokenizer = build("tokenizer", {"name": "bpe", "vocab_size": 300}).build(
         lambda: iter([Document("one", "a time and a time and a time again " * 9)])
     )
-    config = SimpleNamespace(mask_token_id=tokenizer.mask_token_id, max_length=32)
+    config = SimpleNamespace(mask_token_id=tokenizer.mask_token_id, max_length=32, vocab_size=len(tokenizer))
     scribe = Scribe(tokenizer, config, Card(length=32))
     mask = tokenizer.mask_token_id
     a, again = encode(tokenizer, ["a", " again"])
