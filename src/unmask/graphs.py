@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
 WARM_UP = 2
 """Calls before the recording, in which kernels are chosen and libraries make their workspaces."""
+
+
+_alone = Lock()
+"""Held while a graph is recorded or memory is pinned: CUDA may give up a recording during which another thread pins."""
+
+
+def pin(tensor: Tensor) -> Tensor:
+    """A copy that a GPU can fetch by itself."""
+    with _alone:
+        return tensor.pin_memory()
 
 
 class Recording:
@@ -29,8 +41,8 @@ class Recording:
         current.wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         pool = None if beside is None else beside._graph.pool()
-        # Other threads, such as those that pin the next training batches, may go on meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        # Other threads, such as those that make the next training batches, may go on meanwhile.
+        with _alone, torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._result: Any = work()
 
     def __call__(self) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.data.prefetch import prefetch
 from unmask.data.rows import Rows
+from unmask.graphs import pin
 from unmask.objectives.base import Corruption, LossTerms, Noise
 from unmask.random import Purpose, uniform
 from unmask.times import low_discrepancy, van_der_corput
@@ -77,7 +78,7 @@ class _Question:
         """What the network is given."""
         if device.type != "cuda":
             return self.batch.to(device), self.corruption.each(lambda tensor: tensor.to(device))
-        batch, corruption = self.batch.each(Tensor.pin_memory), self.corruption.each(Tensor.pin_memory)
+        batch, corruption = self.batch.each(pin), self.corruption.each(pin)
         return batch.to(device), corruption.each(lambda tensor: tensor.to(device, non_blocking=True))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
+from unmask.graphs import pin
 from unmask.objectives.base import Corruption, Noise
 from unmask.times import draw_times
 
@@ -93,7 +94,7 @@ class Feed:
         batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
         corruption = None if self.corrupt is None else self.corrupt(batch, noise)
         made = MicroBatch(batch, noise, corruption)
-        return made.each(Tensor.pin_memory) if self.pin else made
+        return made.each(pin) if self.pin else made
 
 
 def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:
