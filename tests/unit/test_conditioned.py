@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tests.chains import BLANK, MASK, STARTED, WEIGHTS, L, V, completions, conditioned_chain, counts
 from torch import Tensor
 
 from unmask.constraints import Allowed, Automaton, Banned, Constraint, Fixed, NoWords, Vocabulary, Words, bind
@@ -24,10 +25,7 @@ from unmask.samplers.particles import crowd, walk_together
 from unmask.samplers.paths import Groups, Paths, largest, sum_of_logs
 from unmask.samplers.reveal import Reveal
 
-V, L, MASK = 4, 3, 1
 CPU = torch.device("cpu")
-WEIGHTS = V ** torch.arange(L)
-BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
 CONSTRAINTS: dict[str, list[Constraint]] = {
     "word": [Words([2, 3])],
     "words": [Words([3], [0, 2])],
@@ -47,47 +45,6 @@ def automaton_of(constraints: list[Constraint]) -> Automaton:
 def matches(automaton: Automaton) -> Tensor:
     """[V^L] the finished canvases that are accepted."""
     return torch.tensor([MASK not in z and can_accept(automaton, z, MASK) for z in every_canvas(V, L).tolist()])
-
-
-def completions(denoiser: Table, z: Tensor, accepted: Tensor) -> Tensor:
-    """[V^L] the factorised prediction at canvas z [L], given that it is accepted."""
-    p = exact.log_conditionals(denoiser, z[None], 1.0)[0].exp()
-    p = torch.where((z == MASK)[:, None], p, torch.nn.functional.one_hot(z, V).double())
-    each = torch.stack([p[position, every_canvas(V, L)[:, position]] for position in range(L)]).prod(dim=0) * accepted
-    return each / each.sum()
-
-
-def conditioned_chain(steps: int | None, denoiser: Table, start: Tensor, accepted: Tensor) -> Tensor:
-    """[V^L] the law of what uniform order writes when each call draws from `completions` and reveals some of it."""
-    law = {tuple(start.tolist()): 1.0}
-    for rest in reversed(range(steps or int((start == MASK).sum()))):
-        after: dict[tuple[int, ...], float] = {}
-        for z, chance in law.items():
-            masked = [i for i in range(L) if z[i] == MASK]
-            completed = completions(denoiser, torch.tensor(z), accepted)
-            for size in range(len(masked) + 1):
-                for revealed in itertools.combinations(masked, size):
-                    share = reveal_chance(steps, rest, len(masked), size)
-                    for x, p in zip(every_canvas(V, L).tolist(), completed.tolist(), strict=True):
-                        new = tuple(x[i] if i in revealed else z[i] for i in range(L))
-                        if share * p > 0:
-                            after[new] = after.get(new, 0.0) + chance * share * p
-        law = after
-    out = torch.zeros(V**L, dtype=torch.float64)
-    for z, chance in law.items():
-        out[int((torch.tensor(z) * WEIGHTS).sum())] = chance
-    return out
-
-
-def reveal_chance(steps: int | None, rest: int, masks: int, size: int) -> float:
-    """That of one set of `size` among `masks` masks to be revealed by the call before the last `rest`."""
-    if steps is None:
-        return float(size == 1) / masks
-    return (1 / (rest + 1)) ** size * (rest / (rest + 1)) ** (masks - size)
-
-
-def counts(state: State) -> Tensor:
-    return torch.bincount((state.ids * WEIGHTS).sum(dim=1), minlength=V**L)
 
 
 @pytest.mark.parametrize("many_arcs", [0, 4096])
