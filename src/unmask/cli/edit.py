@@ -17,8 +17,8 @@ def edit(
     words: Annotated[
         list[str],
         typer.Argument(
-            help="The text; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, or "
-            "a model that ships ('unmask list shipped'); without it 'stories'.",
+            help="The text; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, "
+            "or a model that ships ('unmask list shipped'); without it 'stories'.",
             metavar="[CKPT] TEXT...",
         ),
     ],
@@ -31,7 +31,7 @@ def edit(
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Words to keep, all else is written anew; may be repeated.", metavar="WORDS"),
+        typer.Option(help="Words to keep; all else is written anew; repeatable.", metavar="WORDS"),
     ] = None,
     steps: Steps = None,
     seed: Seed = 0,
@@ -52,10 +52,13 @@ def edit(
 
         unmask edit "One day Tim went to the park with his dog." --keep "Tim" --keep "his dog." --steps 8
     """
+    from unmask.editing import STRENGTH
     from unmask.generation import load, token_rule
 
-    options: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": [_span(one) for one in span or []]}
-    options["spans"] = options["spans"] or None
+    spans = [_span(one) for one in span or []] or None
+    if strength is None and not keep and not spans:
+        strength = STRENGTH
+    options: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans}
     rule = token_rule(temperature, top_k, top_p)
     checkpoint, texts = split_texts(words, "edit")
     lm = load(checkpoint, device=device, dtype=dtype)

@@ -28,8 +28,9 @@ def fill(
     words: Annotated[
         list[str],
         typer.Argument(
-            help="Texts with [MASK], [MASK:n] or [MASK:n-m] blanks; '-' reads lines from stdin. A first word without a blank is "
-            "the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it 'stories'.",
+            help="Texts with [MASK], [MASK:n] or [MASK:n-m] blanks; '-' reads lines from stdin. A first word "
+            "without a blank is the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it "
+            "'stories'.",
             metavar="[CKPT] TEXT...",
         ),
     ],
