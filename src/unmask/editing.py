@@ -20,8 +20,27 @@ STRENGTH = 0.3
 Span = tuple[int, int]
 
 
-def without_spans(scribe: Scribe, text: str, spans: Sequence[Span]) -> list[int]:
-    """The tokens of a text, masked where they hold one of the characters from `start` to before `end`.
+def opened_up(
+    scribe: Scribe,
+    denoiser: Any,
+    text: str,
+    spans: Sequence[Span] | None,
+    strength: float | None,
+    keep: Sequence[str] | None,
+) -> list[int]:
+    """The tokens of a text with masks where it is to be written anew, by the one of three ways that is given."""
+    if sum(one is not None for one in (spans, strength, keep)) > 1:
+        raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
+    ids = tokens(scribe, text)
+    if keep is not None:
+        return scribe.blank_ids(around(scribe, text, keep))
+    if spans is not None:
+        return without_spans(scribe, text, ids, spans)
+    return without_unlikely(scribe, denoiser, ids, STRENGTH if strength is None else strength)
+
+
+def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
+    """The tokens `ids` of a text, masked where they hold one of the characters from `start` to before `end`.
 
     A token is masked as a whole, so that a letter beside a span may be written anew too.
     """
@@ -30,7 +49,6 @@ def without_spans(scribe: Scribe, text: str, spans: Sequence[Span]) -> list[int]
             raise UnmaskError(
                 f"The span {start} to {end} is not in a text of {len(text)} characters; count from 0, start before end."
             )
-    ids = tokens(scribe, text)
     pieces = [piece or "" for piece in PieceReader(scribe.words, scribe.mask).read(ids)]
     if "".join(pieces) != text:
         raise UnmaskError("This tokenizer does not give back the characters of the text; edit it by strength instead.")
@@ -42,11 +60,10 @@ def without_spans(scribe: Scribe, text: str, spans: Sequence[Span]) -> list[int]
     return out
 
 
-def without_unlikely(scribe: Scribe, denoiser: Any, text: str, strength: float) -> list[int]:
-    """The tokens of a text with the share `strength` of them masked that the network finds least likely."""
+def without_unlikely(scribe: Scribe, denoiser: Any, ids: list[int], strength: float) -> list[int]:
+    """The tokens `ids` of a text with the share `strength` of them masked that the network finds least likely."""
     if not 0 < strength <= 1:
         raise UnmaskError(f"strength={strength} is no share of the tokens; give a number above 0 and at most 1.")
-    ids = tokens(scribe, text)
     row = torch.tensor(scribe.blank_row(ids))
     count = max(1, round(strength * len(ids)))
     chosen = log_chances(denoiser, row, len(ids)).argsort(stable=True)[:count].tolist()

@@ -1,4 +1,4 @@
-"""The front door: load a checkpoint, then generate, fill, score and stream with it."""
+"""The front door: load a checkpoint, then generate, fill, edit and stream with it; `Opened` scores."""
 
 from __future__ import annotations
 
@@ -8,64 +8,23 @@ from typing import Any
 
 import torch
 
-from unmask import checkpoint, editing
-from unmask.bounds import Bound, Evaluation
-from unmask.checkpoint import Card
-from unmask.data.rows import Rows
+from unmask import checkpoint
+from unmask.editing import opened_up
 from unmask.errors import UnmaskError
 from unmask.lengths import nats_of_known, settle
-from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
+from unmask.opened import Opened
 from unmask.registry import build
 from unmask.samplers.base import Sampler
 from unmask.samplers.draws import TokenRule
-from unmask.scribe import Frame, Generation, Scribe
+from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
 from unmask.templates import PieceReader
 from unmask.writing import Constraints, TextScore, Wish, Writer
 
-SCORE_PRECISION = 0.02
-"""Bits per token to which `score` knows a bound unless asked otherwise."""
 
-
-class MaskedDiffusionLM:
+class MaskedDiffusionLM(Opened):
     """A denoiser, its tokenizer and its card. The causal twin comes through the same door; it cannot fill."""
-
-    def __init__(
-        self, denoiser: Any, tokenizer: Any, card: Card, path: Path | None = None, engine: Engine | None = None
-    ) -> None:
-        self.denoiser = denoiser
-        self.tokenizer = tokenizer
-        self.card = card
-        self.path = path
-        self.scribe = Scribe(tokenizer, denoiser.config, card)
-        self._engine = engine
-
-    @property
-    def causal(self) -> bool:
-        """Whether this is the autoregressive twin."""
-        return self.card.objective.causal
-
-    @property
-    def device(self) -> torch.device:
-        """Where the network computes."""
-        return device_of(self.denoiser)
-
-    def ready(self, tokens: int) -> Any:
-        """The network as it is best asked about so many tokens in all calls together; the same law, only faster."""
-        if self._engine is not None:
-            return self._engine.prepare(tokens)
-        return self.denoiser
-
-    @property
-    def words(self) -> Any:
-        """The tokenizer, which verbs on texts need."""
-        return self.scribe.words
-
-    @property
-    def row_length(self) -> int:
-        """Tokens of a row, as the model was trained."""
-        return self.scribe.length
 
     def generate(
         self,
@@ -239,16 +198,7 @@ class MaskedDiffusionLM:
         **wish: Any,
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
-        if sum(one is not None for one in (spans, strength, keep)) > 1:
-            raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
-        if keep is not None:
-            editing.tokens(self.scribe, text)
-            ids = self.scribe.blank_ids(editing.around(self.scribe, text, keep))
-        elif spans is not None:
-            ids = editing.without_spans(self.scribe, text, spans)
-        else:
-            strength = editing.STRENGTH if strength is None else strength
-            ids = editing.without_unlikely(self.scribe, self.denoiser, text, strength)
+        ids = opened_up(self.scribe, self.denoiser, text, spans, strength, keep)
         return self._writer([self.scribe.blank_row(ids)], steps, wish).write(seed, None)[0]
 
     def stream(
@@ -274,52 +224,11 @@ class MaskedDiffusionLM:
         wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
         return Writer(self.scribe, self.sampler(steps), Wish(**wish), rows, self.device, self.ready)
 
-    def score(
-        self,
-        texts: str | Sequence[str],
-        given: str | Sequence[str] | None = None,
-        *,
-        precision: float | None = SCORE_PRECISION,
-        seed: int = 0,
-        batch_size: int | None = None,
-    ) -> Bound:
-        """The bound on -log p(texts), or on -log p(texts | given), with its error; `bound[i]` is that of text i.
-
-        For the autoregressive twin it is the likelihood itself. `precision`: the Monte-Carlo error to reach, in bits
-        per token.
-        """
-        return self.judge(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
-
-    def judge(
-        self,
-        texts: str | Sequence[str],
-        given: str | Sequence[str] | None = None,
-        *,
-        steps: tuple[int, ...] = (),
-        precision: float | None = SCORE_PRECISION,
-        seed: int = 0,
-        batch_size: int | None = None,
-    ) -> Evaluation:
-        """`score` by every estimator of the objective, and by T-step bounds for T in `steps`."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        rows = self.scribe.scored_rows(texts, given)
-        return self.evaluate(rows, steps=steps, seed=seed, precision=precision, batch_size=batch_size, each=True)
-
-    def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
-        """Judge rows of tokens; the options are those of `unmask.likelihood.evaluate`."""
-        objective = self.card.objective
-        denoiser = self.ready(rows.length * evaluation_work(objective, rows, len(options.get("steps", ()))))
-        return evaluate(denoiser, objective, self.card.schedule, rows, **options)
-
     def sampler(self, steps: int | None = None) -> Sampler:
         """The sampler that `generate` uses for a number of steps."""
         if self.causal:
             return build("sampler", "ar")
         return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
-        return self.scribe.decode(ids)
 
 
 def load(
