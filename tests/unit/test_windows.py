@@ -9,16 +9,19 @@ import torch
 from tests.conftest import LENGTH, make_checkpoint
 
 from unmask.generation import load
+from unmask.laws import describe, members
 from unmask.laws.samplers import chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Watched, random_table
-from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.base import Canvas, Sampler, sample, walk
 from unmask.samplers.control import Control, walks
 from unmask.samplers.reveal import Reveal
 from unmask.samplers.windows import Windows, walk_windows
+from unmask.schedules import LogLinear
 
 V, L, MASK, LONG = 4, 3, 1, 5
 CPU = torch.device("cpu")
+USUAL = LogLinear()
 
 
 def last_of(states):
@@ -27,17 +30,20 @@ def last_of(states):
 
 
 def windowed(steps: int | None, denoiser, canvas: Canvas, windows: Windows):
-    sampler = Reveal(steps=steps)
+    return windowed_by(Reveal(steps=steps), denoiser, canvas, windows)
+
+
+def windowed_by(sampler: Sampler, denoiser, canvas: Canvas, windows: Windows):
     return walk_windows(lambda part: walk(sampler, denoiser, part), sampler, canvas, windows)
 
 
-def windowed_law(steps: int | None, denoiser, start: list[int], windows: Windows) -> torch.Tensor:
+def windowed_law(sampler: Sampler, denoiser, start: list[int], windows: Windows) -> torch.Tensor:
     """[V^N] window after window, each by the enumerated chain of the sampler from what stands before it."""
     law = {tuple(start): 1.0}
     for begin in windows.starts(len(start)):
         after: dict[tuple[int, ...], float] = {}
         for canvas, chance in law.items():
-            chain = chain_of(Reveal(steps=steps), denoiser, torch.tensor(canvas[begin : begin + L]))
+            chain = chain_of(sampler, denoiser, torch.tensor(canvas[begin : begin + L]))
             for code in chain.nonzero()[:, 0].tolist():
                 written = tuple(code // V**i % V for i in range(L))
                 new = canvas[:begin] + written + canvas[begin + L :]
@@ -49,15 +55,20 @@ def windowed_law(steps: int | None, denoiser, start: list[int], windows: Windows
     return out
 
 
-@pytest.mark.parametrize("steps", [2, None])
+def masked_samplers() -> list[Sampler]:
+    """Every registered one that walks a masked network, with the usual schedule."""
+    return [one for one in members("sampler") if not one.causal and getattr(one, "schedule", USUAL) == USUAL]
+
+
+@pytest.mark.parametrize("sampler", masked_samplers(), ids=describe)
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_windows_follow_their_enumerated_law(steps, stride):
+def test_windows_follow_their_enumerated_law(sampler, stride):
     denoiser, windows = random_table(), Windows(L, stride)
     for start in ([MASK] * LONG, [2, MASK, MASK, 0, MASK]):
-        law = windowed_law(steps, denoiser, start, windows)
+        law = windowed_law(sampler, denoiser, start, windows)
         assert float(law.sum()) == pytest.approx(1)
         canvas = Canvas.of(torch.tensor(start).expand(4000, -1), MASK, seed=300)
-        ids = last_of(windowed(steps, denoiser, canvas, windows)).ids
+        ids = last_of(windowed_by(sampler, denoiser, canvas, windows)).ids
         counts = torch.bincount((ids * V ** torch.arange(LONG)).sum(dim=1), minlength=V**LONG)
         assert counts[law == 0].sum() == 0
         assert chi_square(counts, law) > 1e-4

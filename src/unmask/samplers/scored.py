@@ -17,6 +17,8 @@ from unmask.samplers.draws import TokenRule
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """Finished canvases [B, L] and where they are real [B, L], to scores [B]."""
+ROWS_AT_ONCE = 512
+"""Positions whose logits are in memory at once."""
 
 
 class Scored(JointRule):
@@ -30,10 +32,11 @@ class Scored(JointRule):
         self, head: Callable[[Tensor], Tensor], hidden: Tensor, state: State, at: Positions, wanted: Positions
     ) -> Drawn:
         """What is written is bit for bit what the rule alone would write."""
-        seeds = state.canvas.seeds[at.rows]
-        tokens, confidence = self.rule.choose(head(hidden), seeds, state.call, at.places)
-        whole = state.ids.index_put(at, tokens)
-        trust = torch.ones(state.ids.shape, device=hidden.device).index_put(at, confidence.float())
+        whole, trust = state.ids.clone(), torch.ones(state.ids.shape, device=hidden.device)
+        for part in torch.arange(len(hidden), device=hidden.device).split(ROWS_AT_ONCE):
+            row, place = at.rows[part], at.places[part]
+            tokens, confidence = self.rule.choose(head(hidden[part]), state.canvas.seeds[row], state.call, place)
+            whole[row, place], trust[row, place] = tokens, confidence.float()
         return Drawn(whole[wanted], trust[wanted], self._evidence(state, whole))
 
     def _evidence(self, state: State, whole: Tensor) -> Evidence:

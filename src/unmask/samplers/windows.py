@@ -45,7 +45,7 @@ def walk_windows(walk: Walk, sampler: Sampler, canvas: Canvas, windows: Windows)
         here, before = slice(start, start + windows.size), state
         for inner in walk(_window(before, walking, here, number)) if len(walking) else ():
             state = _embed(before, inner, walking, here, calls[:number].sum(dim=0))
-            if inner.call == inner.total:
+            if inner.call >= inner.total:
                 calls[number, walking] = inner.calls
                 walking, calls, state = _closed(state, walking, calls, number, here.stop, windows.end)
             if inner.call:
