@@ -93,6 +93,14 @@ def test_guidance_holds_in_the_windows_that_see_the_prompt(mdlm, monkeypatch):
     assert len(rows) == one.calls
 
 
+def test_guided_particles_do_not_depend_on_their_neighbours(mdlm):
+    prompts, options = ["a", "def f("], {"length": 12, "steps": 4, "guidance": 1.0, "particles": 3, "score": letters}
+    together = mdlm.sample(1, prompts=prompts, seed=7, **options)
+    for i, one in enumerate(together):
+        assert mdlm.sample(1, prompt=prompts[i], seed=7 + i, **options)[0].ids == one.ids
+        assert one.text.startswith(prompts[i])
+
+
 def score_of(ids):
     """Counts token 2, and dislikes 3 at the end."""
     return (ids == 2).sum(dim=-1).double() * 1.2 - (ids[..., -1] == 3).double()
