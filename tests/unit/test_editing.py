@@ -8,6 +8,8 @@ from tests.conftest import make_checkpoint
 
 from unmask import editing
 from unmask.generation import load
+from unmask.laws import exact
+from unmask.laws.tables import random_table
 
 TEXT = "One day é went to the ☃ park."
 
@@ -50,6 +52,17 @@ def test_the_chance_of_a_token_is_that_given_the_others(mdlm):
         log_p = mdlm.denoiser(z).logits.detach()[0].log_softmax(-1)
         for place in range(group, len(ids), 8):
             assert float(said[place]) == pytest.approx(float(log_p[place, ids[place]]), rel=1e-4)
+
+
+def test_the_frame_of_a_text_is_seen_and_the_network_told_how_much_is_hidden():
+    table = random_table(conditioned=True)
+    row = torch.tensor([2, 0, 3])
+    said = editing.log_chances(table, row, 2)
+    for place in range(2):
+        z = row.clone()
+        z[place] = 1
+        log_p = exact.log_conditionals(table, z[None], torch.tensor([2 / 3], dtype=torch.float64))[0]
+        assert float(said[place]) == pytest.approx(float(log_p[place, row[place]]), rel=1e-5)
 
 
 def test_the_least_likely_tokens_are_written_anew(mdlm, monkeypatch):
