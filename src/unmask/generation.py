@@ -92,7 +92,7 @@ class MaskedDiffusionLM(Opened):
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         rows = [row for row in self._open_rows(prompt, prompts, suffix, length) for _ in range(n)]
-        writer = self._writer(rows, steps, wish)
+        writer = self._writer(rows, self.sampler(steps), wish)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
         return writer.write(seed, batch_size, progress, return_trajectory)
@@ -142,7 +142,7 @@ class MaskedDiffusionLM(Opened):
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
-        return self._writer(rows, steps, wish).write(seed, batch_size)
+        return self._writer(rows, self.sampler(steps), wish).write(seed, batch_size)
 
     def _settled(self, text: str, needed: bool = False) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be."""
@@ -199,7 +199,7 @@ class MaskedDiffusionLM(Opened):
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         ids = opened_up(self.scribe, self.denoiser, text, spans, strength, keep)
-        return self._writer([self.scribe.blank_row(ids)], steps, wish).write(seed, None)[0]
+        return self._writer([self.scribe.blank_row(ids)], self.sampler(steps), wish).write(seed, None)[0]
 
     def stream(
         self,
@@ -217,12 +217,12 @@ class MaskedDiffusionLM(Opened):
         """
         row = self.scribe.open_ids(self._settled(prompt) if prompt else [], length, suffix)
         reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._writer([row], steps, wish).states([row], seed):
+        for state in self._writer([row], self.sampler(steps), wish).states([row], seed):
             yield self.scribe.frame(state, reader)
 
-    def _writer(self, rows: list[list[int]], steps: int | None, wish: dict[str, Any]) -> Writer:
+    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
         wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
-        return Writer(self.scribe, self.sampler(steps), Wish(**wish), rows, self.device, self.ready)
+        return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, self.ready)
 
     def sampler(self, steps: int | None = None) -> Sampler:
         """The sampler that `generate` uses for a number of steps."""
