@@ -67,6 +67,7 @@ class Writer:
         ready: Callable[[int], Any],
     ) -> None:
         self.scribe, self.wish, self.rows, self.device = scribe, wish, rows, device
+        self._rewrites = sampler.rewrites
         self.control = self._control()
         begin = walks(sampler, self.control, device)
         self._walk = partial(begin, ready(self._work(getattr(sampler, "steps", None))))
@@ -97,7 +98,8 @@ class Writer:
         """What is written into the one row, told to a streamer of `transformers` on the way."""
         if len(self.rows) != 1 or self.wish.best_of > 1:
             raise UnmaskError(f"A streamer shows one text and {self._count()} are to be written; ask for one.")
-        return self._finished(relay(self.states(self.rows, seed), self.scribe, streamer), trajectories)
+        states = relay(self.states(self.rows, seed), self.scribe, streamer, self._rewrites)
+        return self._finished(states, trajectories)
 
     def _count(self) -> int:
         return len(self.rows) * self.wish.best_of

@@ -8,6 +8,7 @@ import transformers
 from tests.conftest import LENGTH, make_checkpoint
 
 from unmask.generation import load
+from unmask.samplers.reveal import Reveal
 
 
 class Diary:
@@ -102,6 +103,14 @@ def test_nothing_behind_the_end_of_a_text_is_told(tmp_path, monkeypatch):
     (one,) = lm.sample(1, prompt="ab", length=40, seed=1, streamer=streamer)
     assert eos in one.ids
     assert joined(streamer) == one.ids[: one.ids.index(eos)]
+
+
+def test_where_tokens_may_be_masked_again_none_stays_before_the_last_call(mdlm, monkeypatch):
+    monkeypatch.setattr(Reveal, "rewrites", True)
+    streamer = Drafts()
+    (one,) = mdlm.sample(1, prompt="ab", length=16, steps=6, seed=2, streamer=streamer)
+    assert streamer.told == [list(b"ab"), one.ids[2:]]
+    assert {told for told, _ in streamer.drafts} == {2}
 
 
 def test_without_a_prompt_it_begins_with_nothing(mdlm):

@@ -161,6 +161,8 @@ class Sampler(Component):
 
     causal: ClassVar[bool] = False
     """Whether it walks the causal twin."""
+    rewrites: ClassVar[bool] = False
+    """Whether what is written may be masked again."""
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:
