@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unmask import lengths
 from unmask.checkpoint import Card
 from unmask.laws.tables import random_table
 from unmask.lengths import nats_of_known, settle
@@ -44,14 +43,13 @@ def exact_bound(table, row: list[int], mask: int) -> float:
     return total
 
 
-def test_the_bound_of_known_tokens_holds_the_gap_masked(world, monkeypatch):
+def test_the_bound_of_known_tokens_holds_the_gap_masked(world):
     """By many draws it is the enumerated one, whatever the gap."""
-    monkeypatch.setattr(lengths, "DRAWS", 3000)
     table, scribe = world
     nats = nats_of_known(table, LogLinear(), scribe, CPU)
     candidates = [["a", n, "b"] for n in (1, 2, 3)]
-    for said, parts in zip(nats(candidates), candidates, strict=True):
-        assert said == pytest.approx(exact_bound(table, scribe.blank_ids(parts), scribe.mask), rel=0.03)
+    for said, parts in zip(nats(candidates, range(3200)), candidates, strict=True):
+        assert said / 3200 == pytest.approx(exact_bound(table, scribe.blank_ids(parts), scribe.mask), rel=0.03)
 
 
 def test_the_likeliest_length_is_taken(world):
@@ -71,17 +69,17 @@ def _choices(part):
 
 
 def test_few_blanks_are_settled_together_and_many_one_by_one():
-    asked: list[int] = []
+    asked: list[tuple[int, int, int]] = []
 
-    def nats(candidates):
-        asked.append(len(candidates))
+    def nats(candidates, draws):
+        asked.append((len(candidates), draws.start, draws.stop))
         return [abs(sum(part for part in one if isinstance(part, int)) - 12) for one in candidates]
 
     assert settle([range(1, 9), "x", range(1, 9)], nats) == [4, "x", 8]
-    assert asked == [64]
+    assert asked == [(64, 0, 4), (16, 4, 16)]
     asked.clear()
     assert settle([range(1, 9), "x", range(1, 10)], nats) == [8, "x", 4]
-    assert asked == [8, 9], "from the left, the others as short as they may be"
+    assert asked == [(8, 0, 4), (2, 4, 16), (9, 0, 4), (3, 4, 16)], "from the left, the others as short as they may be"
     asked.clear()
     assert settle(["a", 3, "b"], nats) == ["a", 3, "b"]
     assert asked == []
@@ -98,9 +96,8 @@ def test_fill_takes_blanks_of_open_length(mdlm):
     assert frame.text.startswith("The ")
 
 
-def test_the_frame_of_a_row_is_not_counted(world, monkeypatch):
+def test_the_frame_of_a_row_is_not_counted(world):
     table, scribe = world
-    monkeypatch.setattr(lengths, "DRAWS", 64)
     nats = nats_of_known(table, LogLinear(), scribe, CPU)
     with_end = Scribe(
         scribe.tokenizer,
@@ -108,7 +105,7 @@ def test_the_frame_of_a_row_is_not_counted(world, monkeypatch):
         Card(length=5, policy="supervised_eos"),
     )
     framed = nats_of_known(table, LogLinear(), with_end, CPU)
-    (said,), (plain,) = framed([["a", 1]]), nats([["a", 1]])
+    (said,), (plain,) = framed([["a", 1]], range(1)), nats([["a", 1]], range(1))
     mask, eos = scribe.mask, scribe.end_token
     z = torch.tensor([[mask, mask, eos, eos, eos]])
     first = -float(table.head(table.hidden(z)).log_softmax(-1)[0, 0, scribe.blank_ids(["a"])[0]])
