@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Control:
     Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one.
     """
 
-    rule: TokenRule = TokenRule()  # noqa: RUF009
+    rule: TokenRule = field(default_factory=TokenRule)
     automaton: Automaton | None = None
     particles: int = 1
     guidance: float = 0.0
