@@ -1,81 +1,40 @@
-"""The front door: load a checkpoint, then generate, fill, score and stream with it."""
+"""The front door: load a checkpoint, then generate, fill, edit and stream with it; `Opened` scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unmask import checkpoint
-from unmask.bounds import Bound, Evaluation
-from unmask.checkpoint import Card
-from unmask.constraints import Automaton, Constraint
-from unmask.data.rows import Rows
+from unmask.editing import opened_up
 from unmask.errors import UnmaskError
-from unmask.likelihood import device_of, evaluate, evaluation_work
+from unmask.lengths import nats_of_known, settle
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
+from unmask.opened import Opened
 from unmask.registry import build
-from unmask.samplers import control
-from unmask.samplers.base import Canvas, Sampler, State
+from unmask.samplers.base import Sampler
 from unmask.samplers.draws import TokenRule
-from unmask.scribe import Frame, Generation, Scribe
+from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
 from unmask.templates import PieceReader
-
-Constraints = Constraint | Sequence[Constraint] | None
-Walk = Callable[[Canvas], Iterator[State]]
-SCORE_PRECISION = 0.02
-"""Bits per token to which `score` knows a bound unless asked otherwise."""
+from unmask.writing import Constraints, TextScore, Wish, Writer
 
 
-class MaskedDiffusionLM:
+class MaskedDiffusionLM(Opened):
     """A denoiser, its tokenizer and its card. The causal twin comes through the same door; it cannot fill."""
-
-    def __init__(
-        self, denoiser: Any, tokenizer: Any, card: Card, path: Path | None = None, engine: Engine | None = None
-    ) -> None:
-        self.denoiser = denoiser
-        self.tokenizer = tokenizer
-        self.card = card
-        self.path = path
-        self.scribe = Scribe(tokenizer, denoiser.config, card)
-        self._engine = engine
-
-    @property
-    def causal(self) -> bool:
-        """Whether this is the autoregressive twin."""
-        return self.card.objective.causal
-
-    @property
-    def device(self) -> torch.device:
-        """Where the network computes."""
-        return device_of(self.denoiser)
-
-    def ready(self, tokens: int) -> Any:
-        """The network as it is best asked about so many tokens in all calls together; the same law, only faster."""
-        if self._engine is not None:
-            return self._engine.prepare(tokens)
-        return self.denoiser
-
-    @property
-    def words(self) -> Any:
-        """The tokenizer, which verbs on texts need."""
-        return self.scribe.words
-
-    @property
-    def row_length(self) -> int:
-        """Tokens of a row, as the model was trained."""
-        return self.scribe.length
 
     def generate(
         self,
         n: int = 1,
         *,
         prompt: str = "",
+        prompts: Sequence[str] | None = None,
+        suffix: str = "",
         length: int | None = None,
+        stride: int | None = None,
         steps: int | None = None,
         seed: int = 0,
         temperature: float = 1.0,
@@ -84,40 +43,68 @@ class MaskedDiffusionLM:
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
-    ) -> list[str]:
-        """`n` texts of `length` tokens (prompt included; the model's own length by default).
+        guidance: float = 0.0,
+        best_of: int = 1,
+        score: TextScore | None = None,
+        return_trajectory: bool = False,
+        streamer: Any = None,
+    ) -> list[Any]:
+        """`n` texts (of each of the `prompts`) of `length` tokens, prompt and suffix included (as long as the model's).
 
-        `steps=None` writes one token a call, the exact law; `steps=T` at most T calls. Sequence i has the seed
-        `seed + i` and does not depend on how many are drawn beside it. Every text satisfies the `constraint` (one of
+        `steps=None` writes one token a call, the exact law; `steps=T` at most T calls a window. Sequence i has the seed
+        `seed + i` and does not depend on how many are drawn beside it. What is longer than the model is written in
+        windows of its length, each `stride` tokens behind the one before. Every text satisfies the `constraint` (one of
         `unmask.constraints` or several); with many `particles` its law is the model's, given that.
+
+        `guidance=w` takes the logits (1 + w) times those behind the prompt minus w times those without it. `score`, any
+        function of a text, chooses the `best_of` several, or weighs `particles`, whose law goes to p exp(score).
+
+        With `return_trajectory` the `Generation`s are returned, each with its `trajectory`. A `streamer` of
+        `transformers` is told of a single text while it is written.
         """
-        rule = token_rule(temperature, top_k, top_p)
-        shape: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "batch_size": batch_size}
-        done = self.sample(n, **shape, seed=seed, rule=rule, constraint=constraint, particles=particles)
-        return [one.text for one in done]
+        canvas: dict[str, Any] = {"prompt": prompt, "prompts": prompts, "suffix": suffix, "length": length}
+        wish: dict[str, Any] = {"constraint": constraint, "particles": particles, "guidance": guidance}
+        wish |= {"best_of": best_of, "score": score, "stride": stride, "rule": token_rule(temperature, top_k, top_p)}
+        how: dict[str, Any] = {"steps": steps, "seed": seed, "batch_size": batch_size, "streamer": streamer}
+        done = self.sample(n, **canvas, **how, return_trajectory=return_trajectory, **wish)
+        return done if return_trajectory else [one.text for one in done]
 
     def sample(
         self,
         n: int = 1,
         *,
         prompt: str = "",
+        prompts: Sequence[str] | None = None,
+        suffix: str = "",
         length: int | None = None,
         steps: int | None = None,
         seed: int = 0,
-        rule: TokenRule | None = None,
         batch_size: int | None = None,
         progress: Progress | None = None,
-        constraint: Constraints = None,
-        particles: int = 1,
+        return_trajectory: bool = False,
+        streamer: Any = None,
+        **wish: Any,
     ) -> list[Generation]:
-        """Like `generate`, with ids, order, confidences and the number of network calls of each sequence."""
-        row = self.scribe.open_row(prompt, length)
+        """Like `generate`, with ids, order, confidences and the number of network calls of each sequence.
+
+        Other options are the fields of `unmask.writing.Wish`.
+        """
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        rows, automaton = [row] * n, self.scribe.bind(constraint, [row])
-        walk = self._walk(rows, steps, rule, automaton, particles)
-        at_once = batch_size or control.batch_size(automaton, particles, len(row))
-        return self._finished(rows, walk, seed, at_once, progress)
+        rows = [row for row in self._open_rows(prompt, prompts, suffix, length) for _ in range(n)]
+        writer = self._writer(rows, self.sampler(steps), wish)
+        if streamer is not None:
+            return writer.tell(seed, streamer, return_trajectory)
+        return writer.write(seed, batch_size, progress, return_trajectory)
+
+    def _open_rows(
+        self, prompt: str, prompts: Sequence[str] | None, suffix: str, length: int | None
+    ) -> list[list[int]]:
+        if prompts is not None and prompt:
+            raise UnmaskError("There is a prompt and a list of prompts; give one of them.")
+        if prompts is not None and (isinstance(prompts, str) or not prompts):
+            raise UnmaskError(f"prompts={prompts!r} is no list of texts; give at least one, or a single prompt=.")
+        return [self.scribe.open_row(one, length, suffix) for one in (prompts or [prompt])]
 
     def fill(
         self,
@@ -135,7 +122,8 @@ class MaskedDiffusionLM:
     ) -> str | list[str]:
         """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three.
 
-        `constraint` and `particles` are those of `generate`, on the whole text.
+        `[MASK:2-6]` has as many tokens as make the known ones likeliest. A blank with text behind it holds no end of
+        the text. `constraint` and `particles` are those of `generate`, on the whole text.
         """
         rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
         texts = [text] if isinstance(text, str) else list(text)
@@ -149,113 +137,98 @@ class MaskedDiffusionLM:
         *,
         steps: int | None = None,
         seed: int = 0,
-        rule: TokenRule | None = None,
         batch_size: int | None = None,
-        constraint: Constraints = None,
-        particles: int = 1,
+        **wish: Any,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
-        rows = [self.scribe.blank_row(text) for text in texts]
-        automaton = self.scribe.bind(constraint, rows)
-        walk = self._walk(rows, steps, rule, automaton, particles)
-        at_once = batch_size or control.batch_size(automaton, particles, max(map(len, rows)))
-        return self._finished(rows, walk, seed, at_once)
+        rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
+        return self._writer(rows, self.sampler(steps), wish).write(seed, batch_size)
+
+    def _settled(self, text: str, needed: bool = False) -> list[int]:
+        """The tokens of a text with blanks, each as long as it is to be."""
+        parts = self.scribe.parts(text)
+        if needed and all(isinstance(part, str) for part in parts):
+            raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
+        if any(isinstance(part, range) for part in parts):
+            parts = settle(parts, nats_of_known(self.denoiser, self.card.schedule, self.scribe, self.device))
+        return self.scribe.blank_ids(parts)
+
+    def edit(
+        self,
+        text: str,
+        *,
+        spans: Sequence[tuple[int, int]] | None = None,
+        strength: float | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **how: Any,
+    ) -> str:
+        """Write a part of a text anew: the tokens of some characters, or the least likely ones.
+
+        `spans`: (start, end) in characters, end not included; tokens that reach beyond are written anew as a whole.
+        `strength` (0.3): the share of the tokens, those that the network finds least likely, as it judges every eighth
+        of them at once from the others. Other options are `steps`, `seed` and those of `unmask.writing.Wish`.
+        """
+        rule = token_rule(temperature, top_k, top_p)
+        return self.edit_details(text, spans=spans, strength=strength, rule=rule, **how).text
+
+    def rewrite(
+        self,
+        text: str,
+        keep: Sequence[str],
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **how: Any,
+    ) -> str:
+        """Write all of a text anew but the words to `keep`, wherever they stand in it, with as many tokens between."""
+        return self.edit_details(text, keep=keep, rule=token_rule(temperature, top_k, top_p), **how).text
+
+    def edit_details(
+        self,
+        text: str,
+        *,
+        spans: Sequence[tuple[int, int]] | None = None,
+        strength: float | None = None,
+        keep: Sequence[str] | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        **wish: Any,
+    ) -> Generation:
+        """Like `edit` and `rewrite`, with the order and confidence of every token."""
+        ids = opened_up(self.scribe, self.denoiser, text, spans, strength, keep)
+        return self._writer([self.scribe.blank_row(ids)], self.sampler(steps), wish).write(seed, None)[0]
 
     def stream(
         self,
         prompt: str = "",
         *,
+        suffix: str = "",
         length: int | None = None,
         steps: int | None = None,
         seed: int = 0,
-        rule: TokenRule | None = None,
-        constraint: Constraints = None,
-        particles: int = 1,
+        **wish: Any,
     ) -> Iterator[Frame]:
         """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too.
 
         Which of several `particles` is shown is known at the end, so that nothing is shown before.
         """
-        row = self.scribe.extend(self.scribe.blank_ids(prompt) if prompt else [], length)
-        canvas = self.scribe.canvas([row], seed, self.device)
+        row = self.scribe.open_ids(self._settled(prompt) if prompt else [], length, suffix)
         reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._walk([row], steps, rule, self.scribe.bind(constraint, [row]), particles)(canvas):
+        for state in self._writer([row], self.sampler(steps), wish).states([row], seed):
             yield self.scribe.frame(state, reader)
 
-    def _walk(
-        self,
-        rows: list[list[int]],
-        steps: int | None,
-        rule: TokenRule | None,
-        automaton: Automaton | None,
-        particles: int,
-    ) -> Walk:
-        """How canvases of some rows are walked."""
-        begin = control.walks(self.sampler(steps), rule or TokenRule(), automaton, particles, self.device)
-        calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in rows]
-        denoiser = self.ready(particles * sum(len(row) * n for row, n in zip(rows, calls, strict=True)))
-        return partial(begin, denoiser)
-
-    def _finished(
-        self, rows: list[list[int]], walk: Walk, seed: int, at_once: int, progress: Progress | None = None
-    ) -> list[Generation]:
-        """What walks over rows wrote, some rows at a time."""
-        done: list[Generation] = []
-        for start in range(0, len(rows), at_once):
-            part = rows[start : start + at_once]
-            for state in walk(self.scribe.canvas(part, seed + start, self.device)):
-                last = state
-            done += self.scribe.finish(last)
-            if progress is not None:
-                progress(len(part))
-        return done
-
-    def score(
-        self,
-        texts: str | Sequence[str],
-        given: str | Sequence[str] | None = None,
-        *,
-        precision: float | None = SCORE_PRECISION,
-        seed: int = 0,
-        batch_size: int | None = None,
-    ) -> Bound:
-        """The bound on -log p(texts), or on -log p(texts | given), with its error; `bound[i]` is that of text i.
-
-        For the autoregressive twin it is the likelihood itself. `precision`: the Monte-Carlo error to reach, in bits
-        per token.
-        """
-        return self.judge(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
-
-    def judge(
-        self,
-        texts: str | Sequence[str],
-        given: str | Sequence[str] | None = None,
-        *,
-        steps: tuple[int, ...] = (),
-        precision: float | None = SCORE_PRECISION,
-        seed: int = 0,
-        batch_size: int | None = None,
-    ) -> Evaluation:
-        """`score` by every estimator of the objective, and by T-step bounds for T in `steps`."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        rows = self.scribe.scored_rows(texts, given)
-        return self.evaluate(rows, steps=steps, seed=seed, precision=precision, batch_size=batch_size, each=True)
-
-    def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
-        """Judge rows of tokens; the options are those of `unmask.likelihood.evaluate`."""
-        objective = self.card.objective
-        denoiser = self.ready(rows.length * evaluation_work(objective, rows, len(options.get("steps", ()))))
-        return evaluate(denoiser, objective, self.card.schedule, rows, **options)
+    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
+        wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
+        return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, self.ready)
 
     def sampler(self, steps: int | None = None) -> Sampler:
         """The sampler that `generate` uses for a number of steps."""
         if self.causal:
             return build("sampler", "ar")
         return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
-        return self.scribe.decode(ids)
 
 
 def load(

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     PATH = 6
     PARTICLE = 7
     RESAMPLE = 8
+    WINDOW = 9
 
 
 Integer = int | Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
-from unmask.templates import PieceReader, decode_canvas, parse_blanks, without_spaces_before_blanks
+from unmask.templates import Part, PieceReader, decode_canvas, parse_blanks, without_spaces_before_blanks
 
 SPACES = "Ġ▁"
 """How vocabularies of byte-level BPE and SentencePiece write a space."""
@@ -33,6 +33,8 @@ class Generation:
     confidence: list[float]
     calls: int
     seed: int
+    trajectory: list[list[int]] | None = None
+    """Every canvas from the masked one to the last, where it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Scribe:
         """The tokenizer, which verbs on texts need; converted weights may come without one."""
         if self.tokenizer is None:
             raise UnmaskError("This checkpoint has no tokenizer; convert it again and name one with --tokenizer.")
+        if self.tokenizer.mask_token_id is None and not self.card.objective.causal:
+            raise UnmaskError(
+                f"The tokenizer of this checkpoint has no mask token, and the network's is {self.mask}; add one with "
+                "that id (mask_token) and save the tokenizer again."
+            )
         return self.tokenizer
 
     @property
@@ -75,51 +82,62 @@ class Scribe:
         """Tokens of a row, as the model was trained."""
         return min(self.card.length, self.limit)
 
-    def open_row(self, prompt: str, length: int | None) -> list[int]:
-        """A prompt with masks behind it."""
-        return self.extend(encode(self.words, [prompt])[0] if prompt else [], length)
+    def open_row(self, prompt: str, length: int | None, suffix: str = "") -> list[int]:
+        """A prompt and a suffix with masks between them."""
+        return self.open_ids(encode(self.words, [prompt])[0] if prompt else [], length, suffix)
 
-    def extend(self, ids: list[int], length: int | None) -> list[int]:
-        """Masks behind the given tokens, up to the length of the canvas."""
-        limit = self.limit
+    def open_ids(self, ids: list[int], length: int | None, suffix: str = "") -> list[int]:
+        """Given tokens, some of them masks, and a suffix, with masks between them.
+
+        Where a length policy ends texts, a text that must end with a suffix is shown its end, if the row has room.
+        """
+        tail = encode(self.words, [suffix])[0] if suffix else []
+        row = self.extend(ids, length, tail)
+        if tail and self.card.objective.causal:
+            raise UnmaskError("An autoregressive model cannot see a suffix; give it a prompt alone, or a masked model.")
+        return self.card.policy.frame(row, self.length, self.words.eos_token_id) if tail else row
+
+    def extend(self, ids: list[int], length: int | None, tail: Sequence[int] = ()) -> list[int]:
+        """Masks between the given tokens and a tail, up to the length of the canvas."""
         length = self.length if length is None else length
         if length < 1:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
-        if length > limit:
+        if length > self.limit and self.card.objective.causal:
             raise UnmaskError(
-                f"A canvas of {length} tokens is longer than the {limit} of this model; ask for at most that, and "
-                "write longer text window by window (semi-autoregressive sampling): the end of one text is the prompt "
-                "of the next."
+                f"A canvas of {length} tokens is longer than the {self.limit} of this model, and an autoregressive one "
+                "is not written window by window; ask for at most that, or take a masked model."
             )
-        if len(ids) > length:
-            raise UnmaskError(
-                f"The prompt has {len(ids)} tokens and the canvas {length}; shorten it or ask for a longer text."
-            )
-        return ids + [self.mask] * (length - len(ids))
+        if len(ids) + len(tail) > length:
+            what = "The prompt and the suffix have" if tail else "The prompt has"
+            given = len(ids) + len(tail)
+            raise UnmaskError(f"{what} {given} tokens and the canvas {length}; shorten it or ask for a longer text.")
+        return [*ids, *[self.mask] * (length - len(ids) - len(tail)), *tail]
 
-    def blank_ids(self, text: str) -> list[int]:
-        """Token ids of a text with `[MASK]` and `[MASK:n]` blanks.
+    def parts(self, text: str) -> list[Part]:
+        """The known pieces of a text and its `[MASK]`, `[MASK:n]` and `[MASK:n-m]` blanks.
 
         Where tokens begin with the space before a word, a blank takes that space along, as a word would.
         """
         parts = parse_blanks(text)
-        if self._spaces_lead:
-            parts = without_spaces_before_blanks(parts)
+        return without_spaces_before_blanks(parts) if self._spaces_lead else parts
+
+    def blank_ids(self, parts: Sequence[Part]) -> list[int]:
+        """Token ids of a text whose blanks have their numbers of tokens."""
         known = iter(encode(self.words, [part for part in parts if isinstance(part, str)]))
-        mask = self.mask
-        return [i for part in parts for i in (next(known) if isinstance(part, str) else [mask] * part)]
+        ids: list[int] = []
+        for part in parts:
+            assert not isinstance(part, range), "the length of every blank is settled"
+            ids += next(known) if isinstance(part, str) else [self.mask] * part
+        return ids
 
     @cached_property
     def _spaces_lead(self) -> bool:
         """Whether tokens begin with the space before a word, as those of byte-level BPE and SentencePiece do."""
         return any(len(token) > 1 and token[0] in SPACES for token in self.words.get_vocab())
 
-    def blank_row(self, text: str) -> list[int]:
-        """A text with blanks, framed as the length policy frames a text."""
-        ids = self.blank_ids(text)
+    def blank_row(self, ids: list[int]) -> list[int]:
+        """Tokens with masks where something is to be written, framed as the length policy frames a text."""
         mask, limit = self.mask, self.limit
-        if mask not in ids:
-            raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
         if len(ids) > limit:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
         if self.card.objective.causal and any(i != mask for i in ids[ids.index(mask) :]):
@@ -132,7 +150,21 @@ class Scribe:
         pad = self.words.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=device)
         real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device)
-        return Canvas.of(ids, self.mask, seed, real)
+        canvas = Canvas.of(ids, self.mask, seed, real)
+        given = real & (ids != self.mask) & (ids != self.end_token)
+        behind = given.flip(1).cumsum(dim=1).flip(1) > 0
+        return replace(canvas, closed=canvas.masked & behind if self.ends_with is not None else None, condition=given)
+
+    @property
+    def end_token(self) -> int:
+        """The token between texts or behind them; -1 where there is none."""
+        eos = self.words.eos_token_id
+        return -1 if eos is None else eos
+
+    @property
+    def ends_with(self) -> int | None:
+        """The token with which a text ends, where the length policy has one."""
+        return self.words.eos_token_id if self.card.policy.ends_with_eos else None
 
     def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
@@ -157,18 +189,18 @@ class Scribe:
 
     def frame(self, state: State, reader: PieceReader) -> Frame:
         """What the one sequence of a walk looks like now."""
-        ids, order, confidence = (_listed(x)[0] for x in (state.ids, state.order, state.confidence))
-        pieces, end = reader.read(ids), self._end(ids)
+        real = int(state.canvas.attention_mask[0].sum())
+        ids, order, confidence = (_listed(x[:, :real])[0] for x in (state.ids, state.order, state.confidence))
+        pieces, end = reader.read(ids), self.text_end(ids)
         return Frame(self.decode(ids), ids, order, confidence, state.call, state.total, pieces, end)
 
     def decode(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
-        return decode_canvas(self.words, ids[: self._end(ids)], self.mask)
+        return decode_canvas(self.words, ids[: self.text_end(ids)], self.mask)
 
-    def _end(self, ids: list[int]) -> int:
+    def text_end(self, ids: list[int]) -> int:
         """Tokens of a canvas that are its text."""
-        eos = self.words.eos_token_id
-        return ids.index(eos) if self.card.policy.ends_with_eos and eos in ids else len(ids)
+        return ids.index(self.ends_with) if self.ends_with in ids else len(ids)
 
     def scored_rows(self, texts: list[str], given: str | Sequence[str] | None) -> Rows:
         """Rows whose texts are counted, each behind its condition."""

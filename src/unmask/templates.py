@@ -1,4 +1,4 @@
-"""Texts with blanks: reading `[MASK]` and `[MASK:n]`, and showing a canvas with masks, whole or token by token."""
+"""Texts with blanks: reading `[MASK]`, `[MASK:n]` and `[MASK:n-m]`, and canvases shown whole or by token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ GLYPH = "░"
 UNFINISHED = "�"
 LONGEST_LETTER = 4
 """Bytes of one letter in UTF-8, at most."""
+MOST_LENGTHS = 64
+"""Lengths that one blank may choose among."""
+
+Part = str | int | range
+"""A known piece of a text, or a blank: its number of tokens, or the numbers that it may have."""
 
 
-def parse_blanks(text: str) -> list[str | int]:
-    """The known pieces of a text and, between them, the number of tokens of each blank."""
-    parts: list[str | int] = []
+def parse_blanks(text: str) -> list[Part]:
+    """The known pieces of a text and, between them, the number of tokens of each blank, or those it may have."""
+    parts: list[Part] = []
     end = 0
     for match in BLANK.finditer(text):
         if match.start() > end:
@@ -29,11 +34,11 @@ def parse_blanks(text: str) -> list[str | int]:
     return parts
 
 
-def without_spaces_before_blanks(parts: list[str | int]) -> list[str | int]:
+def without_spaces_before_blanks(parts: list[Part]) -> list[Part]:
     """The pieces of a text, of which one space before a blank is left to the blank."""
     following = [*parts[1:], ""]
     return [
-        part[:-1] if isinstance(part, str) and isinstance(after, int) and part.endswith(" ") else part
+        part[:-1] if isinstance(part, str) and not isinstance(after, str) and part.endswith(" ") else part
         for part, after in zip(parts, following, strict=True)
     ]
 
@@ -94,9 +99,18 @@ class PieceReader:
         return self._known[key]
 
 
-def _width(match: re.Match[str]) -> int:
-    if match.group(1) is None:
-        return 1
-    if not re.fullmatch(r"[1-9][0-9]*", match.group(1)):
-        raise UnmaskError(f"The blank '{match.group(0)}' is not [MASK] or [MASK:n] with n at least 1; write it so.")
-    return int(match.group(1))
+def _width(match: re.Match[str]) -> int | range:
+    numbers = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?", "1" if match.group(1) is None else match.group(1))
+    if numbers is None:
+        raise UnmaskError(
+            f"The blank '{match.group(0)}' is not [MASK], [MASK:n] or [MASK:n-m] with n at least 1; write it so."
+        )
+    low, high = int(numbers[1]), int(numbers[2] or numbers[1])
+    if high < low:
+        raise UnmaskError(f"The blank '{match.group(0)}' ends before it begins; write it as [MASK:{high}-{low}].")
+    if high - low >= MOST_LENGTHS:
+        raise UnmaskError(
+            f"The blank '{match.group(0)}' has {high - low + 1} lengths to choose among and may have {MOST_LENGTHS}; "
+            "narrow its range."
+        )
+    return low if low == high else range(low, high + 1)

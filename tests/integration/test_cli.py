@@ -225,7 +225,7 @@ def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_p
     [
         (("sample", "nowhere"), "no checkpoint at 'nowhere'"),
         (("sample", "{mdlm}", "--top-p", "1.5"), "top_p=1.5"),
-        (("sample", "{mdlm}", "--length", "9999"), "window by window (semi-autoregressive"),
+        (("sample", "{ar}", "--length", "9999"), "not written window by window"),
         (("sample", "{mdlm}", "--prompt", "x" * 60), "prompt"),
         (("sample", "{mdlm}", "--steps", "0"), "--steps"),
         (("fill", "{mdlm}", "nothing to fill"), "no blank"),

@@ -113,7 +113,7 @@ def test_help_of_both(run):
         (("mdlm", "--judge", "judge", "--steps", 0), "--steps 0"),
         (("mdlm", "--judge", "judge", "--steps", "few"), "--steps few"),
         (("mdlm", "--judge", "judge", "--top-p", 2), "top_p"),
-        (("mdlm", "--judge", "judge", "--length", 4000), "longer than the 48"),
+        (("ar", "--judge", "judge", "--length", 4000), "longer than the 48"),
         (("mdlm", "--judge", "judge", "--data", "nowhere.txt"), "nowhere.txt"),
         (("mdlm", "--judge", "judge", "--plot", "f.jpg"), "no kind of picture"),
         (("mdlm", "--judge", "judge", "--out", "."), "is a folder"),

@@ -9,6 +9,7 @@ import torch
 from tests.conftest import LENGTH, make_checkpoint
 
 from unmask.checkpoint import Card
+from unmask.constraints import Words
 from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
@@ -117,7 +118,6 @@ def test_texts_end_at_eos_where_the_policy_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda lm: lm.generate(1, length=LENGTH + 1), f"{LENGTH + 1} tokens .* {LENGTH} .*semi-autoregressive"),
         (lambda lm: lm.generate(1, length=0), "at least one token"),
         (lambda lm: lm.generate(0), "at least one"),
         (lambda lm: lm.generate(1, prompt="x" * 9, length=8), "prompt"),
@@ -129,7 +129,40 @@ def test_texts_end_at_eos_where_the_policy_says_so(tmp_path):
         (lambda lm: lm.fill("no blank here"), "no blank"),
         (lambda lm: lm.fill("a [MASK:0] b"), r"\[MASK:0\]"),
         (lambda lm: lm.fill("a [MASK:x] b"), r"\[MASK:x\]"),
+        (lambda lm: lm.fill("a [MASK:] b"), r"\[MASK:\]"),
         (lambda lm: lm.fill("[MASK:99]"), "shorten"),
+        (lambda lm: lm.fill("a[MASK:6-2]"), r"\[MASK:2-6\]"),
+        (lambda lm: lm.fill("a[MASK:2-66]"), "65 lengths.*64"),
+        (lambda lm: lm.fill("a[MASK:2-60]"), "shorten"),
+        (lambda lm: lm.fill("[MASK:2-6]"), "blanks alone"),
+        (lambda lm: lm.generate(1, prompt="abc", suffix="defgh", length=7), "suffix have 8 tokens and the canvas 7"),
+        (lambda lm: lm.generate(1, prompts=[]), "no list of texts"),
+        (lambda lm: lm.generate(1, prompts="abc"), "no list of texts"),
+        (lambda lm: lm.generate(1, prompt="a", prompts=["b"]), "one of them"),
+        (lambda lm: lm.generate(1, length=100, stride=0), "stride=0"),
+        (lambda lm: lm.generate(1, length=100, stride=LENGTH + 1), f"stride={LENGTH + 1}.*1 to {LENGTH}"),
+        (lambda lm: lm.generate(1, length=100, constraint=Words("a")), f"100 tokens.*sees {LENGTH}"),
+        (lambda lm: lm.generate(1, length=8, guidance=1.5), "give a prompt"),
+        (lambda lm: lm.generate(1, prompt="a", length=8, guidance=-1.0), "guidance=-1"),
+        (lambda lm: lm.generate(1, prompt="a", length=8, guidance=float("nan")), "guidance=nan"),
+        (lambda lm: lm.generate(1, length=8, best_of=0), "best_of=0"),
+        (lambda lm: lm.generate(1, length=8, best_of=2), "needs a score"),
+        (lambda lm: lm.generate(1, length=8, score=len), "several texts"),
+        (lambda lm: lm.generate(1, length=8, score=len, best_of=2, particles=2), "one of them"),
+        (lambda lm: lm.generate(1, length=8, score=len, particles=2, constraint=Words("a")), "one of them"),
+        (lambda lm: lm.generate(1, length=8, score=lambda text: float("nan"), best_of=2), "is nan"),
+        (lambda lm: lm.generate(1, length=100, score=len, particles=2), f"sees {LENGTH}"),
+        (lambda lm: lm.generate(2, length=8, streamer=object()), "one text and 2"),
+        (lambda lm: lm.edit("abc", strength=0.0), "strength=0"),
+        (lambda lm: lm.edit("abc", strength=1.5), "strength=1.5"),
+        (lambda lm: lm.edit("abc", strength=0.5, spans=[(0, 1)]), "one of them"),
+        (lambda lm: lm.edit("abc", spans=[(2, 4)]), "2 to 4 .*3 characters"),
+        (lambda lm: lm.edit("abc", spans=[(2, 2)]), "2 to 2"),
+        (lambda lm: lm.edit(""), "no tokens"),
+        (lambda lm: lm.edit("a" * 50), "shorten"),
+        (lambda lm: lm.rewrite("abc", keep=["x"]), "'x' is not in the text"),
+        (lambda lm: lm.rewrite("abc", keep=[""]), "not in the text"),
+        (lambda lm: lm.rewrite("abc", keep=["ab", "bc"]), "keep less"),
     ],
 )
 def test_bad_input_is_one_sentence(mdlm, call, words):
@@ -138,14 +171,37 @@ def test_bad_input_is_one_sentence(mdlm, call, words):
     assert "\n" not in str(caught.value)
 
 
-def test_an_autoregressive_model_cannot_fill_before_known_text(ar):
-    with pytest.raises(UnmaskError, match="autoregressive"):
-        ar.fill("a [MASK] b")
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda lm: lm.fill("a [MASK] b"), "autoregressive"),
+        (lambda lm: lm.fill("a[MASK:2-3]"), "autoregressive.*how long"),
+        (lambda lm: lm.generate(1, length=LENGTH + 1), f"{LENGTH + 1} tokens .* {LENGTH} .*autoregressive"),
+        (lambda lm: lm.generate(1, prompt="a", suffix="b", length=8), "autoregressive.*suffix"),
+        (lambda lm: lm.generate(1, prompt="a", length=8, guidance=1.0), "autoregressive.*masked"),
+        (lambda lm: lm.generate(1, length=8, particles=2, score=len), "autoregressive"),
+        (lambda lm: lm.edit("abc"), "autoregressive"),
+        (lambda lm: lm.rewrite("abc", keep=["b"]), "autoregressive"),
+    ],
+)
+def test_what_an_autoregressive_model_cannot_do_is_one_sentence(ar, call, words):
+    with pytest.raises(UnmaskError, match=words) as caught:
+        call(ar)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_a_mask_token_is_named(mdlm_folder):
+    lm = load(mdlm_folder, device="cpu")
+    lm.tokenizer.mask_token = None
+    for ask in (lambda: lm.generate(1, length=8), lambda: lm.fill("a[MASK]b"), lambda: lm.score("abc")):
+        with pytest.raises(UnmaskError, match="no mask token"):
+            ask()
 
 
 def test_blanks_are_parsed():
     assert parse_blanks("[MASK]a[MASK:12][MASK]") == [1, "a", 12, 1]
     assert parse_blanks("[mask] x") == ["[mask] x"]
+    assert parse_blanks("[MASK:2-6]a[MASK:3-3]") == [range(2, 7), "a", 3]
 
 
 def test_a_blank_takes_the_space_before_it_where_words_do():
@@ -157,14 +213,14 @@ def test_a_blank_takes_the_space_before_it_where_words_do():
     scribe = Scribe(tokenizer, config, Card(length=32))
     mask = tokenizer.mask_token_id
     a, again = encode(tokenizer, ["a", " again"])
-    assert scribe.blank_ids("a [MASK] again") == [*a, mask, *again]
-    assert scribe.blank_ids("a [MASK] [MASK:2]") == [*a, mask, mask, mask]
-    assert scribe.blank_ids("a[MASK]") == [*a, mask]
-    assert scribe.blank_ids("[MASK] again ")[-1] == encode(tokenizer, [" "])[0][0], "no blank follows"
+    assert scribe.blank_ids(scribe.parts("a [MASK] again")) == [*a, mask, *again]
+    assert scribe.blank_ids(scribe.parts("a [MASK] [MASK:2]")) == [*a, mask, mask, mask]
+    assert scribe.blank_ids(scribe.parts("a[MASK]")) == [*a, mask]
+    assert scribe.blank_ids(scribe.parts("[MASK] again "))[-1] == encode(tokenizer, [" "])[0][0], "no blank follows"
 
 
 def test_a_blank_leaves_spaces_alone_where_they_are_tokens(mdlm):
-    assert mdlm.scribe.blank_ids("a [MASK]") == [97, 32, mdlm.scribe.mask]
+    assert mdlm.scribe.blank_ids(mdlm.scribe.parts("a [MASK]")) == [97, 32, mdlm.scribe.mask]
 
 
 def test_load_names_what_is_wrong(tmp_path):

@@ -53,7 +53,7 @@ def test_numbers_of_this_version_are_those_of_every_version():
     assert [bits(seed, Purpose.TIME).item() for seed in (0, 1, 2**40, -1)] == [
         plain_bits(1, seed, 0, 0, 0) for seed in (0, 1, 2**40, -1)
     ]
-    assert [int(purpose) for purpose in Purpose] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [int(purpose) for purpose in Purpose] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_words_stay_words_and_products_stay_in_int64():

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from unmask.cli import bench, convert, demo, doctor, evaluate, fill, listing, plot, sample, score, ship, train
+from unmask.cli import bench, convert, demo, doctor, edit, evaluate, fill, listing, plot, sample, score, ship, train
 from unmask.errors import LoneError, UnmaskError
 from unmask.version import __version__
 
@@ -24,6 +24,7 @@ app.command("train", cls=train.TrainCommand)(train.train)
 app.add_typer(evaluate.app, name="eval", help="Perplexity on held-out text; eval generation: judge what it writes.")
 app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
+app.command("edit")(edit.edit)
 app.command("score")(score.score)
 app.command("convert")(convert.convert)
 app.command("ship")(ship.ship)

@@ -28,8 +28,9 @@ def fill(
     words: Annotated[
         list[str],
         typer.Argument(
-            help="Texts with [MASK] or [MASK:n] blanks; '-' reads lines from stdin. A first word without a blank is "
-            "the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it 'stories'.",
+            help="Texts with [MASK], [MASK:n] or [MASK:n-m] blanks; '-' reads lines from stdin. A first word "
+            "without a blank is the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it "
+            "'stories'.",
             metavar="[CKPT] TEXT...",
         ),
     ],
@@ -56,6 +57,8 @@ def fill(
         unmask fill "Once upon a [MASK], there was a [MASK:3]."
 
         unmask fill runs/mine "The [MASK] sat on the [MASK:3]."
+
+        unmask fill "The [MASK:2-6] sat on the mat."
 
         unmask fill "The [MASK:8] was happy." --with cat --characters 20-40
 

@@ -38,7 +38,18 @@ def sample(
     checkpoint: Checkpoint = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many texts.")] = 1,
     prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "",
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt included.")] = None,
+    suffix: Annotated[str, typer.Option(help="The text to end with.")] = "",
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt and suffix included; any number.")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="What is longer than the model is written in windows, each so many tokens behind the one before; half "
+            "of the model's length by default.",
+        ),
+    ] = None,
     steps: Steps = None,
     seed: Seed = 0,
     temperature: Temperature = 1.0,
@@ -49,6 +60,9 @@ def sample(
     without: Without = None,
     characters: Characters = None,
     particles: Particles = 1,
+    guidance: Annotated[
+        float, typer.Option(min=0.0, help="How much more than by itself the model holds to the prompt; 0: no more.")
+    ] = 0.0,
     batch_size: BatchSize = None,
     watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
@@ -73,6 +87,10 @@ def sample(
 
         unmask sample --length 24 --match "Once upon a time[a-z ,]+[.]" --particles 8
 
+        unmask sample --length 2048 --stride 128 --steps 64
+
+        unmask sample --prompt "Once upon a time" --suffix " The end." --length 64 --guidance 1.5
+
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation import load, token_rule
@@ -85,6 +103,7 @@ def sample(
     constraint = constraints(match, with_words, without, characters)
     lm = load(checkpoint, device=device, dtype=dtype)
     options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
+    options |= {"suffix": suffix, "stride": stride, "guidance": guidance}
     options |= {"constraint": constraint, "particles": particles}
     if watch:
         with room_for(1):
@@ -96,7 +115,7 @@ def sample(
     if pictures:
         _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
-        how = {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump()}
+        how = {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
         print_json({**how, **told(constraint, particles), "texts": [asdict(x) for x in done]})
         return
     for text in done:

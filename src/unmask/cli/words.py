@@ -23,14 +23,14 @@ def split_blanks(words: list[str]) -> tuple[str | None, list[str]]:
     raise UnmaskError(f"The text {first!r} has no blank; mark one with [MASK] or [MASK:n].")
 
 
-def split_texts(words: list[str]) -> tuple[str | None, list[str]]:
+def split_texts(words: list[str], verb: str = "score") -> tuple[str | None, list[str]]:
     """For any texts: of several words the first is the checkpoint; a single one is a text for the shipped model."""
     first, *others = words
     if others:
-        return first, _read(others, "score; give one text a line")
+        return first, _read(others, f"{verb}; give one text a line")
     if shelf.is_named(first):
         raise UnmaskError(f"'{first}' is a checkpoint and there is no text behind it; add one.")
-    return None, _read(words, "score; give one text a line")
+    return None, _read(words, f"{verb}; give one text a line")
 
 
 def _read(texts: list[str], purpose: str) -> list[str]:

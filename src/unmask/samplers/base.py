@@ -19,7 +19,8 @@ from unmask.samplers.draws import TokenRule, is_fused
 class Canvas:
     """`ids` [B, L] with the mask token where something is to be written; every other token is given and never changes.
 
-    `attention_mask` [B, L] is False at pads; `seeds` [B] gives each sequence its own random numbers.
+    `attention_mask` [B, L] is False at pads; `seeds` [B] gives each sequence its own random numbers. `closed` [B, L],
+    where there is one, says where the text may not end, `condition` [B, L] which given tokens guidance turns to.
     """
 
     ids: Tensor
@@ -27,6 +28,8 @@ class Canvas:
     seeds: Tensor
     mask_token_id: int
     has_pads: bool = True
+    closed: Tensor | None = None
+    condition: Tensor | None = None
 
     @classmethod
     def of(cls, ids: Tensor, mask_token_id: int, seed: int = 0, attention_mask: Tensor | None = None) -> Canvas:
@@ -41,6 +44,16 @@ class Canvas:
     def masked(self) -> Tensor:
         """[B, L] the positions to be written."""
         return (self.ids == self.mask_token_id) & self.attention_mask
+
+    def part(self, rows: Tensor, columns: slice = slice(None)) -> Canvas:
+        """Some sequences [B'] of it, whole or from one column to another."""
+
+        def cut(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor[rows][:, columns]
+
+        per_position = (cut(x) for x in (self.ids, self.attention_mask, self.closed, self.condition))
+        ids, attention, closed, condition = per_position
+        return Canvas(ids, attention, self.seeds[rows], self.mask_token_id, self.has_pads, closed, condition)
 
 
 @dataclass(frozen=True)
@@ -148,6 +161,8 @@ class Sampler(Component):
 
     causal: ClassVar[bool] = False
     """Whether it walks the causal twin."""
+    rewrites: ClassVar[bool] = False
+    """Whether what is written may be masked again."""
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:

@@ -1,18 +1,24 @@
-"""Walks under control: which rule chooses the tokens, under which constraint, by how many particles."""
+"""Walks under control: which rule chooses the tokens, and under which constraint, guidance, score and windows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from unmask.constraints import Automaton
 from unmask.errors import UnmaskError
-from unmask.samplers.base import Canvas, Sampler, State, walk
+from unmask.samplers.base import Canvas, JointRule, Sampler, State, walk
 from unmask.samplers.conditioned import Conditioned
 from unmask.samplers.draws import TokenRule
-from unmask.samplers.particles import walk_together
+from unmask.samplers.guidance import Guided
+from unmask.samplers.particles import crowd, walk_together
+from unmask.samplers.scored import Score, Scored
+from unmask.samplers.views import WithoutEnd
+from unmask.samplers.windows import Windows, walk_windows
 
 Walks = Callable[[Any, Canvas], Iterator[State]]
 """(denoiser, canvas): every state of a walk."""
@@ -23,31 +29,83 @@ STATES_AT_ONCE = 1 << 26
 """States of automata at positions of sequences that one call may keep in memory."""
 
 
-def batch_size(automaton: Automaton | None, particles: int, length: int) -> int:
-    """How many sequences are walked at once unless a user says so."""
-    states = 1 if automaton is None else automaton.states * length
-    return max(1, min(BATCH, STATES_AT_ONCE // states) // particles)
+@dataclass(frozen=True)
+class Control:
+    """What is asked of a walk. The canvas must satisfy the `automaton`; `guidance` is the weight of the prompt.
+
+    Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one.
+    """
+
+    rule: TokenRule = field(default_factory=TokenRule)
+    automaton: Automaton | None = None
+    particles: int = 1
+    guidance: float = 0.0
+    score: Score | None = None
+    windows: Windows | None = None
+    end: int | None = None
+
+    def batch_size(self, length: int) -> int:
+        """How many sequences are walked at once unless a user says so."""
+        states = 1 if self.automaton is None else self.automaton.states * length
+        return max(1, min(BATCH, STATES_AT_ONCE // states) // self.particles)
 
 
-def walks(
-    sampler: Sampler, rule: TokenRule, automaton: Automaton | None, particles: int, device: torch.device
-) -> Walks:
-    """The walks of a sampler over canvases that an automaton, if there is one, accepts in the end."""
-    _check(sampler, rule, automaton, particles)
-    if automaton is None:
-        return lambda denoiser, canvas: walk(sampler, denoiser, canvas, rule)
-    joint = Conditioned(rule, automaton, device, weigh=particles > 1)
-    if particles == 1:
-        return lambda denoiser, canvas: walk(sampler, denoiser, canvas, joint)
-    return lambda denoiser, canvas: walk_together(sampler, denoiser, canvas, joint, particles)
+def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
+    """The walks of a sampler over canvases, as a control asks for them."""
+    _check(sampler, control)
+    rule = _rule(control, device)
+
+    def plain(denoiser: Any, canvas: Canvas) -> Iterator[State]:
+        if isinstance(rule, JointRule) and control.particles > 1:
+            view = _view(denoiser, crowd(canvas, control.particles), control)
+            return walk_together(sampler, view, canvas, rule, control.particles)
+        return walk(sampler, _view(denoiser, canvas, control), canvas, rule)
+
+    def whole(denoiser: Any, canvas: Canvas) -> Iterator[State]:
+        windows = control.windows
+        if windows is None or canvas.ids.shape[1] <= windows.size:
+            return plain(denoiser, canvas)
+        return walk_windows(lambda window: plain(denoiser, window), sampler, canvas, windows)
+
+    return whole
 
 
-def _check(sampler: Sampler, rule: TokenRule, automaton: Automaton | None, particles: int) -> None:
+def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
+    if control.automaton is not None:
+        return Conditioned(control.rule, control.automaton, device, weigh=control.particles > 1)
+    return control.rule if control.score is None else Scored(control.rule, control.score)
+
+
+def _view(denoiser: Any, canvas: Canvas, control: Control) -> Any:
+    """The denoiser as the sequences of a canvas see it."""
+    if control.guidance and canvas.condition is not None and bool(canvas.condition.any()):
+        denoiser = Guided(denoiser, canvas.condition, control.guidance)
+    if control.end is not None and canvas.closed is not None and bool(canvas.closed.any()):
+        denoiser = WithoutEnd(denoiser, canvas.closed, control.end)
+    return denoiser
+
+
+def _check(sampler: Sampler, control: Control) -> None:
+    particles, automaton = control.particles, control.automaton
     if sampler.causal and automaton is not None:
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; constrain a masked one.")
+    if sampler.causal and control.guidance:
+        raise UnmaskError("An autoregressive model cannot read a canvas whose prompt is masked; guide a masked one.")
+    if not 0 <= control.guidance < math.inf:
+        raise UnmaskError(f"guidance={control.guidance} is no weight; give 0 (none) or a positive number.")
     if particles < 1:
         raise UnmaskError(f"particles={particles} draws nothing; give at least 1.")
-    if particles > 1 and automaton is None:
-        raise UnmaskError(f"particles={particles} have nothing to be weighed by; give a constraint as well.")
-    if particles > 1 and rule.temperature == 0:
+    if particles > 1:
+        _check_particles(sampler, control)
+
+
+def _check_particles(sampler: Sampler, control: Control) -> None:
+    particles = control.particles
+    if control.automaton is None and control.score is None:
+        raise UnmaskError(f"particles={particles} have nothing to be weighed by; give a constraint or a score as well.")
+    if control.automaton is not None and control.score is not None:
+        raise UnmaskError("Particles are weighed by a constraint or by a score; give one of them.")
+    if sampler.causal:
+        raise UnmaskError("An autoregressive model does not see the rest of its canvas; weigh walks of a masked one.")
+    if control.rule.temperature == 0:
         raise UnmaskError("Particles at temperature 0 are all the same; give a higher temperature or one particle.")

@@ -41,8 +41,8 @@ def crowd(canvas: Canvas, particles: int) -> Canvas:
     number = torch.arange(particles, device=canvas.ids.device)
     other = bits(canvas.seeds[:, None], Purpose.PARTICLE, position=number)
     seeds = torch.where(number == 0, canvas.seeds[:, None], other).flatten()
-    ids, attention = (x.repeat_interleave(particles, dim=0) for x in (canvas.ids, canvas.attention_mask))
-    return replace(canvas, ids=ids, attention_mask=attention, seeds=seeds)
+    rows = torch.arange(len(canvas.ids), device=canvas.ids.device).repeat_interleave(particles)
+    return replace(canvas.part(rows), seeds=seeds)
 
 
 def _resample(sampler: Sampler, state: State, seeds: Tensor) -> tuple[State, Tensor]:

@@ -19,6 +19,7 @@ from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
 from unmask.samplers.draws import TokenRule, is_fused
+from unmask.samplers.views import seen_by
 from unmask.schedules import LogLinear, Schedule
 
 
@@ -122,6 +123,7 @@ class Reveal(Sampler):
             chosen = torch.tensor(walking, device=ids.device)
             ids, time, attention = ids[chosen], time[chosen], attention[chosen]
             row = torch.searchsorted(chosen, row)
+            denoiser = seen_by(denoiser, chosen)
         told: dict[str, Any] = {"alpha": self.schedule.alpha(time)}
         told["attention_mask"] = attention if state.canvas.has_pads else None
         if place is None or not hasattr(denoiser, "hidden_at") or 2 * state.plan.most > ids.shape[1]:

@@ -1,0 +1,94 @@
+"""How long a blank is to be: the number of tokens with which the known ones are likeliest.
+
+The blank is held masked, and what is compared is the bound of the known tokens alone: of equally many, whatever the
+length, drawn with the same tokens hidden each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.errors import UnmaskError
+from unmask.objectives.base import Noise
+from unmask.objectives.subs import MaskCount
+from unmask.random import Purpose, uniform
+from unmask.schedules import Schedule
+from unmask.scribe import Scribe
+from unmask.templates import Part
+from unmask.times import van_der_corput
+
+TOGETHER = 64
+"""Combinations up to which the lengths of several blanks are chosen together."""
+DRAWS, FIRST = 16, 4
+"""Draws of the bound, of which the first few tell which quarter of the lengths is worth the others."""
+ROWS_AT_ONCE = 64
+
+Nats = Callable[[list[list[Part]], range], list[float]]
+"""Draws, by their numbers, of the bound of the known tokens of texts, summed."""
+
+
+def settle(parts: Sequence[Part], nats: Nats) -> list[Part]:
+    """A text whose blanks have one length each: of all combinations the best where they are few.
+
+    Otherwise one blank after the other, from the left, those to its right as short as they may be.
+    """
+    choices = [list(part) if isinstance(part, range) else [part] for part in parts]
+    if math.prod(map(len, choices)) <= TOGETHER:
+        return _best([list(one) for one in product(*choices)], nats)
+    chosen: list[Part] = [options[0] for options in choices]
+    for place, options in enumerate(choices):
+        if len(options) > 1:
+            chosen = _best([[*chosen[:place], one, *chosen[place + 1 :]] for one in options], nats)
+    return chosen
+
+
+def _best(candidates: list[list[Part]], nats: Nats) -> list[Part]:
+    if len(candidates) == 1:
+        return candidates[0]
+    first = nats(candidates, range(FIRST))
+    hopeful = sorted(range(len(candidates)), key=first.__getitem__)[: max(2, math.ceil(len(candidates) / 4))]
+    others = nats([candidates[i] for i in hopeful], range(FIRST, DRAWS))
+    total = {i: first[i] + more for i, more in zip(hopeful, others, strict=True)}
+    return candidates[min(total, key=total.__getitem__)]
+
+
+def nats_of_known(denoiser: Any, schedule: Schedule, scribe: Scribe, device: torch.device) -> Nats:
+    """The judge of lengths that a network is."""
+    if scribe.card.objective.causal:
+        raise UnmaskError("An autoregressive model cannot tell how long a blank is; give a number, as in [MASK:3].")
+
+    def nats(candidates: list[list[Part]], draws: range) -> list[float]:
+        numbers = torch.tensor(draws, device=device)
+        return [_nats(denoiser, schedule, scribe, scribe.blank_ids(parts), numbers) for parts in candidates]
+
+    return nats
+
+
+@torch.no_grad()
+def _nats(denoiser: Any, schedule: Schedule, scribe: Scribe, ids: list[int], draws: Tensor) -> float:
+    """The bound of the tokens that are no masks, given that the masks stay; the frame of the row is not counted."""
+    device = draws.device
+    row = torch.tensor(scribe.blank_row(ids), device=device)
+    known = (row != scribe.mask) & (torch.arange(len(row), device=device) < len(ids))
+    if not bool(known.any()):
+        raise UnmaskError("A text of blanks alone does not tell how long they are; give a number, as in [MASK:3].")
+    total = 0.0
+    for draw in draws.split(ROWS_AT_ONCE):
+        batch = Batch.of(row.expand(len(draw), -1), frozen=~known.expand(len(draw), -1))
+        terms = MaskCount().loss(denoiser, batch, schedule, _noise(draw, known))
+        total += float(terms.total)
+    return total
+
+
+def _noise(draw: Tensor, known: Tensor) -> Noise:
+    """For the draws [B]: times that every few spread evenly, and numbers [B, L] of a known token wherever it stands."""
+    number = known.cumsum(dim=0) - 1
+    u = uniform(0, Purpose.MASK, draw[:, None], position=number[None])
+    return Noise((van_der_corput(DRAWS, draw.device)[draw % DRAWS] + 0.5) / DRAWS, u)

@@ -1,0 +1,40 @@
+"""Guidance without a classifier: the prediction behind the prompt, pushed away from the one without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.samplers.views import View, seen_by
+
+
+class Guided(View):
+    """Logits (1 + w) l(prompt) - w l(prompt masked): w = 0 is the denoiser itself.
+
+    `condition` [B, L] are the tokens that are masked for the second prediction. Both are made in one call, of two rows
+    a sequence.
+    """
+
+    def __init__(self, denoiser: Any, condition: Tensor, weight: float) -> None:
+        super().__init__(denoiser)
+        self.condition = condition
+        self.weight = weight
+
+    def of_rows(self, rows: Tensor) -> Guided:
+        return Guided(seen_by(self.denoiser, rows), self.condition[rows], self.weight)
+
+    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        without = input_ids.masked_fill(self.condition, self.config.mask_token_id)
+        told = {"alpha": _twice(alpha), "attention_mask": _twice(attention_mask)}
+        with_, without = self.denoiser.hidden(torch.cat([input_ids, without]), **told).chunk(2)
+        return torch.cat([with_, without], dim=-1)
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        given, without = (self.denoiser.head(half, mask_logit) for half in rows.chunk(2, dim=-1))
+        return torch.where(given.isneginf(), given, given + self.weight * (given - without))
+
+
+def _twice(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.cat([tensor, tensor])

@@ -1,0 +1,67 @@
+"""A denoiser as the sequences of one canvas see it: what else is known about a position travels along in its row.
+
+`hidden` adds columns to the rows, and `head` reads them, so that whoever walks a canvas need not know of either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class View(ABC):
+    """A denoiser that treats the sequences of a canvas each in its own way."""
+
+    def __init__(self, denoiser: Any) -> None:
+        self.denoiser = denoiser
+
+    @property
+    def config(self) -> Any:
+        """Sizes and the mask token."""
+        return self.denoiser.config
+
+    @property
+    def fused(self) -> bool:
+        """Whether the denoiser's work is compiled."""
+        return getattr(self.denoiser, "fused", False)
+
+    @abstractmethod
+    def of_rows(self, rows: Tensor) -> View:
+        """What some sequences [B'] of the canvas see."""
+
+    @abstractmethod
+    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        """Ids [B, L] of the canvas's sequences to rows [B, L, D'] that `head` takes."""
+
+    @abstractmethod
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        """Rows [..., D'] to logits [..., V]."""
+
+
+def seen_by(denoiser: Any, rows: Tensor) -> Any:
+    """A denoiser, of which only some sequences [B'] of the canvas are asked."""
+    return denoiser.of_rows(rows) if isinstance(denoiser, View) else denoiser
+
+
+class WithoutEnd(View):
+    """No EOS where `closed` [B, L]: a text goes on there, and what is known behind would be cut off."""
+
+    def __init__(self, denoiser: Any, closed: Tensor, end: int) -> None:
+        super().__init__(denoiser)
+        self.closed = closed
+        self.end = end
+
+    def of_rows(self, rows: Tensor) -> WithoutEnd:
+        return WithoutEnd(seen_by(self.denoiser, rows), self.closed[rows], self.end)
+
+    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        rows = self.denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
+        return torch.cat([rows, self.closed[..., None].to(rows.dtype)], dim=-1)
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        logits = self.denoiser.head(rows[..., :-1], mask_logit)
+        shut = torch.arange(logits.shape[-1], device=logits.device) == self.end
+        return logits.masked_fill((rows[..., -1:] > 0) & shut, -torch.inf)

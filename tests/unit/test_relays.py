@@ -1,0 +1,135 @@
+"""Batches of prompts, trajectories, and the streamers of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tests.conftest import LENGTH, make_checkpoint
+
+from unmask.generation import load
+from unmask.samplers.reveal import Reveal
+
+
+class Diary:
+    """A streamer that keeps what it is told."""
+
+    def __init__(self):
+        self.told: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value):
+        assert isinstance(value, torch.Tensor)
+        self.told.append(value.tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+def joined(diary: Diary) -> list[int]:
+    return [token for told in diary.told for token in told]
+
+
+class Drafts(Diary):
+    """One that takes drafts as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.drafts: list[tuple[int, list[int]]] = []
+
+    def put_draft(self, value):
+        self.drafts.append((sum(map(len, self.told)), value.tolist()))
+
+
+def test_prompts_of_any_length_make_one_batch(mdlm):
+    prompts = ["a", "def f(", "x" * 20]
+    together = mdlm.sample(2, prompts=prompts, length=20, steps=5, seed=30)
+    assert [one.seed for one in together] == list(range(30, 36))
+    for i, one in enumerate(together):
+        alone = mdlm.sample(1, prompt=prompts[i // 2], length=20, steps=5, seed=30 + i)[0]
+        assert (alone.ids, alone.order, alone.calls) == (one.ids, one.order, one.calls)
+        assert one.text.startswith(prompts[i // 2])
+    assert mdlm.generate(prompts=prompts, length=20, steps=5, seed=30)[0] == together[0].text
+    assert together[-1].calls == 0
+
+
+def test_autoregressive_prompts_make_one_batch(ar):
+    prompts = ["a", "abcdef"]
+    assert ar.generate(prompts=prompts, length=12, seed=1) == [
+        ar.generate(prompt=prompts[i], length=12, seed=1 + i)[0] for i in range(2)
+    ]
+
+
+@pytest.mark.parametrize("length", [20, 2 * LENGTH])
+def test_a_trajectory_holds_every_canvas(mdlm, length):
+    done = mdlm.generate(2, prompt="ab", length=length, steps=6, seed=9, return_trajectory=True)
+    for i, one in enumerate(done):
+        frames = list(mdlm.stream("ab", length=length, steps=6, seed=9 + i))
+        assert one.trajectory == [frame.ids for frame in frames]
+        assert len(one.trajectory) == one.calls + 1
+        assert one.trajectory[-1] == one.ids
+    assert mdlm.sample(1, length=8)[0].trajectory is None
+
+
+@pytest.mark.parametrize("diary", [Diary, Drafts])
+def test_a_streamer_is_told_the_prompt_and_then_what_stays(mdlm, diary):
+    options = {"prompt": "def f(", "length": 24, "steps": 6, "seed": 2}
+    streamer = diary()
+    (text,) = mdlm.generate(1, streamer=streamer, **options)
+    one = mdlm.sample(1, **options)[0]
+    assert text == one.text
+    assert bytes(streamer.told[0]) == b"def f("
+    assert all(streamer.told), "nothing is told twice, and nothing empty"
+    assert joined(streamer) == one.ids
+    assert streamer.ended == 1
+    assert len(streamer.told) > 2
+
+
+def test_drafts_show_the_canvas_behind_what_stays(mdlm):
+    streamer = Drafts()
+    (one,) = mdlm.sample(1, prompt="ab", length=16, steps=6, seed=2, streamer=streamer, return_trajectory=True)
+    assert len(streamer.drafts) == one.calls, "every canvas but the last"
+    for (told, draft), canvas in zip(streamer.drafts, one.trajectory, strict=False):
+        assert draft == canvas[told:]
+        assert draft[0] == mdlm.scribe.mask
+
+
+def test_nothing_behind_the_end_of_a_text_is_told(tmp_path, monkeypatch):
+    lm = load(make_checkpoint(tmp_path / "padded", policy="padded"), device="cpu")
+    head, eos = lm.denoiser.head, lm.tokenizer.eos_token_id
+    bias = 3.0 * (torch.arange(lm.denoiser.config.vocab_size) == eos)
+    monkeypatch.setattr(lm.denoiser, "head", lambda *args, **kwargs: head(*args, **kwargs) + bias)
+    streamer = Drafts()
+    (one,) = lm.sample(1, prompt="ab", length=40, seed=1, streamer=streamer)
+    assert eos in one.ids
+    assert joined(streamer) == one.ids[: one.ids.index(eos)]
+
+
+def test_where_tokens_may_be_masked_again_none_stays_before_the_last_call(mdlm, monkeypatch):
+    monkeypatch.setattr(Reveal, "rewrites", True)
+    streamer = Drafts()
+    (one,) = mdlm.sample(1, prompt="ab", length=16, steps=6, seed=2, streamer=streamer)
+    assert streamer.told == [list(b"ab"), one.ids[2:]]
+    assert {told for told, _ in streamer.drafts} == {2}
+
+
+def test_without_a_prompt_it_begins_with_nothing(mdlm):
+    streamer = Diary()
+    (one,) = mdlm.sample(1, length=8, streamer=streamer)
+    assert streamer.told[0] == []
+    assert joined(streamer) == one.ids
+
+
+@pytest.mark.parametrize("name", ["TextStreamer", "TextDiffusionStreamer"])
+def test_streamers_of_transformers_print_the_text(mdlm, capsys, name):
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        pytest.skip(f"this version of transformers has no {name}")
+    (text,) = mdlm.generate(1, prompt="one two", length=20, steps=4, streamer=kind(mdlm.tokenizer))
+    assert capsys.readouterr().out.rstrip("\n").endswith(text[-4:])
+
+
+def test_a_windowed_text_can_be_streamed(mdlm):
+    streamer = Diary()
+    (one,) = mdlm.sample(1, prompt="ab", length=100, steps=4, streamer=streamer)
+    assert joined(streamer) == one.ids
