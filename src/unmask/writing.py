@@ -138,7 +138,8 @@ class Writer:
         if wish.guidance and not all(_given(row, scribe) for row in self.rows):
             raise UnmaskError(f"guidance={wish.guidance} has nothing to hold to; give a prompt or a suffix.")
         score = self._score_of_canvases if wish.score is not None and wish.particles > 1 else None
-        return Control(wish.rule, automaton, wish.particles, wish.guidance, score, windows, scribe.ends_with)
+        ends_fill = scribe.card.policy.learnt_pads
+        return Control(wish.rule, automaton, wish.particles, wish.guidance, score, windows, scribe.ends_with, ends_fill)
 
     def _windows(self) -> Windows | None:
         """How rows that are longer than the model are cut."""

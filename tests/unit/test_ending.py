@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.chains import BLANK, MASK, STARTED, L, V, completions, conditioned_chain, counts
+from tests.conftest import make_checkpoint
 from torch import Tensor
 
+from unmask.generation import load
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import Table, every_canvas, random_table
 from unmask.samplers.base import Canvas, sample
@@ -70,3 +72,16 @@ def test_pads_are_no_text_and_confidence_is_the_untouched_prediction():
     p = random_table().head(random_table().hidden(ids, attention_mask=real)[0, 0]).double().softmax(-1)
     assert chi_square(torch.bincount(done.ids[:, 0], minlength=V), p) > 1e-4
     assert torch.allclose(done.confidence[:, 0], p[done.ids[:, 0]].float(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["padded", "supervised_eos"])
+def test_texts_of_a_model_that_learnt_ends_have_one_and_others_are_left_alone(tmp_path, policy, monkeypatch):
+    lm = load(make_checkpoint(tmp_path / "model", policy=policy), device="cpu")
+    head, eos = lm.denoiser.head, lm.tokenizer.eos_token_id
+    bias = 5.0 * (torch.arange(lm.denoiser.config.vocab_size) == eos)
+    monkeypatch.setattr(lm.denoiser, "head", lambda *args, **kwargs: head(*args, **kwargs) + bias)
+    for steps in (3, None):
+        canvases = [one.ids for one in lm.sample(6, steps=steps, seed=1)]
+        tails = [set(ids[ids.index(eos) :]) for ids in canvases if eos in ids]
+        assert tails
+        assert all(tail == {eos} for tail in tails) == (policy == "supervised_eos")

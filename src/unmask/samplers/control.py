@@ -14,6 +14,7 @@ from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, JointRule, Sampler, State, walk
 from unmask.samplers.conditioned import Conditioned
 from unmask.samplers.draws import TokenRule
+from unmask.samplers.ending import Ending
 from unmask.samplers.guidance import Guided
 from unmask.samplers.particles import crowd, walk_together
 from unmask.samplers.scored import Score, Scored
@@ -33,7 +34,8 @@ STATES_AT_ONCE = 1 << 26
 class Control:
     """What is asked of a walk. The canvas must satisfy the `automaton`; `guidance` is the weight of the prompt.
 
-    Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one.
+    Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one,
+    which with `ends_fill` also fills what is behind the text.
     """
 
     rule: TokenRule = field(default_factory=TokenRule)
@@ -43,6 +45,7 @@ class Control:
     score: Score | None = None
     windows: Windows | None = None
     end: int | None = None
+    ends_fill: bool = False
 
     def batch_size(self, length: int) -> int:
         """How many sequences are walked at once unless a user says so."""
@@ -53,7 +56,7 @@ class Control:
 def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
     """The walks of a sampler over canvases, as a control asks for them."""
     _check(sampler, control)
-    rule = _rule(control, device)
+    rule = control.rule if sampler.causal else _rule(control, device)
 
     def plain(denoiser: Any, canvas: Canvas) -> Iterator[State]:
         if isinstance(rule, JointRule) and control.particles > 1:
@@ -73,7 +76,9 @@ def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
 def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
     if control.automaton is not None:
         return Conditioned(control.rule, control.automaton, device, weigh=control.particles > 1)
-    return control.rule if control.score is None else Scored(control.rule, control.score)
+    if control.score is not None:
+        return Scored(control.rule, control.score)
+    return Ending(control.rule, control.end) if control.ends_fill and control.end is not None else control.rule
 
 
 def _view(denoiser: Any, canvas: Canvas, control: Control) -> Any:
