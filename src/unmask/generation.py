@@ -81,6 +81,9 @@ class MaskedDiffusionLM:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        greedy_tail: float | None = None,
+        greedy_above: float | None = None,
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
@@ -91,7 +94,7 @@ class MaskedDiffusionLM:
         `seed + i` and does not depend on how many are drawn beside it. Every text satisfies the `constraint` (one of
         `unmask.constraints` or several); with many `particles` its law is the model's, given that.
         """
-        rule = token_rule(temperature, top_k, top_p)
+        rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         shape: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "batch_size": batch_size}
         done = self.sample(n, **shape, seed=seed, rule=rule, constraint=constraint, particles=particles)
         return [one.text for one in done]
@@ -129,6 +132,9 @@ class MaskedDiffusionLM:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        greedy_tail: float | None = None,
+        greedy_above: float | None = None,
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
@@ -137,7 +143,7 @@ class MaskedDiffusionLM:
 
         `constraint` and `particles` are those of `generate`, on the whole text.
         """
-        rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+        rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         texts = [text] if isinstance(text, str) else list(text)
         asked: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
         filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
@@ -275,12 +281,26 @@ def load(
     return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)
 
 
-def token_rule(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> TokenRule:
-    """How tokens are chosen, from the words of a user; 0 is greedy."""
+def token_rule(
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    greedy_tail: float | None = None,
+    greedy_above: float | None = None,
+) -> TokenRule:
+    """How tokens are chosen, from the words of a user; temperature 0 is greedy."""
     if not 0 <= temperature < float("inf"):
         raise UnmaskError(f"temperature={temperature} is not possible; give 0 (greedy) or a positive number.")
     if top_k is not None and top_k < 1:
         raise UnmaskError(f"top_k={top_k} leaves no token; give at least 1.")
     if top_p is not None and not 0 < top_p <= 1:
         raise UnmaskError(f"top_p={top_p} is not a probability mass; give a number above 0 and at most 1.")
-    return TokenRule(temperature=temperature, top_k=top_k, top_p=top_p)
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise UnmaskError(f"min_p={min_p} is no share of the likeliest token's probability; give one from 0 to 1.")
+    if greedy_tail is not None and not 0 <= greedy_tail <= 1:
+        raise UnmaskError(f"greedy_tail={greedy_tail} is no fraction of the calls; give a number from 0 to 1.")
+    if greedy_above is not None and not 0 <= greedy_above <= 1:
+        raise UnmaskError(f"greedy_above={greedy_above} is no probability; give a number from 0 to 1.")
+    hybrid = {"min_p": min_p, "greedy_tail": greedy_tail, "greedy_above": greedy_above}
+    return TokenRule(temperature=temperature, top_k=top_k, top_p=top_p, **hybrid)

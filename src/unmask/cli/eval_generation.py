@@ -14,7 +14,10 @@ from unmask.cli.common import (
     BatchSize,
     Device,
     Dtype,
+    GreedyAbove,
+    GreedyTail,
     Json,
+    MinP,
     Seed,
     Temperature,
     TopK,
@@ -73,6 +76,9 @@ def generation(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
     batch_size: BatchSize = None,
     out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier: a .png, .svg or .pdf.")] = None,
@@ -102,7 +108,7 @@ def generation(
     from unmask.evaluation.generation.texts import Draw, read_texts
     from unmask.generation import load, token_rule
 
-    draw = Draw(n, seed, token_rule(temperature, top_k, top_p), length, batch_size)
+    draw = Draw(n, seed, token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above), length, batch_size)
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     plan = make_plan(named, parse_steps(steps or ["none"]), length)
     given = {path.name: read_texts(path) for path in texts or []}

@@ -11,7 +11,10 @@ from unmask.cli.common import (
     BatchSize,
     Device,
     Dtype,
+    GreedyAbove,
+    GreedyTail,
     Json,
+    MinP,
     Seed,
     Steps,
     Temperature,
@@ -39,6 +42,9 @@ def fill(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
     match: Match = None,
     with_words: With = None,
     without: Without = None,
@@ -63,7 +69,7 @@ def fill(
     """
     from unmask.generation import load, token_rule
 
-    rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+    rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
     constraint = constraints(match, with_words, without, characters)
     checkpoint, lines = split_blanks(words)
     lm = load(checkpoint, device=device, dtype=dtype)

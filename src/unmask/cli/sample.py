@@ -15,7 +15,10 @@ from unmask.cli.common import (
     Checkpoint,
     Device,
     Dtype,
+    GreedyAbove,
+    GreedyTail,
     Json,
+    MinP,
     Seed,
     Steps,
     Temperature,
@@ -44,6 +47,9 @@ def sample(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
     match: Match = None,
     with_words: With = None,
     without: Without = None,
@@ -81,7 +87,7 @@ def sample(
     if watch and as_json:
         raise UnmaskError("--watch is for people and --json for machines; give one of them.")
     pictures = check_pictures(html=html, gif=gif, png=png)
-    rule = token_rule(temperature, top_k, top_p)
+    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
     constraint = constraints(match, with_words, without, characters)
     lm = load(checkpoint, device=device, dtype=dtype)
     options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}

@@ -139,8 +139,21 @@ def write_tokens(
         at = Positions(*state.masked.nonzero(as_tuple=True))
         drawn = rule.choose_jointly(denoiser.head, hidden_BLD[at], state, at, Positions(row, position))
         return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
-    logits, seeds = denoiser.head(hidden_BLD[row, position]), state.canvas.seeds[row]
-    return state.write(row, position, *rule.choose(logits, seeds, state.call, position, is_fused(denoiser)))
+    return write_each(denoiser, state, hidden_BLD[row, position], rule, row, position)
+
+
+def write_each(denoiser: Any, state: State, hidden_ND: Tensor, rule: TokenRule, row: Tensor, position: Tensor) -> State:
+    """The next state, every token at (row, position) [N] chosen from its own row of the network."""
+    late = rule.late_from(state.calls)
+    chosen = rule.choose(
+        denoiser.head(hidden_ND),
+        state.canvas.seeds[row],
+        state.call,
+        position,
+        is_fused(denoiser),
+        None if late is None else (state.call >= late)[row],
+    )
+    return state.write(row, position, *chosen)
 
 
 class Sampler(Component):
