@@ -34,6 +34,9 @@ AXES: dict[str, dict[str, str | type]] = {
     "sampler": {
         "reveal": "unmask.samplers.reveal:Reveal",
         "ar": "unmask.samplers.ar:LeftToRight",
+        "ordered": "unmask.samplers.ordered:Ordered",
+        "threshold": "unmask.samplers.adaptive:Threshold",
+        "entropy_bounded": "unmask.samplers.adaptive:EntropyBounded",
     },
     "model": {
         "dit": "unmask.models.build:DiTSpec",

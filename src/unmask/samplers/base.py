@@ -57,7 +57,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class State:
-    """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once."""
+    """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once.
+
+    A sampler that is `adaptive` knows the most that may be needed: it falls on the way, and is what was made at last.
+    """
 
     ids: Tensor
     canvas: Canvas
@@ -161,6 +164,18 @@ class Sampler(Component):
 
     causal: ClassVar[bool] = False
     """Whether it walks the causal twin."""
+    adaptive: ClassVar[bool] = False
+    """Whether the network decides how many calls there are."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a call writes one position of a sequence, so that true conditionals give the law of the data."""
+        return not self.adaptive and getattr(self, "steps", None) is None
+
+    @property
+    def can_resample(self) -> bool:
+        """Whether it can be walked by particles."""
+        return type(self).take is not Sampler.take
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:

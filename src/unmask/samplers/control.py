@@ -49,5 +49,7 @@ def _check(sampler: Sampler, rule: TokenRule, automaton: Automaton | None, parti
         raise UnmaskError(f"particles={particles} draws nothing; give at least 1.")
     if particles > 1 and automaton is None:
         raise UnmaskError(f"particles={particles} have nothing to be weighed by; give a constraint as well.")
+    if particles > 1 and not sampler.can_resample:
+        raise UnmaskError(f"The sampler {type(sampler).__name__} cannot resample its walks; give one particle.")
     if particles > 1 and rule.temperature == 0:
         raise UnmaskError("Particles at temperature 0 are all the same; give a higher temperature or one particle.")
