@@ -37,6 +37,8 @@ AXES: dict[str, dict[str, str | type]] = {
         "ordered": "unmask.samplers.ordered:Ordered",
         "threshold": "unmask.samplers.adaptive:Threshold",
         "entropy_bounded": "unmask.samplers.adaptive:EntropyBounded",
+        "remdm": "unmask.samplers.remdm:ReMDM",
+        "corrector": "unmask.samplers.corrector:Corrector",
     },
     "model": {
         "dit": "unmask.models.build:DiTSpec",

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask import random
 from unmask.constraints import Automaton, Banned, Vocabulary, Words, bind
 from unmask.constraints.binding import can_accept
-from unmask.laws import exact, orders
+from unmask.laws import exact, orders, remasking
 from unmask.laws.base import Finding, LawBroken, describe, law
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import (
@@ -39,8 +39,10 @@ from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
 from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.corrector import Corrector
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.ordered import Ordered
+from unmask.samplers.remdm import ReMDM
 from unmask.samplers.reveal import Reveal
 
 V, L, MASK = 4, 3, 1
@@ -108,6 +110,44 @@ def entropy_bounded_chain(sampler: EntropyBounded, denoiser: Any, start: Tensor)
     return orders.chosen_law(denoiser, start, orders.within_entropy(sampler.gamma))
 
 
+@chain(ReMDM)
+def remasking_chain(sampler: ReMDM, denoiser: Any, start: Tensor) -> Tensor:
+    """T steps that mask again with the chance of the strategy."""
+    return remasking.remasking_law(denoiser, start, _turns(sampler))
+
+
+def _turns(sampler: ReMDM) -> list[remasking.Turn]:
+    """The strategies, one step at a time."""
+    hold = float(sampler.schedule.inverse(torch.tensor(sampler.alpha_on, dtype=torch.float64)))
+    turns = []
+    for step in reversed(range(sampler.steps)):
+        t, s = (step + 1) / sampler.steps, step / sampler.steps
+        clock = [_held(sampler, time, hold) if sampler.strategy == "loop" else time for time in (t, s)]
+        rate_t, rate_s = sampler.schedule.mask_rate(torch.tensor(clock, dtype=torch.float64)).tolist()
+        limit = min(1.0, rate_s / (1.0 - rate_t)) if rate_t < 1 else 1.0
+        remask = sampler.eta * limit if sampler.strategy == "rescale" else min(sampler.eta, limit)
+        if sampler.strategy == "loop" and not (s >= sampler.t_off and t <= sampler.t_on):
+            remask = 0.0
+        turns.append(remasking.Turn(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
+    return turns
+
+
+def _held(sampler: ReMDM, time: float, hold: float) -> float:
+    """The time of the schedule at a time of a loop, which stands still from `t_on` down to `t_off`."""
+    if time > sampler.t_on:
+        return hold + (1 - hold) * (time - sampler.t_on) / (1 - sampler.t_on)
+    return hold if time >= sampler.t_off else hold * time / sampler.t_off
+
+
+@chain(Corrector)
+def correcting_chain(sampler: Corrector, denoiser: Any, start: Tensor) -> Tensor:
+    """Steps of ancestral sampling and corrections by turns."""
+    steps = -(-sampler.steps // 2)
+    time = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
+    rates = sampler.schedule.mask_rate(time).tolist()
+    return remasking.correcting_law(denoiser, start, rates, sampler.steps, sampler.fraction)
+
+
 def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
     """Random tables of the kind that a sampler walks."""
     return [random_causal_table()] if sampler.causal else [random_table(), random_table(conditioned=True)]
@@ -167,8 +207,11 @@ def promises_are_kept(sampler: Sampler) -> Iterator[Finding]:
 
 def _unaccounted(states: list[State]) -> int:
     """How many changes between states are not those of the call that `order` names."""
-    pairs = itertools.pairwise(states)
-    return sum(int(((after.ids != before.ids) & (after.order != before.call)).sum()) for before, after in pairs)
+    count = 0
+    for before, after in itertools.pairwise(states):
+        by_this_call = (after.order == before.call) | (after.masked & (after.order == -1))
+        count += int(((after.ids != before.ids) & ~by_this_call).sum())
+    return count
 
 
 @law("sampler")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ class State:
     total: int
     call: int
     order: Tensor
-    """[B, L] the call that wrote each position, -1 where it was given."""
+    """[B, L] the call that wrote each position, -1 where it was given or nothing is written."""
     confidence: Tensor
     """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
     plan: Any
@@ -78,6 +78,11 @@ class State:
     def masked(self) -> Tensor:
         """[B, L] the positions that are not yet written."""
         return (self.ids == self.canvas.mask_token_id) & self.canvas.attention_mask
+
+    @property
+    def written(self) -> Tensor:
+        """[B, L] the positions that are."""
+        return self.canvas.masked & ~self.masked
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
@@ -107,6 +112,11 @@ class State:
         order[rows, positions] = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
         trust[rows, positions] = confidence
         return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
+
+    def forget(self, where: Tensor) -> State:
+        """The same moment, with masks at some written positions [B, L]."""
+        ids, order = self.ids.masked_fill(where, self.canvas.mask_token_id), self.order.masked_fill(where, -1)
+        return replace(self, ids=ids, order=order, confidence=self.confidence.masked_fill(where, 0.0))
 
 
 class Positions(NamedTuple):
