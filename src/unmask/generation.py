@@ -20,6 +20,7 @@ from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.registry import build
 from unmask.samplers import control
 from unmask.samplers.base import Canvas, Sampler, State
+from unmask.samplers.choice import Spec, choose_sampler
 from unmask.samplers.draws import TokenRule
 from unmask.scribe import Frame, Generation, Scribe
 from unmask.tally import Progress
@@ -87,15 +88,20 @@ class MaskedDiffusionLM:
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
     ) -> list[str]:
         """`n` texts of `length` tokens (prompt included; the model's own length by default).
 
         `steps=None` writes one token a call, the exact law; `steps=T` at most T calls. Sequence i has the seed
         `seed + i` and does not depend on how many are drawn beside it. Every text satisfies the `constraint` (one of
-        `unmask.constraints` or several); with many `particles` its law is the model's, given that.
+        `unmask.constraints` or several); with many `particles` its law is the model's, given that. `order` names
+        another order of unmasking (`unmask.samplers.choice.Order`), `sampler` any sampler, such as
+        `{"name": "remdm", "strategy": "cap"}`.
         """
         rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         shape: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "batch_size": batch_size}
+        shape |= {"order": order, "sampler": sampler}
         done = self.sample(n, **shape, seed=seed, rule=rule, constraint=constraint, particles=particles)
         return [one.text for one in done]
 
@@ -112,13 +118,15 @@ class MaskedDiffusionLM:
         progress: Progress | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence."""
         row = self.scribe.open_row(prompt, length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         rows, automaton = [row] * n, self.scribe.bind(constraint, [row])
-        walk = self._walk(rows, steps, rule, automaton, particles)
+        walk = self._walk(rows, self.sampler(steps, order, sampler), rule, automaton, particles)
         at_once = batch_size or control.batch_size(automaton, particles, len(row))
         return self._finished(rows, walk, seed, at_once, progress)
 
@@ -138,14 +146,17 @@ class MaskedDiffusionLM:
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
     ) -> str | list[str]:
         """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three.
 
-        `constraint` and `particles` are those of `generate`, on the whole text.
+        `constraint` and `particles` are those of `generate`, on the whole text; so are `order` and `sampler`.
         """
         rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         texts = [text] if isinstance(text, str) else list(text)
         asked: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
+        asked |= {"order": order, "sampler": sampler}
         filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
@@ -159,11 +170,13 @@ class MaskedDiffusionLM:
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self.scribe.blank_row(text) for text in texts]
         automaton = self.scribe.bind(constraint, rows)
-        walk = self._walk(rows, steps, rule, automaton, particles)
+        walk = self._walk(rows, self.sampler(steps, order, sampler), rule, automaton, particles)
         at_once = batch_size or control.batch_size(automaton, particles, max(map(len, rows)))
         return self._finished(rows, walk, seed, at_once)
 
@@ -177,6 +190,8 @@ class MaskedDiffusionLM:
         rule: TokenRule | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
     ) -> Iterator[Frame]:
         """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too.
 
@@ -185,19 +200,21 @@ class MaskedDiffusionLM:
         row = self.scribe.extend(self.scribe.blank_ids(prompt) if prompt else [], length)
         canvas = self.scribe.canvas([row], seed, self.device)
         reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._walk([row], steps, rule, self.scribe.bind(constraint, [row]), particles)(canvas):
+        way = self.sampler(steps, order, sampler)
+        for state in self._walk([row], way, rule, self.scribe.bind(constraint, [row]), particles)(canvas):
             yield self.scribe.frame(state, reader)
 
     def _walk(
         self,
         rows: list[list[int]],
-        steps: int | None,
+        sampler: Sampler,
         rule: TokenRule | None,
         automaton: Automaton | None,
         particles: int,
     ) -> Walk:
         """How canvases of some rows are walked."""
-        begin = control.walks(self.sampler(steps), rule or TokenRule(), automaton, particles, self.device)
+        begin = control.walks(sampler, rule or TokenRule(), automaton, particles, self.device)
+        steps = getattr(sampler, "steps", None)
         calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in rows]
         denoiser = self.ready(particles * sum(len(row) * n for row, n in zip(rows, calls, strict=True)))
         return partial(begin, denoiser)
@@ -253,11 +270,15 @@ class MaskedDiffusionLM:
         denoiser = self.ready(rows.length * evaluation_work(objective, rows, len(options.get("steps", ()))))
         return evaluate(denoiser, objective, self.card.schedule, rows, **options)
 
-    def sampler(self, steps: int | None = None) -> Sampler:
-        """The sampler that `generate` uses for a number of steps."""
-        if self.causal:
-            return build("sampler", "ar")
-        return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
+    def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
+        """The sampler that `generate` uses for these words of a user."""
+        if not self.causal:
+            return choose_sampler(self.card.schedule, steps, order, sampler)
+        if order is not None or sampler is not None:
+            raise UnmaskError(
+                "An autoregressive model writes from left to right; order and sampler are for masked ones."
+            )
+        return build("sampler", "ar")
 
     def decode(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""

@@ -31,6 +31,7 @@ from unmask.cli.common import (
     room_for,
 )
 from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
+from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def sample(
     without: Without = None,
     characters: Characters = None,
     particles: Particles = 1,
+    order: Order = None,
+    sampler: SamplerSpec = None,
     batch_size: BatchSize = None,
     watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
@@ -79,6 +82,10 @@ def sample(
 
         unmask sample --length 24 --match "Once upon a time[a-z ,]+[.]" --particles 8
 
+        unmask sample --steps 32 --order confidence --greedy-above 0.9
+
+        unmask sample --steps 128 --sampler "name: remdm, strategy: loop" --top-p 0.9
+
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation import load, token_rule
@@ -89,9 +96,10 @@ def sample(
     pictures = check_pictures(html=html, gif=gif, png=png)
     rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
     constraint = constraints(match, with_words, without, characters)
+    way: dict[str, Any] = {"order": order, "sampler": sampler_spec(sampler)}
     lm = load(checkpoint, device=device, dtype=dtype)
     options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
-    options |= {"constraint": constraint, "particles": particles}
+    options |= {"constraint": constraint, "particles": particles, **way}
     if watch:
         with room_for(1):
             first, *_ = [_watch(lm.stream(**options, seed=one), one) for one in range(seed, seed + n)]
@@ -102,7 +110,7 @@ def sample(
     if pictures:
         _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
-        how = {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump()}
+        how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump()}
         print_json({**how, **told(constraint, particles), "texts": [asdict(x) for x in done]})
         return
     for text in done:
