@@ -66,3 +66,31 @@ def test_bad_words_are_one_sentence_and_exit_code_two(run, mdlm_folder, asked, w
     assert (code, out) == (2, "")
     assert words in " ".join(err.split())
     assert err.count("\n") <= 3
+
+
+def test_plot_order_draws_one_panel_a_way(run, mdlm_folder, tmp_path):
+    picture = tmp_path / "order.png"
+    ways = ("--order", "left_to_right", "--order", "threshold", "--sampler", "name: remdm, eta: 0.5")
+    code, out, err = run(
+        "plot", "order", mdlm_folder, "--length", 12, "--prompt", "ab", "--steps", 5, *ways, "--out", picture, "--json"
+    )
+    assert code == 0, err
+    walks = json.loads(out)["walks"]
+    assert [walk["name"] for walk in walks] == ["left to right", "threshold", "remdm cap"]
+    assert [one[:2] for one in walks[0]["written"]] == [[i, (i - 2) // 2 + 1] for i in range(2, 12)]
+    assert walks[2]["calls"] == 5
+    assert walks[0]["given"] == [0, 1]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_order_of_the_causal_twin(run, ar_folder, tmp_path):
+    code, out, err = run("plot", "order", ar_folder, "--length", 6, "--steps", 3, "--out", tmp_path / "a.png", "--json")
+    assert code == 0, err
+    assert [one[:2] for one in json.loads(out)["walks"][0]["written"]] == [[i, i + 1] for i in range(6)]
+
+
+def test_plot_order_refuses_before_it_works(run, mdlm_folder, tmp_path):
+    code, _, err = run("plot", "order", mdlm_folder, "--out", tmp_path / "order.txt")
+    assert code == 2
+    assert "no kind of picture" in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
