@@ -56,8 +56,8 @@ class Walk:
 def draw_orders(walks: Sequence[Walk], path: Path) -> None:
     """Draw walks side by side: position to the right, calls upwards, colour by confidence."""
     with drawing() as plt:
-        columns = min(len(walks), ACROSS)
-        rows = -(-len(walks) // columns)
+        rows = -(-len(walks) // ACROSS)
+        columns = -(-len(walks) // rows)
         size = (PANEL[0] * columns + 0.8, PANEL[1] * rows)
         figure = plt.figure(figsize=size, layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False)
@@ -100,7 +100,13 @@ def _ticks(calls: int) -> list[int]:
     """The first call and round numbers after it."""
     from matplotlib.ticker import MaxNLocator
 
-    return sorted({max(1, int(tick)) for tick in MaxNLocator(7, integer=True).tick_values(0, calls) if tick <= calls})
+    return sorted(
+        {
+            max(1, int(tick))
+            for tick in MaxNLocator(7, integer=True, steps=(1, 2, 5, 10)).tick_values(0, calls)
+            if tick <= calls
+        }
+    )
 
 
 def _note(walk: Walk, gone: int) -> str:
