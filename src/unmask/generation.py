@@ -16,6 +16,7 @@ from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.opened import Opened
 from unmask.registry import build
 from unmask.samplers.base import Sampler
+from unmask.samplers.choice import Spec, choose_sampler
 from unmask.samplers.draws import TokenRule
 from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
@@ -40,9 +41,14 @@ class MaskedDiffusionLM(Opened):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        greedy_tail: float | None = None,
+        greedy_above: float | None = None,
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
         guidance: float = 0.0,
         best_of: int = 1,
         score: TextScore | None = None,
@@ -59,13 +65,16 @@ class MaskedDiffusionLM(Opened):
         `guidance=w` takes the logits (1 + w) times those behind the prompt minus w times those without it. `score`, any
         function of a text, chooses the `best_of` several, or weighs `particles`, whose law goes to p exp(score).
 
-        With `return_trajectory` the `Generation`s are returned, each with its `trajectory`. A `streamer` of
-        `transformers` is told of a single text while it is written.
+        `order` names another order of unmasking (`unmask.samplers.choice.Order`), `sampler` any sampler, such as
+        `{"name": "remdm", "strategy": "cap"}`. With `return_trajectory` the `Generation`s are returned, each with its
+        `trajectory`. A `streamer` of `transformers` is told of a single text while it is written.
         """
+        rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         canvas: dict[str, Any] = {"prompt": prompt, "prompts": prompts, "suffix": suffix, "length": length}
         wish: dict[str, Any] = {"constraint": constraint, "particles": particles, "guidance": guidance}
-        wish |= {"best_of": best_of, "score": score, "stride": stride, "rule": token_rule(temperature, top_k, top_p)}
+        wish |= {"best_of": best_of, "score": score, "stride": stride, "rule": rule}
         how: dict[str, Any] = {"steps": steps, "seed": seed, "batch_size": batch_size, "streamer": streamer}
+        how |= {"order": order, "sampler": sampler}
         done = self.sample(n, **canvas, **how, return_trajectory=return_trajectory, **wish)
         return done if return_trajectory else [one.text for one in done]
 
@@ -83,6 +92,8 @@ class MaskedDiffusionLM(Opened):
         progress: Progress | None = None,
         return_trajectory: bool = False,
         streamer: Any = None,
+        order: str | None = None,
+        sampler: Spec | None = None,
         **wish: Any,
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence.
@@ -92,7 +103,7 @@ class MaskedDiffusionLM(Opened):
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         rows = [row for row in self._open_rows(prompt, prompts, suffix, length) for _ in range(n)]
-        writer = self._writer(rows, self.sampler(steps), wish)
+        writer = self._writer(rows, self.sampler(steps, order, sampler), wish)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
         return writer.write(seed, batch_size, progress, return_trajectory)
@@ -116,18 +127,25 @@ class MaskedDiffusionLM(Opened):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        greedy_tail: float | None = None,
+        greedy_above: float | None = None,
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
+        order: str | None = None,
+        sampler: Spec | None = None,
     ) -> str | list[str]:
         """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three.
 
         `[MASK:2-6]` has as many tokens as make the known ones likeliest. A blank with text behind it holds no end of
-        the text. `constraint` and `particles` are those of `generate`, on the whole text.
+        the text. `constraint` and `particles` are those of `generate`, on the whole text; so
+        are `order` and `sampler`.
         """
-        rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+        rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         texts = [text] if isinstance(text, str) else list(text)
         asked: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
+        asked |= {"order": order, "sampler": sampler}
         filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
@@ -138,11 +156,13 @@ class MaskedDiffusionLM(Opened):
         steps: int | None = None,
         seed: int = 0,
         batch_size: int | None = None,
+        order: str | None = None,
+        sampler: Spec | None = None,
         **wish: Any,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
-        return self._writer(rows, self.sampler(steps), wish).write(seed, batch_size)
+        return self._writer(rows, self.sampler(steps, order, sampler), wish).write(seed, batch_size)
 
     def _settled(self, text: str, needed: bool = False) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be."""
@@ -195,11 +215,15 @@ class MaskedDiffusionLM(Opened):
         keep: Sequence[str] | None = None,
         steps: int | None = None,
         seed: int = 0,
+        order: str | None = None,
+        sampler: Spec | None = None,
         **wish: Any,
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         ids = opened_up(self.scribe, self.denoiser, text, spans, strength, keep)
-        return self._writer([self.scribe.blank_row(ids)], self.sampler(steps), wish).write(seed, None)[0]
+        return self._writer([self.scribe.blank_row(ids)], self.sampler(steps, order, sampler), wish).write(seed, None)[
+            0
+        ]
 
     def stream(
         self,
@@ -209,6 +233,8 @@ class MaskedDiffusionLM(Opened):
         length: int | None = None,
         steps: int | None = None,
         seed: int = 0,
+        order: str | None = None,
+        sampler: Spec | None = None,
         **wish: Any,
     ) -> Iterator[Frame]:
         """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too.
@@ -217,18 +243,22 @@ class MaskedDiffusionLM(Opened):
         """
         row = self.scribe.open_ids(self._settled(prompt) if prompt else [], length, suffix)
         reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._writer([row], self.sampler(steps), wish).states([row], seed):
+        for state in self._writer([row], self.sampler(steps, order, sampler), wish).states([row], seed):
             yield self.scribe.frame(state, reader)
 
     def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
         wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
         return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, self.ready)
 
-    def sampler(self, steps: int | None = None) -> Sampler:
-        """The sampler that `generate` uses for a number of steps."""
-        if self.causal:
-            return build("sampler", "ar")
-        return build("sampler", {"name": "reveal", "steps": steps, "schedule": self.card.schedule})
+    def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
+        """The sampler that `generate` uses for these words of a user."""
+        if not self.causal:
+            return choose_sampler(self.card.schedule, steps, order, sampler)
+        if order is not None or sampler is not None:
+            raise UnmaskError(
+                "An autoregressive model writes from left to right; order and sampler are for masked ones."
+            )
+        return build("sampler", "ar")
 
 
 def load(
@@ -248,12 +278,26 @@ def load(
     return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)
 
 
-def token_rule(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> TokenRule:
-    """How tokens are chosen, from the words of a user; 0 is greedy."""
+def token_rule(
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    greedy_tail: float | None = None,
+    greedy_above: float | None = None,
+) -> TokenRule:
+    """How tokens are chosen, from the words of a user; temperature 0 is greedy."""
     if not 0 <= temperature < float("inf"):
         raise UnmaskError(f"temperature={temperature} is not possible; give 0 (greedy) or a positive number.")
     if top_k is not None and top_k < 1:
         raise UnmaskError(f"top_k={top_k} leaves no token; give at least 1.")
     if top_p is not None and not 0 < top_p <= 1:
         raise UnmaskError(f"top_p={top_p} is not a probability mass; give a number above 0 and at most 1.")
-    return TokenRule(temperature=temperature, top_k=top_k, top_p=top_p)
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise UnmaskError(f"min_p={min_p} is no share of the likeliest token's probability; give one from 0 to 1.")
+    if greedy_tail is not None and not 0 <= greedy_tail <= 1:
+        raise UnmaskError(f"greedy_tail={greedy_tail} is no fraction of the calls; give a number from 0 to 1.")
+    if greedy_above is not None and not 0 <= greedy_above <= 1:
+        raise UnmaskError(f"greedy_above={greedy_above} is no probability; give a number from 0 to 1.")
+    hybrid = {"min_p": min_p, "greedy_tail": greedy_tail, "greedy_above": greedy_above}
+    return TokenRule(temperature=temperature, top_k=top_k, top_p=top_p, **hybrid)

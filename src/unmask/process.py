@@ -35,9 +35,18 @@ def corrupt(batch: Batch, masked: Tensor, mask_token_id: int) -> Tensor:
     return batch.input_ids.masked_fill(masked, mask_token_id)
 
 
-def reveal_probability(mask_rate_s: Tensor, mask_rate_t: Tensor) -> Tensor:
-    """(alpha_s - alpha_t) / (1 - alpha_t): the chance that a token masked at t is visible at s < t (eq. 6)."""
-    return (mask_rate_t - mask_rate_s) / mask_rate_t
+def reveal_probability(mask_rate_s: Tensor, mask_rate_t: Tensor, remask: Tensor | float = 0.0) -> Tensor:
+    """(alpha_s - alpha_t) / (1 - alpha_t): the chance that a token masked at t is visible at s < t (eq. 6).
+
+    Where tokens are masked again with a chance rho (`remask`), it is (alpha_s - (1 - rho) alpha_t) / (1 - alpha_t),
+    so that 1 - alpha_s of all tokens are masked at s.
+    """
+    return (mask_rate_t - mask_rate_s + remask * (1.0 - mask_rate_t)) / mask_rate_t
+
+
+def remask_limit(mask_rate_s: Tensor, mask_rate_t: Tensor) -> Tensor:
+    """min(1, (1 - alpha_s) / alpha_t): the largest chance of masking again for which that is a probability."""
+    return torch.where(mask_rate_s < 1.0 - mask_rate_t, mask_rate_s / (1.0 - mask_rate_t), 1.0)
 
 
 def posterior(z_t: Tensor, x: Tensor, mask_rate_s: float, mask_rate_t: float, mask_token_id: int) -> Tensor:

@@ -34,6 +34,11 @@ AXES: dict[str, dict[str, str | type]] = {
     "sampler": {
         "reveal": "unmask.samplers.reveal:Reveal",
         "ar": "unmask.samplers.ar:LeftToRight",
+        "ordered": "unmask.samplers.ordered:Ordered",
+        "threshold": "unmask.samplers.adaptive:Threshold",
+        "entropy_bounded": "unmask.samplers.adaptive:EntropyBounded",
+        "remdm": "unmask.samplers.remdm:ReMDM",
+        "corrector": "unmask.samplers.corrector:Corrector",
     },
     "model": {
         "dit": "unmask.models.build:DiTSpec",

@@ -41,6 +41,8 @@ class Generation:
 class Frame:
     """A canvas on its way: `text` shows a block where a mask is; `call` of `calls` network calls are done.
 
+    Where the network decides how many there are, `calls` is the most that there may be.
+
     `pieces` is what each position adds to the text, None where it is masked; the first `end` of them make up `text`.
     """
 

@@ -30,6 +30,15 @@ def place(tmp_path, monkeypatch, mdlm_folder, ar_folder, judge_folder):
     return tmp_path
 
 
+def test_an_order_is_for_those_that_have_one(run, place):
+    asked = ("--judge", "judge", "-n", 2, "--length", 12, "--data", "book.txt", "--steps", 3, "--order", "margin")
+    code, out, err = run("eval", "generation", "mdlm", "ar", *asked, "--json")
+    assert code == 0, err
+    _, masked, causal = json.loads(out)["rows"]
+    assert (masked["sampler"]["order"], masked["calls"]["value"]) == ("margin", 3)
+    assert (causal["sampler"]["name"], causal["calls"]["value"]) == ("ar", 12)
+
+
 def test_models_and_data_stand_in_one_table(run, place):
     options = ("--judge", "judge", "-n", 3, "--length", 16, "--batch-size", 2, "--data", "book.txt")
     steps = ("--steps", 2, "--steps", "none")

@@ -10,12 +10,24 @@ from unmask import registry
 from unmask.errors import UnmaskError
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Watched, random_causal_table, random_table
+from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.corrector import Corrector
 from unmask.samplers.draws import TokenRule
+from unmask.samplers.ordered import Ordered
+from unmask.samplers.remdm import ReMDM
 from unmask.samplers.reveal import Reveal
 
 MASK = 1
+OTHERS = [
+    Ordered(),
+    Ordered(order="uniform", steps=3),
+    Threshold(),
+    EntropyBounded(),
+    ReMDM(steps=4),
+    Corrector(steps=4),
+]
 
 
 def blank(rows: int, length: int, seed: int = 0) -> Canvas:
@@ -108,7 +120,7 @@ def test_finished_sequences_leave_once_half_are_done():
     assert torch.equal(alone.ids[0], state.ids[4])
 
 
-@pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=3), LeftToRight()])
+@pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=3), LeftToRight(), *OTHERS])
 def test_nothing_to_write_is_no_call(sampler):
     canvas = Canvas.of(torch.tensor([[2, 3]]), MASK)
     states = list(walk(sampler, None, canvas))
@@ -124,7 +136,7 @@ def test_walk_shows_every_canvas():
     assert (states[0].ids == MASK).all()
 
 
-@pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=2), LeftToRight()])
+@pytest.mark.parametrize("sampler", [Reveal(), Reveal(steps=2), LeftToRight(), *OTHERS])
 def test_seeds_decide(sampler):
     one = sample(sampler, flat(), blank(8, 16, seed=1)).ids
     assert torch.equal(one, sample(sampler, flat(), blank(8, 16, seed=1)).ids)

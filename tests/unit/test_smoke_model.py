@@ -90,6 +90,19 @@ def test_too_few_calls_break_the_pairs(smoke, chain):
     assert statistic > 2 * limit
 
 
+@pytest.mark.parametrize("order", ["confidence", "margin", "entropy", "left_to_right"])
+def test_every_order_one_at_a_time_writes_the_same_pairs(smoke, chain, order):
+    statistic, limit = pair_statistic(chain, smoke.generate(32, order=order, seed=0))
+    assert statistic < limit
+
+
+def test_remasking_little_in_many_calls_writes_the_same_pairs(smoke, chain):
+    statistic, limit = pair_statistic(chain, smoke.generate(32, steps=96, sampler={"name": "remdm", "eta": 0.01}))
+    assert statistic < limit
+    statistic, limit = pair_statistic(chain, smoke.generate(32, steps=8, sampler={"name": "remdm", "eta": 0.3}))
+    assert statistic > 2 * limit
+
+
 def test_it_fills_by_the_chain_s_law(smoke, chain):
     """A blank between two letters: the chance of each letter is p(b|a) p(c|b) over their sum, as confidences say."""
     law = chain.transitions[1] * chain.transitions[:, 2]

@@ -22,6 +22,15 @@ Steps = Annotated[
 Temperature = Annotated[float, typer.Option(min=0.0, help="Below 1 is safer, 0 takes the most likely token.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Draw among the tokens that make up this mass, in (0, 1].")]
+MinP = Annotated[
+    float | None, typer.Option(help="Cut tokens below this share of the most likely one's probability, in [0, 1].")
+]
+GreedyTail = Annotated[
+    float | None, typer.Option(help="Take the most likely token in this last fraction of the calls, in [0, 1].")
+]
+GreedyAbove = Annotated[
+    float | None, typer.Option(help="Take the most likely token where it is likelier than this, in [0, 1].")
+]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="How many at a time; the result does not depend on it.")]
 Checkpoint = Annotated[
     str | None,

@@ -14,7 +14,10 @@ from unmask.cli.common import (
     BatchSize,
     Device,
     Dtype,
+    GreedyAbove,
+    GreedyTail,
     Json,
+    MinP,
     Seed,
     Temperature,
     TopK,
@@ -24,6 +27,7 @@ from unmask.cli.common import (
     progress,
     room_for,
 )
+from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -73,6 +77,11 @@ def generation(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
+    order: Order = None,
+    sampler: SamplerSpec = None,
     batch_size: BatchSize = None,
     out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier: a .png, .svg or .pdf.")] = None,
@@ -91,6 +100,8 @@ def generation(
 
         unmask eval generation stories stories-ar --judge judges/llama --steps 64 --plot frontier.png
 
+        unmask eval generation stories stories-ar --judge judges/llama --steps 64 --order confidence
+
         unmask eval generation runs/mine --judge gpt2 -n 64 --top-p 0.9 --data book.txt --out results.json --json
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt
@@ -102,7 +113,8 @@ def generation(
     from unmask.evaluation.generation.texts import Draw, read_texts
     from unmask.generation import load, token_rule
 
-    draw = Draw(n, seed, token_rule(temperature, top_k, top_p), length, batch_size)
+    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
+    draw = Draw(n, seed, rule, length, batch_size, order, sampler_spec(sampler))
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     plan = make_plan(named, parse_steps(steps or ["none"]), length)
     given = {path.name: read_texts(path) for path in texts or []}

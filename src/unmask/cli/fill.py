@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +11,10 @@ from unmask.cli.common import (
     BatchSize,
     Device,
     Dtype,
+    GreedyAbove,
+    GreedyTail,
     Json,
+    MinP,
     Seed,
     Steps,
     Temperature,
@@ -21,6 +24,7 @@ from unmask.cli.common import (
     room_for,
 )
 from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
+from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
 from unmask.cli.words import split_blanks
 
 
@@ -40,11 +44,16 @@ def fill(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
     match: Match = None,
     with_words: With = None,
     without: Without = None,
     characters: Characters = None,
     particles: Particles = 1,
+    order: Order = None,
+    sampler: SamplerSpec = None,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -62,12 +71,15 @@ def fill(
 
         unmask fill "The [MASK:8] was happy." --with cat --characters 20-40
 
+        unmask fill "One [MASK:6] day." --greedy --order confidence
+
         cat lines.txt | unmask fill - --greedy --json
     """
     from unmask.generation import load, token_rule
 
-    rule = token_rule(0.0 if greedy else temperature, top_k, top_p)
+    rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
     constraint = constraints(match, with_words, without, characters)
+    way: dict[str, Any] = {"order": order, "sampler": sampler_spec(sampler)}
     checkpoint, lines = split_blanks(words)
     lm = load(checkpoint, device=device, dtype=dtype)
     with room_for(batch_size):
@@ -79,9 +91,11 @@ def fill(
             batch_size=batch_size,
             constraint=constraint,
             particles=particles,
+            **way,
         )
     if as_json:
-        print_json({"rule": rule.model_dump(), **told(constraint, particles), "texts": [asdict(one) for one in done]})
+        how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump()}
+        print_json({**how, **told(constraint, particles), "texts": [asdict(one) for one in done]})
         return
     for one in done:
         typer.echo(one.text)

@@ -1,20 +1,41 @@
-"""`unmask plot`: pictures of what was measured."""
+"""`unmask plot`: pictures of what was measured, and of how a text was unmasked."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unmask.cli.common import Json, console, print_json
+from unmask.cli.common import (
+    Checkpoint,
+    Device,
+    Dtype,
+    GreedyAbove,
+    GreedyTail,
+    Json,
+    MinP,
+    Seed,
+    Steps,
+    Temperature,
+    TopK,
+    TopP,
+    console,
+    print_json,
+)
+from unmask.cli.ordering import sampler_spec
 
-app = typer.Typer(no_args_is_help=True, help="Draw what was measured: unmask plot run DIR.")
+if TYPE_CHECKING:
+    from unmask.generation import MaskedDiffusionLM
+
+HELP = "Draw what was measured, or how a text is unmasked: unmask plot run DIR, unmask plot order CKPT."
+app = typer.Typer(no_args_is_help=True, help=HELP)
 
 
-@app.callback()
+@app.callback(help=HELP)
 def plot() -> None:
-    """Draw what was measured: unmask plot run DIR."""
+    """Draw what was measured, or how a text is unmasked."""
 
 
 @app.command("run")
@@ -50,3 +71,70 @@ def run(
         print_json({"picture": str(picture), "runs": [one.summary() for one in runs]})
     else:
         console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+
+
+@app.command("order")
+def order(
+    checkpoint: Checkpoint = None,
+    orders: Annotated[
+        list[str] | None, typer.Option("--order", help="As of 'unmask sample'; repeatable, one panel each.")
+    ] = None,
+    samplers: Annotated[
+        list[str] | None, typer.Option("--sampler", help="As of 'unmask sample'; repeatable, one panel each.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The text to go on from; blanks in it are written too.")] = "",
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt included.")] = None,
+    steps: Steps = None,
+    seed: Seed = 0,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
+    out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("order.png"),
+    device: Device = None,
+    dtype: Dtype = "auto",
+    as_json: Json = False,
+) -> None:
+    """Draw which position was written in which network call, coloured by confidence; rings were masked again.
+
+    `--steps` is for those that take it; orders that adapt go their own way.
+
+    Examples:
+
+        unmask plot order --steps 32 --order confidence --order left_to_right --order entropy_bounded
+
+        unmask plot order runs/mine --prompt "Once" --steps 64 --sampler "name: remdm, eta: 0.1" --out remdm.png
+    """
+    from unmask.generation import load, token_rule
+    from unmask.plots.order import Walk, draw_orders
+    from unmask.plots.style import check_suffix
+
+    check_suffix(out)
+    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
+    ways: list[dict[str, Any]] = [{"order": one} for one in orders or []]
+    ways += [{"sampler": sampler_spec(one)} for one in samplers or []]
+    lm = load(checkpoint, device=device, dtype=dtype)
+    chosen = [_sampler(lm, steps, way) for way in ways or [{}]]
+    walks = []
+    for sampler in chosen:
+        way = {} if lm.causal else {"sampler": sampler}
+        walks.append(Walk.of(_name(sampler), list(lm.stream(prompt, length=length, seed=seed, rule=rule, **way))))
+    draw_orders(walks, out)
+    if as_json:
+        shown = [{"sampler": one.model_dump(), **asdict(walk)} for one, walk in zip(chosen, walks, strict=True)]
+        print_json({"picture": str(out), "walks": shown})
+    else:
+        console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+
+
+def _sampler(lm: MaskedDiffusionLM, steps: int | None, way: dict[str, Any]) -> Any:
+    """The sampler of a panel, in `steps` where it takes them."""
+    return lm.sampler(None if lm.causal or lm.sampler(**way).adaptive else steps, **way)
+
+
+def _name(sampler: Any) -> str:
+    """What a panel is called: the order, or the sampler and its strategy."""
+    words = [getattr(sampler, "order", sampler.name), getattr(sampler, "strategy", "")]
+    return " ".join(words).strip().replace("_", " ")

@@ -15,7 +15,10 @@ from unmask.cli.common import (
     Checkpoint,
     Device,
     Dtype,
+    GreedyAbove,
+    GreedyTail,
     Json,
+    MinP,
     Seed,
     Steps,
     Temperature,
@@ -28,6 +31,7 @@ from unmask.cli.common import (
     room_for,
 )
 from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
+from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -55,6 +59,9 @@ def sample(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    greedy_tail: GreedyTail = None,
+    greedy_above: GreedyAbove = None,
     match: Match = None,
     with_words: With = None,
     without: Without = None,
@@ -63,6 +70,8 @@ def sample(
     guidance: Annotated[
         float, typer.Option(min=0.0, help="How much more than by itself the model holds to the prompt; 0: no more.")
     ] = 0.0,
+    order: Order = None,
+    sampler: SamplerSpec = None,
     batch_size: BatchSize = None,
     watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
@@ -91,6 +100,10 @@ def sample(
 
         unmask sample --prompt "Once upon a time" --suffix " The end." --length 64 --guidance 1.5
 
+        unmask sample --steps 32 --order confidence --greedy-above 0.9
+
+        unmask sample --steps 128 --sampler "name: remdm, strategy: loop" --top-p 0.9
+
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation import load, token_rule
@@ -99,12 +112,13 @@ def sample(
     if watch and as_json:
         raise UnmaskError("--watch is for people and --json for machines; give one of them.")
     pictures = check_pictures(html=html, gif=gif, png=png)
-    rule = token_rule(temperature, top_k, top_p)
+    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
     constraint = constraints(match, with_words, without, characters)
+    way: dict[str, Any] = {"order": order, "sampler": sampler_spec(sampler)}
     lm = load(checkpoint, device=device, dtype=dtype)
     options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
     options |= {"suffix": suffix, "stride": stride, "guidance": guidance}
-    options |= {"constraint": constraint, "particles": particles}
+    options |= {"constraint": constraint, "particles": particles, **way}
     if watch:
         with room_for(1):
             first, *_ = [_watch(lm.stream(**options, seed=one), one) for one in range(seed, seed + n)]
@@ -115,7 +129,7 @@ def sample(
     if pictures:
         _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
-        how = {"sampler": lm.sampler(steps).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
+        how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
         print_json({**how, **told(constraint, particles), "texts": [asdict(x) for x in done]})
         return
     for text in done:

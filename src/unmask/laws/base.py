@@ -155,7 +155,8 @@ FIXED: dict[str, dict[str, Any]] = {
 def variants(component: type[Component], fixed: dict[str, Any]) -> Iterator[Component]:
     """A component with every combination of its switches, choices, steps and schedules; the rest by default.
 
-    One that cannot be without a value of ours (the path of a checkpoint) has none.
+    Schedules meet every number of steps, but not every choice beside it: that would be too many. One that cannot be
+    without a value of ours (the path of a checkpoint) has none.
     """
     choices = {name: _choices(component, name) for name in component.model_fields if name not in fixed}
     if any(component.model_fields[name].is_required() for name in choices):
@@ -163,7 +164,14 @@ def variants(component: type[Component], fixed: dict[str, Any]) -> Iterator[Comp
     kept = {name: value for name, value in fixed.items() if name in component.model_fields}
     for values in itertools.product(*choices.values()):
         chosen = {name: value for name, value in zip(choices, values, strict=True) if value is not _DEFAULT}
-        yield component(**kept, **chosen)
+        if not _is_exotic(component, chosen):
+            yield component(**kept, **chosen)
+
+
+def _is_exotic(component: type[Component], chosen: dict[str, Any]) -> bool:
+    """Whether both the schedule and something beside it and the steps are other than by default."""
+    other = {name for name, value in chosen.items() if value != component.model_fields[name].default}
+    return "schedule" in other and bool(other - {"schedule", "steps"})
 
 
 _DEFAULT = object()

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask import random
 from unmask.constraints import Automaton, Banned, Vocabulary, Words, bind
 from unmask.constraints.binding import can_accept
-from unmask.laws import exact
+from unmask.laws import exact, orders, remasking
 from unmask.laws.base import Finding, LawBroken, describe, law
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import (
@@ -34,10 +34,15 @@ from unmask.laws.tables import (
     random_table,
 )
 from unmask.random import Purpose
+from unmask.samplers import ordered
+from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
 from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.corrector import Corrector
 from unmask.samplers.draws import TokenRule
+from unmask.samplers.ordered import Ordered
+from unmask.samplers.remdm import ReMDM
 from unmask.samplers.reveal import Reveal
 
 V, L, MASK = 4, 3, 1
@@ -86,6 +91,63 @@ def left_to_right_chain(sampler: LeftToRight, denoiser: Any, start: Tensor) -> T
     return over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
 
 
+@chain(Ordered)
+def ordered_chain(sampler: Ordered, denoiser: Any, start: Tensor) -> Tensor:
+    """The planned number of positions in their order, or any of them by lot."""
+    portions = ordered.portions(int((start == MASK).sum()), sampler.steps, sampler.pace)
+    return orders.chosen_law(denoiser, start, orders.in_portions(sampler.order, portions))
+
+
+@chain(Threshold)
+def threshold_chain(sampler: Threshold, denoiser: Any, start: Tensor) -> Tensor:
+    """All positions that are sure enough."""
+    return orders.chosen_law(denoiser, start, orders.above(sampler.above))
+
+
+@chain(EntropyBounded)
+def entropy_bounded_chain(sampler: EntropyBounded, denoiser: Any, start: Tensor) -> Tensor:
+    """The largest set in order of entropy that the bound allows."""
+    return orders.chosen_law(denoiser, start, orders.within_entropy(sampler.gamma))
+
+
+@chain(ReMDM)
+def remasking_chain(sampler: ReMDM, denoiser: Any, start: Tensor) -> Tensor:
+    """T steps that mask again with the chance of the strategy."""
+    return remasking.remasking_law(denoiser, start, _turns(sampler))
+
+
+def _turns(sampler: ReMDM) -> list[remasking.Turn]:
+    """The strategies, one step at a time."""
+    hold = float(sampler.schedule.inverse(torch.tensor(sampler.alpha_on, dtype=torch.float64)))
+    turns = []
+    for step in reversed(range(sampler.steps)):
+        t, s = (step + 1) / sampler.steps, step / sampler.steps
+        clock = [_held(sampler, time, hold) if sampler.strategy == "loop" else time for time in (t, s)]
+        rate_t, rate_s = sampler.schedule.mask_rate(torch.tensor(clock, dtype=torch.float64)).tolist()
+        limit = min(1.0, rate_s / (1.0 - rate_t)) if rate_t < 1 else 1.0
+        remask = sampler.eta * limit if sampler.strategy == "rescale" else min(sampler.eta, limit)
+        if sampler.strategy == "loop" and not (s >= sampler.t_off and t <= sampler.t_on):
+            remask = 0.0
+        turns.append(remasking.Turn(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
+    return turns
+
+
+def _held(sampler: ReMDM, time: float, hold: float) -> float:
+    """The time of the schedule at a time of a loop, which stands still from `t_on` down to `t_off`."""
+    if time > sampler.t_on:
+        return hold + (1 - hold) * (time - sampler.t_on) / (1 - sampler.t_on)
+    return hold if time >= sampler.t_off else hold * time / sampler.t_off
+
+
+@chain(Corrector)
+def correcting_chain(sampler: Corrector, denoiser: Any, start: Tensor) -> Tensor:
+    """Steps of ancestral sampling and corrections by turns."""
+    steps = -(-sampler.steps // 2)
+    time = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
+    rates = sampler.schedule.mask_rate(time).tolist()
+    return remasking.correcting_law(denoiser, start, rates, sampler.steps, sampler.fraction)
+
+
 def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
     """Random tables of the kind that a sampler walks."""
     return [random_causal_table()] if sampler.causal else [random_table(), random_table(conditioned=True)]
@@ -104,7 +166,7 @@ def samples_follow_their_chain(sampler: Sampler) -> Iterator[Finding]:
             yield Finding(unlikely, UNLIKELY, words + (", conditioned" if denoiser.config.conditioned else ""))
 
 
-@law("sampler", when=lambda s: getattr(s, "steps", None) is None)
+@law("sampler", when=lambda s: s.one_at_a_time)
 def oracle_gives_the_data(sampler: Sampler) -> Iterator[Finding]:
     """One position at a time with the true conditionals samples the law of the data itself (law 7)."""
     joint = random_joint()
@@ -117,7 +179,10 @@ def oracle_gives_the_data(sampler: Sampler) -> Iterator[Finding]:
 
 @law("sampler")
 def promises_are_kept(sampler: Sampler) -> Iterator[Finding]:
-    """Given tokens and pads never change, no mask is left, and the network is called as often as was said (law 8)."""
+    """Given tokens and pads never change, no mask is left, and the network is called as often as was said (law 8).
+
+    An adaptive sampler says how often at most; what it says never grows, and is true at the end.
+    """
     canvas = _ragged()
     writable = (canvas.ids == MASK) & canvas.attention_mask
     for rows in (slice(None), *(slice(b, b + 1) for b in range(len(canvas.ids)))):
@@ -128,17 +193,25 @@ def promises_are_kept(sampler: Sampler) -> Iterator[Finding]:
         changed = sum(int((state.ids != part.ids)[~writable[rows]].sum()) for state in states)
         yield Finding(changed, 0, "given tokens that changed")
         yield Finding(float((last.ids == MASK)[part.attention_mask].sum()), 0, "masks left")
-        yield Finding(abs(len(denoiser.calls) - first.total), 0, "calls of the network against those promised")
+        yield Finding(abs(len(denoiser.calls) - last.total), 0, "calls of the network against those promised")
+        grown = max((after.total - before.total for before, after in itertools.pairwise(states)), default=0)
+        yield Finding(grown, 0, "calls that were promised later than others")
+        if not sampler.adaptive:
+            yield Finding(abs(first.total - last.total), 0, "calls that were promised and taken back")
         if len(part.ids) == 1:
-            yield Finding(abs(first.total - int(first.calls[0])), 0, "calls of a lone sequence against its own count")
+            own = max(abs(state.total - int(state.calls[0])) for state in (first, last))
+            yield Finding(own, 0, "calls of a lone sequence against its own count")
         yield Finding(_unaccounted(states), 0, "tokens written that `order` does not account for")
         yield Finding(float((last.order.ge(0) != writable[rows]).sum()), 0, "positions with a wrong sign of order")
 
 
 def _unaccounted(states: list[State]) -> int:
     """How many changes between states are not those of the call that `order` names."""
-    pairs = itertools.pairwise(states)
-    return sum(int(((after.ids != before.ids) & (after.order != before.call)).sum()) for before, after in pairs)
+    count = 0
+    for before, after in itertools.pairwise(states):
+        by_this_call = (after.order == before.call) | (after.masked & (after.order == -1))
+        count += int(((after.ids != before.ids) & ~by_this_call).sum())
+    return count
 
 
 @law("sampler")
@@ -150,19 +223,19 @@ def confidence_is_the_probability(sampler: Sampler) -> Iterator[Finding]:
         denoiser = Watched(table)
         states = list(walk(sampler, denoiser, Canvas.of(STARTED[None], MASK, seed)))
         said = torch.ones(L, dtype=torch.float64)
-        for call, before in enumerate(states[:-1]):
+        for call in range(len(states) - 1):
             written = states[-1].order[0] == call
-            said[written] = _probability(denoiser, before, states[-1].ids, call)[written]
+            said[written] = _probability(denoiser, states[-1].ids, call)[written]
         worst = max(worst, float((states[-1].confidence[0] - said).abs().max()))
     yield Finding(worst, 1e-6, "confidence against the probability")
 
 
-def _probability(denoiser: Watched, before: State, written: Tensor, call: int) -> Tensor:
+def _probability(denoiser: Watched, written: Tensor, call: int) -> Tensor:
     """[L] the probability that call number `call` gave to the written tokens [1, L]."""
     alpha = denoiser.alphas[call]
     if alpha is None:
         return (-exact.left_to_right_nll(denoiser.denoiser, written, written[0] >= 0)[0]).exp()
-    log_p = exact.log_conditionals(denoiser.denoiser, before.ids, alpha.double())
+    log_p = exact.log_conditionals(denoiser.denoiser, denoiser.calls[call], alpha.double())
     return log_p[0].gather(1, written[0, :, None])[:, 0].exp()
 
 
@@ -193,7 +266,8 @@ def constraints_are_kept(sampler: Sampler) -> Iterator[Finding]:
     some = _rows(canvas, rows)
     together = sample(sampler, denoiser, some, rule)
     yield Finding(abs(len(rows) - 5), 0, "sequences that can satisfy the constraint, against five")
-    yield Finding(abs(together.total - sampler.begin(some).total), 0, "calls that the constraint costs")
+    if not sampler.adaptive:
+        yield Finding(abs(together.total - sampler.begin(some).total), 0, "calls that the constraint costs")
     for b in range(len(rows)):
         alone = sample(sampler, denoiser, _rows(some, [b]), rule)
         yield Finding(float((alone.ids[0] != together.ids[b]).sum()), 0, "tokens that differ in company")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ def check_pictures(**wanted: Path | None) -> list[Path]:
 
 
 def draw(frames: Sequence[Frame], paths: Iterable[Path], caption: str = "") -> None:
-    """Write one walk into each file, as its ending says."""
+    """Write one walk into each file, as its ending says; how many calls it took is known to every frame by now."""
+    frames = [replace(frame, calls=frames[-1].calls) for frame in frames]
     writers: dict[str, Callable[[Sequence[Frame], Path], None]] = {
         ".html": partial(write_html, caption=caption),
         ".gif": write_gif,

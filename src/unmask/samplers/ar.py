@@ -53,12 +53,17 @@ class LeftToRight(Sampler):
         plan: Plan = state.plan
         position = plan.first + state.call
         if plan.reader is None:
-            plan.reader = Reader(denoiser, rule, state.canvas.seeds, plan.first + state.total)
+            plan.reader = Reader(denoiser, rule, state.canvas.seeds, plan.first + state.total, self._late(state, rule))
             tokens, confidence = plan.reader.read_prompt(state.ids[:, :position])
         else:
             tokens, confidence = plan.reader.read_token(state.ids[:, position - 1 : position], position)
         rows = plan.rows[state.call]
         return state.write(rows, torch.full_like(rows, position), tokens[rows], confidence[rows])
+
+    def _late(self, state: State, rule: TokenRule) -> Tensor | None:
+        """[B] the position from which on each sequence is in its greedy tail."""
+        late = rule.late_from(state.calls)
+        return None if late is None else late + state.canvas.masked.long().argmax(dim=1)
 
 
 class Reader:
@@ -69,8 +74,9 @@ class Reader:
     of the cache.
     """
 
-    def __init__(self, denoiser: Any, rule: TokenRule, seeds: Tensor, end: int) -> None:
+    def __init__(self, denoiser: Any, rule: TokenRule, seeds: Tensor, end: int, late: Tensor | None = None) -> None:
         self.denoiser = denoiser
+        self.late = late
         self.rule = rule
         self.seeds = seeds
         self.end = end
@@ -121,4 +127,5 @@ class Reader:
         hidden = self.denoiser.hidden(ids, past_key_values=self.cache)
         logits = self.denoiser.head(hidden[:, -1])
         at = self.position.expand(len(self.seeds))
-        return self.rule.choose(logits, self.seeds, self.position, at, is_fused(self.denoiser))
+        late = None if self.late is None else at >= self.late
+        return self.rule.choose(logits, self.seeds, self.position, at, is_fused(self.denoiser), late)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -70,7 +70,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class State:
-    """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once."""
+    """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once.
+
+    A sampler that is `adaptive` knows the most that may be needed: it falls on the way, and is what was made at last.
+    """
 
     ids: Tensor
     canvas: Canvas
@@ -78,7 +81,7 @@ class State:
     total: int
     call: int
     order: Tensor
-    """[B, L] the call that wrote each position, -1 where it was given."""
+    """[B, L] the call that wrote each position, -1 where it was given or nothing is written."""
     confidence: Tensor
     """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
     plan: Any
@@ -88,6 +91,11 @@ class State:
     def masked(self) -> Tensor:
         """[B, L] the positions that are not yet written."""
         return (self.ids == self.canvas.mask_token_id) & self.canvas.attention_mask
+
+    @property
+    def written(self) -> Tensor:
+        """[B, L] the positions that are."""
+        return self.canvas.masked & ~self.masked
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
@@ -117,6 +125,11 @@ class State:
         order[rows, positions] = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
         trust[rows, positions] = confidence
         return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
+
+    def forget(self, where: Tensor) -> State:
+        """The same moment, with masks at some written positions [B, L]."""
+        ids, order = self.ids.masked_fill(where, self.canvas.mask_token_id), self.order.masked_fill(where, -1)
+        return replace(self, ids=ids, order=order, confidence=self.confidence.masked_fill(where, 0.0))
 
 
 class Positions(NamedTuple):
@@ -152,8 +165,21 @@ def write_tokens(
         at = Positions(*state.masked.nonzero(as_tuple=True))
         drawn = rule.choose_jointly(denoiser.head, hidden_BLD[at], state, at, Positions(row, position))
         return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
-    logits, seeds = denoiser.head(hidden_BLD[row, position]), state.canvas.seeds[row]
-    return state.write(row, position, *rule.choose(logits, seeds, state.call, position, is_fused(denoiser)))
+    return write_each(denoiser, state, hidden_BLD[row, position], rule, row, position)
+
+
+def write_each(denoiser: Any, state: State, hidden_ND: Tensor, rule: TokenRule, row: Tensor, position: Tensor) -> State:
+    """The next state, every token at (row, position) [N] chosen from its own row of the network."""
+    late = rule.late_from(state.calls)
+    chosen = rule.choose(
+        denoiser.head(hidden_ND),
+        state.canvas.seeds[row],
+        state.call,
+        position,
+        is_fused(denoiser),
+        None if late is None else (state.call >= late)[row],
+    )
+    return state.write(row, position, *chosen)
 
 
 class Sampler(Component):
@@ -163,6 +189,18 @@ class Sampler(Component):
     """Whether it walks the causal twin."""
     rewrites: ClassVar[bool] = False
     """Whether what is written may be masked again."""
+    adaptive: ClassVar[bool] = False
+    """Whether the network decides how many calls there are."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a call writes one position of a sequence, so that true conditionals give the law of the data."""
+        return not self.adaptive and getattr(self, "steps", None) is None
+
+    @property
+    def can_resample(self) -> bool:
+        """Whether it can be walked by particles."""
+        return type(self).take is not Sampler.take
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:

@@ -24,7 +24,8 @@ Head = Callable[[Tensor], Tensor]
 class Conditioned(JointRule):
     """A token rule under a constraint. `weigh` counts what particles need, at the price of a second filter a call.
 
-    Where truncation leaves no path to a sequence, it is lifted for that sequence and that call.
+    Where truncation leaves no path to a sequence, it is lifted for that sequence and that call. What a hybrid rule
+    takes for sure is such a truncation, to one token.
     """
 
     def __init__(self, rule: TokenRule, automaton: Automaton, device: torch.device, weigh: bool = False) -> None:
@@ -65,18 +66,19 @@ class Conditioned(JointRule):
         for part in torch.arange(len(hidden), device=hidden.device).split(size):
             row, place = at.rows[part], at.places[part]
             log_p = head(hidden[part]).float().log_softmax(-1)
-            kinds = self.kinds(self._weights(log_p, lifted[row]), self.reduce).double()
+            kinds = self.kinds(self._weights(log_p, state, row, lifted), self.reduce).double()
             kinds = kinds.masked_fill(~self._gate(state)[place], -torch.inf)
             log_m[row, place] = self.paths.masses(kinds, self.reduce)
         return log_m
 
-    def _weights(self, log_p: Tensor, lifted: Tensor) -> Tensor:
-        """Log-probabilities [N, V] that tokens are drawn with, untruncated where `lifted` [N]."""
+    def _weights(self, log_p: Tensor, state: State, row: Tensor, lifted: Tensor) -> Tensor:
+        """Log-probabilities [N, V] that tokens of sequences [N] are drawn with, untruncated where `lifted` [B]."""
         if self.greedy or self.rule == TokenRule():
             return log_p
-        log_w = self.rule.truncate(log_p)
+        late = self.rule.late_from(state.calls)
+        log_w = self.rule.truncate(log_p, None if late is None else (state.call >= late)[row])
         if bool(lifted.any()):
-            log_w = torch.where(lifted[:, None], self.untruncated.truncate(log_p), log_w)
+            log_w = torch.where(lifted[row, None], self.untruncated.truncate(log_p), log_w)
         return log_w.log_softmax(-1)
 
     def _given(self, ids: Tensor) -> Tensor:
@@ -105,7 +107,7 @@ class Conditioned(JointRule):
             row, place = wanted.rows[part], wanted.places[part]
             log_p = head(hidden[part]).float().log_softmax(-1)
             open_ = torch.nn.functional.pad(self.paths.contains[sets[part]] & self._gate(state)[place], (0, 1))
-            log_w = self._weights(log_p, lifted[row]).masked_fill(~open_[:, self.kind], -torch.inf)
+            log_w = self._weights(log_p, state, row, lifted).masked_fill(~open_[:, self.kind], -torch.inf)
             token = log_w.argmax(-1) if self.greedy else draw(log_w, state.canvas.seeds[row], state.call, place)
             tokens.append(token)
             confidence.append(log_p.gather(1, token[:, None])[:, 0].exp())

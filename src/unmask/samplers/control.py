@@ -112,5 +112,7 @@ def _check_particles(sampler: Sampler, control: Control) -> None:
         raise UnmaskError("Particles are weighed by a constraint or by a score; give one of them.")
     if sampler.causal:
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; weigh walks of a masked one.")
+    if not sampler.can_resample:
+        raise UnmaskError(f"The sampler {type(sampler).__name__} cannot resample its walks; give one particle.")
     if control.rule.temperature == 0:
         raise UnmaskError("Particles at temperature 0 are all the same; give a higher temperature or one particle.")

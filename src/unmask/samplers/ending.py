@@ -26,6 +26,8 @@ class Ending(JointRule):
 
     def __init__(self, rule: TokenRule, eos: int) -> None:
         self.rule = rule
+        self.soft = rule.model_copy(update={"greedy_tail": None, "greedy_above": None})
+        """By which the end is drawn: where every token is the most likely one, hardly any row has an end."""
         self.eos = eos
         self.greedy = rule.temperature == 0
 
@@ -37,11 +39,18 @@ class Ending(JointRule):
         for part in _parts(len(wanted.rows), hidden, head):
             row, place = wanted.rows[part], wanted.places[part]
             log_p = head(hidden[number[row, place]]).float().log_softmax(-1)
-            log_w = self._open(self._weights(log_p), place < size[row], free[row])
-            token = log_w.argmax(-1) if self.greedy else draw(log_w, state.canvas.seeds[row], state.call, place)
+            token = self._tokens(self._open(log_p, place < size[row], free[row]), state, row, place)
             tokens.append(token)
             confidence.append(log_p.gather(1, token[:, None])[:, 0].exp())
         return Drawn(torch.cat(tokens), torch.cat(confidence), None)
+
+    def _tokens(self, log_p: Tensor, state: State, row: Tensor, place: Tensor) -> Tensor:
+        """[N] chosen from a prediction [N, V] for positions (row, place) [N], as far as it is open."""
+        if self.greedy:
+            return log_p.argmax(-1)
+        late = self.rule.late_from(state.calls)
+        log_w = self.rule.truncate(log_p, None if late is None else (state.call >= late)[row])
+        return draw(log_w, state.canvas.seeds[row], state.call, place)
 
     def _size_of_text(self, head: Head, hidden: Tensor, state: State, at: Positions) -> tuple[Tensor, Tensor]:
         """[B] tokens before the end, drawn; and [B] whether a sequence cannot have an end."""
@@ -66,19 +75,15 @@ class Ending(JointRule):
 
     def _split(self, log_p: Tensor) -> tuple[Tensor, Tensor]:
         """[N] twice: the log-weight of EOS, and that of all other tokens (for greedy choices of the best of them)."""
-        log_w = self._weights(log_p).double()
+        log_w = (log_p if self.greedy else self.soft.truncate(log_p)).double()
         others = log_w.index_fill(1, torch.tensor([self.eos], device=log_w.device), -torch.inf)
         return log_w[:, self.eos], others.amax(dim=1) if self.greedy else others.logsumexp(dim=1)
 
-    def _weights(self, log_p: Tensor) -> Tensor:
-        """Log-weights [N, V] that tokens are drawn with."""
-        return log_p if self.greedy else self.rule.truncate(log_p)
-
-    def _open(self, log_w: Tensor, inside: Tensor, free: Tensor) -> Tensor:
-        """Log-weights [N, V]: EOS is closed `inside` [N] a text and all else behind it, except where `free` [N]."""
-        is_eos = torch.arange(log_w.shape[1], device=log_w.device) == self.eos
+    def _open(self, log_p: Tensor, inside: Tensor, free: Tensor) -> Tensor:
+        """A prediction [N, V], EOS closed `inside` [N] a text and all else behind it, except where `free` [N]."""
+        is_eos = torch.arange(log_p.shape[1], device=log_p.device) == self.eos
         closed = (is_eos == inside[:, None]) & ~free[:, None]
-        return log_w.masked_fill(closed, -torch.inf)
+        return log_p.masked_fill(closed, -torch.inf).log_softmax(-1)
 
 
 def _parts(count: int, hidden: Tensor, head: Head) -> tuple[Tensor, ...]:

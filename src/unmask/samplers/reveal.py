@@ -17,8 +17,8 @@ from torch import Tensor
 
 from unmask.random import Purpose, uniform
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
-from unmask.samplers.draws import TokenRule, is_fused
+from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State, write_each
+from unmask.samplers.draws import TokenRule
 from unmask.samplers.views import seen_by
 from unmask.schedules import LogLinear, Schedule
 
@@ -101,9 +101,7 @@ class Reveal(Sampler):
             drawn = rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position))
             return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
         hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
-        seeds = state.canvas.seeds[row]
-        tokens, confidence = rule.choose(denoiser.head(hidden), seeds, state.call, position, is_fused(denoiser))
-        return state.write(row, position, tokens, confidence)
+        return write_each(denoiser, state, hidden, rule, row, position)
 
     def _rows(
         self,

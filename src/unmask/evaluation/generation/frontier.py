@@ -51,7 +51,8 @@ class Frontier:
         """Let a model write in each of its numbers of steps, and judge it. `progress` counts passes, as `part.work`."""
         for steps, calls in zip(part.steps, part.calls, strict=True):
             written = write(lm, steps, self.draw, None if progress is None else _times(calls, progress))
-            how = {"checkpoint": part.path, "steps": steps, "sampler": lm.sampler(steps).model_dump()}
+            sampler = lm.sampler(steps, **self.draw.way(lm)).model_dump()
+            how = {"checkpoint": part.path, "steps": steps, "sampler": sampler}
             self._add(written, progress, name=part.name, kind="samples", **how)
 
     def add_texts(self, name: str, kind: Kind, texts: Texts, progress: Progress | None = None) -> None:

@@ -15,6 +15,7 @@ from unmask.errors import UnmaskError
 from unmask.evaluation.generation.measures import Values
 from unmask.evaluation.perplexity import documents_in, held_out_rows
 from unmask.generation import MaskedDiffusionLM
+from unmask.samplers.choice import Spec
 from unmask.samplers.draws import TokenRule
 from unmask.tally import Progress
 
@@ -41,6 +42,12 @@ class Draw:
     rule: TokenRule | None = None
     length: int | None = None
     batch_size: int | None = None
+    order: str | None = None
+    sampler: Spec | None = None
+
+    def way(self, lm: MaskedDiffusionLM) -> dict[str, Any]:
+        """How a model unmasks; one that reads from left to right has no choice."""
+        return {} if lm.causal else {"order": self.order, "sampler": self.sampler}
 
 
 def write(lm: MaskedDiffusionLM, steps: int | None, draw: Draw, progress: Progress | None = None) -> Texts:
@@ -54,6 +61,7 @@ def write(lm: MaskedDiffusionLM, steps: int | None, draw: Draw, progress: Progre
         rule=draw.rule,
         batch_size=draw.batch_size,
         progress=clock,
+        **draw.way(lm),
     )
     calls = np.array([one.calls for one in done], dtype=np.float64)
     return Texts([one.text for one in done], calls, np.array(clock.seconds), clock.batches)

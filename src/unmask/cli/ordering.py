@@ -1,0 +1,42 @@
+"""The options by which verbs choose how a canvas is unmasked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from unmask.errors import UnmaskError
+
+Order = Annotated[
+    str | None,
+    typer.Option(
+        help="Which positions come first: confidence, margin, entropy, left_to_right or uniform, in exactly --steps "
+        "calls; threshold or entropy_bounded, in as few as the network is sure enough for. Without it a uniform order.",
+        metavar="ORDER",
+    ),
+]
+SamplerSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--sampler",
+        help="A sampler ('unmask list sampler') by name or with options: 'name: remdm, strategy: loop, eta: 0.05'.",
+        metavar="SPEC",
+    ),
+]
+
+
+def sampler_spec(text: str | None) -> str | Mapping[str, Any] | None:
+    """A name, or the mapping that 'name: ..., option: ...' is."""
+    import yaml
+
+    if text is None or ":" not in text:
+        return text
+    try:
+        spec = yaml.safe_load(text if text.lstrip().startswith("{") else f"{{{text}}}")
+    except yaml.YAMLError:
+        spec = None
+    if not isinstance(spec, Mapping):
+        raise UnmaskError(f"--sampler '{text}' cannot be read; write it as 'name: remdm, strategy: cap'.")
+    return spec

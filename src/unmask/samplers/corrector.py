@@ -1,0 +1,66 @@
+"""A forward-backward corrector: after each step of ancestral sampling some tokens are masked again and predicted anew.
+
+At level s the forward process masks a fraction of what is written, which is going back to the time at which alpha is
+that much smaller, and one backward step returns to s. True conditionals keep the law of the level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from unmask.process import reveal_probability
+from unmask.random import Purpose, uniform
+from unmask.registry import field
+from unmask.samplers.base import Canvas, JointRule, Sampler, State
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.looking import look, write_chosen
+from unmask.schedules import LogLinear
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of each call [T] in float64: the chance `forget` with which it masks what is written, alpha after that, and the
+    chance `reveal` with which it then writes what is masked."""
+
+    forget: Tensor
+    alpha: Tensor
+    reveal: Tensor
+
+
+class Corrector(Sampler):
+    """T calls, by turns a step of the schedule's and a correction of it by `fraction` of the tokens."""
+
+    name: Literal["corrector"] = "corrector"
+    rewrites: ClassVar[bool] = True
+    steps: int = Field(default=128, ge=1)
+    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
+    fraction: float = Field(default=0.1, gt=0, le=1)
+
+    def begin(self, canvas: Canvas) -> State:
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        return State.start(canvas, calls, int(calls.max()), self.plan())
+
+    def plan(self) -> Plan:
+        """What does not depend on the canvas, from the first call to the last."""
+        predictions = (self.steps + 1) // 2
+        time = torch.arange(predictions, -1, -1, dtype=torch.float64) / predictions
+        call = torch.arange(self.steps)
+        corrects = call % 2 == 1
+        rate = self.schedule.mask_rate(time)
+        rate_s = rate[call // 2 + 1]
+        rate_t = torch.where(corrects, 1.0 - (1.0 - self.fraction) * (1.0 - rate_s), rate[call // 2])
+        return Plan(self.fraction * corrects.double(), 1.0 - rate_t, reveal_probability(rate_s, rate_t))
+
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
+        plan: Plan = state.plan
+        seeds, position = state.canvas.seeds[:, None], torch.arange(state.ids.shape[1], device=state.ids.device)
+        masks = uniform(seeds, Purpose.MASK, state.call, position=position[None])
+        state = state.forget(state.written & (masks < float(plan.forget[state.call])))
+        seen = look(denoiser, state, plan.alpha[state.call].float().to(state.ids.device).expand(len(state.ids)))
+        writes = uniform(seeds, Purpose.REVEAL, state.call, position=position[None])
+        return write_chosen(denoiser, state, seen, state.masked & (writes < float(plan.reveal[state.call])), rule)

@@ -1,0 +1,91 @@
+"""What samplers share that look at all masked positions: one network call, how sure it is of each, what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unmask.samplers.base import JointRule, Positions, State, write_each
+from unmask.samplers.draws import TokenRule, rows_at_once
+from unmask.samplers.views import seen_by
+
+Score = Literal["confidence", "margin", "entropy"]
+
+
+class Look(NamedTuple):
+    """The masked positions of a canvas [N] and what the network makes of them, hidden rows [N, D]."""
+
+    at: Positions
+    hidden: Tensor
+
+
+def look(denoiser: Any, state: State, alpha_B: Tensor) -> Look:
+    """One network call. Sequences without masks are left out once they are half of the batch or more."""
+    at = Positions(*state.masked.nonzero(as_tuple=True))
+    ids, row, attention = state.ids, at.rows, state.canvas.attention_mask
+    walking = state.masked.any(dim=1).nonzero()[:, 0]
+    if 0 < 2 * len(walking) <= len(ids):
+        ids, alpha_B, attention = ids[walking], alpha_B[walking], attention[walking]
+        row = torch.searchsorted(walking, row)
+        denoiser = seen_by(denoiser, walking)
+    hidden = denoiser.hidden(ids, alpha=alpha_B, attention_mask=attention if state.canvas.has_pads else None)
+    return Look(at, hidden[row, at.places])
+
+
+def part_written(state: State) -> Tensor:
+    """[B] how much of what is to be written is: the alpha of a walk that does not follow the clock."""
+    return 1.0 - state.masked.sum(dim=1) / state.canvas.masked.sum(dim=1).clamp_min(1)
+
+
+def score(denoiser: Any, state: State, seen: Look, kind: Score) -> Tensor:
+    """[B, L] how sure the network is of each masked position, minus infinity at the others.
+
+    Some rows go through the head at a time and one number is kept of each, so that no logits of a canvas are held.
+    """
+    size = rows_at_once(seen.hidden.device, denoiser.config.vocab_size)
+    parts = [SCORES[kind](denoiser.head(rows).float().log_softmax(-1)) for rows in seen.hidden.split(size)]
+    out = torch.full(state.ids.shape, -torch.inf, device=state.ids.device)
+    out[seen.at] = torch.cat(parts)
+    return out
+
+
+def ranks(score_BL: Tensor) -> Tensor:
+    """[B, L] the place of each position in its sequence, 0 for the highest score; of equal ones the first is first."""
+    order = score_BL.argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter(1, order, place)
+
+
+def write_chosen(denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rule: TokenRule | JointRule) -> State:
+    """The next state, in which the chosen ones of the masked positions are written."""
+    (index,) = chosen_BL[seen.at].nonzero(as_tuple=True)
+    wanted = Positions(seen.at.rows[index], seen.at.places[index])
+    if isinstance(rule, JointRule):
+        drawn = rule.choose_jointly(denoiser.head, seen.hidden, state, seen.at, wanted)
+        return state.write(*wanted, drawn.tokens, drawn.confidence, drawn.evidence)
+    return write_each(denoiser, state, seen.hidden[index], rule, *wanted)
+
+
+def _confidence(log_p_NV: Tensor) -> Tensor:
+    return log_p_NV.amax(dim=-1).exp()
+
+
+def _margin(log_p_NV: Tensor) -> Tensor:
+    """The most likely token's probability less the second's."""
+    first, second = log_p_NV.topk(2, dim=-1).values.exp().unbind(dim=-1)
+    return first - second
+
+
+def _minus_entropy(log_p_NV: Tensor) -> Tensor:
+    return (log_p_NV.exp() * log_p_NV.clamp_min(torch.finfo(log_p_NV.dtype).min)).sum(dim=-1)
+
+
+SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
+    "confidence": _confidence,
+    "margin": _margin,
+    "entropy": _minus_entropy,
+}
+"""[N] of log-probabilities [N, V], the higher the surer."""

@@ -1,0 +1,115 @@
+"""Remasking (ReMDM, arXiv 2503.00307): what was written may be masked again and written better.
+
+From t to s a written token is masked with a chance rho, and a masked one is written with that chance that keeps the
+share of masks at 1 - alpha_s. rho = 0 is ancestral sampling. Every strategy is a choice of rho, at most the limit
+above which no chance of writing would do. At s = 0 that limit is 0, so the last call leaves no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from typing_extensions import Self
+
+from unmask.process import remask_limit, reveal_probability
+from unmask.random import Purpose, uniform
+from unmask.registry import field
+from unmask.samplers.base import Canvas, JointRule, Sampler, State
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.looking import look, write_chosen
+from unmask.schedules import LogLinear
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of each call [T] in float64: alpha before it, the chance `remask` that a token is masked again, its `limit`, and
+    the chance `reveal` that a masked one is written."""
+
+    alpha: Tensor
+    remask: Tensor
+    limit: Tensor
+    reveal: Tensor
+
+
+class ReMDM(Sampler):
+    """T calls. `cap`: rho is eta where the limit allows; `rescale`: eta times the limit; `conf`: on average as cap, and
+    more for tokens that were unlikely when they were written; `loop`: as cap while alpha is held at `alpha_on` between
+    the times `t_on` and `t_off`, 0 before and after."""
+
+    name: Literal["remdm"] = "remdm"
+    rewrites: ClassVar[bool] = True
+    strategy: Literal["cap", "rescale", "conf", "loop"] = "cap"
+    steps: int = Field(default=128, ge=1)
+    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
+    eta: float = Field(default=0.02, ge=0, le=1)
+    t_on: float = Field(default=0.55, gt=0, le=1)
+    t_off: float = Field(default=0.05, gt=0, le=1)
+    alpha_on: float = Field(default=0.9, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _loops_forward(self) -> Self:
+        if self.t_off > self.t_on:
+            raise ValueError("a loop begins at t_on and ends at a smaller t_off")
+        return self
+
+    def begin(self, canvas: Canvas) -> State:
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        return State.start(canvas, calls, int(calls.max()), self.plan())
+
+    def plan(self) -> Plan:
+        """What does not depend on the canvas, from the first call to the last."""
+        time = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps
+        t, s = time[:-1], time[1:]
+        rate = self.schedule.mask_rate(self._held(time) if self.strategy == "loop" else time)
+        limit = remask_limit(rate[1:], rate[:-1])
+        remask = RATES[self.strategy](self, limit, t, s)
+        return Plan(1.0 - rate[:-1], remask, limit, reveal_probability(rate[1:], rate[:-1], remask))
+
+    def _held(self, time: Tensor) -> Tensor:
+        """The schedule's times [T + 1] of a walk that stands still from `t_on` to `t_off`."""
+        hold = self.schedule.inverse(torch.tensor(self.alpha_on, dtype=torch.float64))
+        before = hold + (1.0 - hold) * (time - self.t_on) / max(1.0 - self.t_on, torch.finfo(time.dtype).tiny)
+        return torch.where(time > self.t_on, before, hold * (time / self.t_off).clamp_max(1.0))
+
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
+        plan: Plan = state.plan
+        seen = look(denoiser, state, plan.alpha[state.call].float().to(state.ids.device).expand(len(state.ids)))
+        position = torch.arange(state.ids.shape[1], device=state.ids.device)
+        chance = uniform(state.canvas.seeds[:, None], Purpose.REVEAL, state.call, position=position[None])
+        forgotten = state.written & (chance < self._remask(state))
+        chosen = state.masked & (chance < float(plan.reveal[state.call]))
+        return write_chosen(denoiser, state, seen, chosen, rule).forget(forgotten)
+
+    def _remask(self, state: State) -> Tensor | float:
+        """The chance that a token is masked again, one for all or [B, L]."""
+        rho, limit = float(state.plan.remask[state.call]), float(state.plan.limit[state.call])
+        if self.strategy != "conf":
+            return rho
+        doubt = (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
+        return (rho * state.written.sum(dim=1, keepdim=True) * doubt).clamp_max(limit)
+
+
+def _cap(sampler: ReMDM, limit: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    return limit.clamp_max(sampler.eta)
+
+
+def _rescale(sampler: ReMDM, limit: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    return sampler.eta * limit
+
+
+def _loop(sampler: ReMDM, limit: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    return _cap(sampler, limit, t, s).where((t <= sampler.t_on) & (s >= sampler.t_off), 0.0)
+
+
+RATES: dict[str, Callable[[ReMDM, Tensor, Tensor, Tensor], Tensor]] = {
+    "cap": _cap,
+    "rescale": _rescale,
+    "conf": _cap,
+    "loop": _loop,
+}
+"""[T] rho from its limits [T] and the times [T] before and after each call."""

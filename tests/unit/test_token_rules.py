@@ -1,0 +1,131 @@
+"""min-p and hybrid rules: what they cut, when they are greedy, and what a user is told about impossible ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from unmask.constraints import Allowed, Vocabulary, Words, bind
+from unmask.errors import UnmaskError
+from unmask.generation import token_rule
+from unmask.laws.tables import SameRow, random_causal_table, random_table
+from unmask.samplers.ar import LeftToRight
+from unmask.samplers.base import Canvas, sample
+from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.reveal import Reveal
+
+P = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+MASK = 1
+
+
+def kept(rule: TokenRule, late: torch.Tensor | None = None) -> list[int]:
+    return rule.truncate(P.log()[None], late)[0].isfinite().nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize(("min_p", "size"), [(0.0, 5), (0.1, 5), (0.2, 4), (0.26, 3), (0.7, 2), (0.8, 1), (1.0, 1)])
+def test_min_p_keeps_what_has_its_share_of_the_likeliest(min_p, size):
+    assert kept(TokenRule(min_p=min_p)) == list(range(size))
+
+
+def test_min_p_comes_after_temperature():
+    """At temperature 1/2 the weights are squares: 0.15 is 0.14 of 0.4, and no longer 0.375."""
+    assert kept(TokenRule(min_p=0.3)) == [0, 1, 2]
+    assert kept(TokenRule(min_p=0.3, temperature=0.5)) == [0, 1]
+
+
+def test_min_p_comes_after_top_p():
+    """A mass of 0.75 is that of three tokens; were min-p first, of the two that it leaves of all."""
+    assert kept(TokenRule(top_p=0.75, min_p=0.3)) == [0, 1, 2]
+    assert kept(TokenRule(top_p=0.75, min_p=0.5)) == [0, 1]
+    assert kept(TokenRule(top_k=4, top_p=0.8, min_p=0.26)) == [0, 1, 2]
+
+
+def test_a_rule_is_greedy_above_its_confidence_only():
+    assert kept(TokenRule(greedy_above=0.39)) == [0]
+    assert kept(TokenRule(greedy_above=0.4000001)) == [0, 1, 2, 3, 4]
+    assert kept(TokenRule(greedy_above=0.5, temperature=0.1, top_k=2)) == [0, 1], "the confidence is the untouched one"
+
+
+def test_each_row_is_greedy_by_itself():
+    log_p = torch.stack([P, torch.full((5,), 0.2)]).log()
+    weights = TokenRule(greedy_above=0.3).truncate(log_p, torch.tensor([False, False]))
+    assert weights.isfinite().sum(dim=1).tolist() == [1, 5]
+    weights = TokenRule(greedy_above=0.5).truncate(log_p, torch.tensor([False, True]))
+    assert weights.isfinite().sum(dim=1).tolist() == [5, 1]
+
+
+@pytest.mark.parametrize(
+    ("tail", "first"), [(0.0, [10, 7, 0]), (0.1, [9, 7, 0]), (0.3, [7, 5, 0]), (0.5, [5, 4, 0]), (1.0, [0, 0, 0])]
+)
+def test_tail_is_the_last_fraction_of_the_calls(tail, first):
+    assert TokenRule(greedy_tail=tail).late_from(torch.tensor([10, 7, 0])).tolist() == first
+    assert TokenRule(greedy_tail=0.29).late_from(torch.tensor([100])).tolist() == [71], "0.29 * 100 is below 29"
+    assert TokenRule().late_from(torch.tensor([10])) is None
+
+
+def shares_by_order(sampler, denoiser, rule: TokenRule) -> torch.Tensor:
+    """[8] how often each of eight calls behind a prompt wrote the likeliest token, over many sequences."""
+    ids = torch.cat([torch.full((400, 3), 2), torch.full((400, 8), MASK)], dim=1)
+    state = sample(sampler, denoiser, Canvas.of(ids, MASK), rule)
+    hit = (state.ids == 0).float()
+    return torch.stack([hit[state.order == call].mean() for call in range(8)])
+
+
+@pytest.mark.parametrize("sampler", [Reveal(), LeftToRight()])
+def test_the_last_calls_are_greedy_and_the_others_are_not(sampler):
+    row = torch.tensor([0.5, 0.1, 0.3, 0.2], dtype=torch.float64).log()
+    shares = shares_by_order(sampler, SameRow(row, MASK), TokenRule(greedy_tail=0.375))
+    assert (shares[5:] == 1).all()
+    assert ((shares[:5] - 0.5).abs() < 4 * math.sqrt(0.25 / 400)).all()
+
+
+def test_the_tail_of_a_sequence_is_its_own():
+    """A short prompt beside a long one: both write the same as alone."""
+    ids = torch.tensor([[MASK, MASK, MASK], [2, 3, MASK], [MASK, 2, MASK]])
+    rule = TokenRule(greedy_tail=0.5)
+    for sampler, table in ((Reveal(), random_table()), (LeftToRight(), random_causal_table())):
+        together = sample(sampler, table, Canvas.of(ids, MASK), rule).ids
+        for row in range(3):
+            alone = sample(sampler, table, Canvas.of(ids[row : row + 1], MASK, seed=row), rule).ids
+            assert torch.equal(together[row], alone[0])
+
+
+@pytest.mark.parametrize("rule", [TokenRule(greedy_tail=1.0), TokenRule(greedy_above=0.0), TokenRule(min_p=1.0)])
+def test_rules_that_are_always_greedy_are_temperature_zero(rule):
+    canvas = Canvas.of(torch.full((20, 3), MASK), MASK)
+    greedy = sample(Reveal(), random_table(), canvas, TokenRule(temperature=0)).ids
+    assert torch.equal(sample(Reveal(), random_table(), canvas, rule).ids, greedy)
+
+
+@pytest.mark.parametrize("rule", [TokenRule(greedy_tail=1.0), TokenRule(greedy_above=0.0), TokenRule(min_p=1.0)])
+def test_constraints_are_kept_by_greedy_rules(rule):
+    """What the rule would take for sure is given up where it leaves no match, and kept where it does not."""
+    automaton = bind([Words([2, 3])], Vocabulary(None, 4, MASK), [])
+    joint = Conditioned(rule, automaton, torch.device("cpu"))
+    canvas = Canvas.of(torch.full((40, 3), MASK), MASK)
+    for row in sample(Reveal(), random_table(), canvas, joint).ids.tolist():
+        assert [2, 3] in (row[:2], row[1:])
+    free = Conditioned(rule, bind([Allowed([0, 2, 3])], Vocabulary(None, 4, MASK), []), torch.device("cpu"))
+    plain = sample(Reveal(), random_table(), canvas, rule).ids
+    assert torch.equal(sample(Reveal(), random_table(), canvas, free).ids, plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_p": -0.1}, "min_p=-0.1"),
+        ({"min_p": 1.5}, "min_p=1.5"),
+        ({"min_p": math.nan}, "min_p=nan"),
+        ({"greedy_tail": 1.1}, "greedy_tail=1.1 .* from 0 to 1"),
+        ({"greedy_tail": -1.0}, "greedy_tail=-1"),
+        ({"greedy_above": 2.0}, "greedy_above=2.0 .* from 0 to 1"),
+        ({"greedy_above": -0.5}, "greedy_above=-0.5"),
+    ],
+)
+def test_impossible_rules_are_named(options, words):
+    with pytest.raises(UnmaskError, match=words) as caught:
+        token_rule(**options)
+    assert str(caught.value).count(";") == 1
