@@ -15,6 +15,7 @@ from unmask.registry import build
 from unmask.samplers import control, draws
 from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.control import Control
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.looking import SCORES, ranks
 from unmask.samplers.ordered import Ordered, portions
@@ -190,7 +191,7 @@ def test_particles_converge_to_the_law_given_the_match(sampler):
     canvases = torch.arange(64)[:, None] // 4 ** torch.arange(3) % 4
     matches = ((canvases[:, :-1] == 2) & (canvases[:, 1:] == 3)).any(dim=1)
     law = chain_of(sampler, table, start).where(matches, 0.0)
-    begin = control.walks(sampler, TokenRule(), automaton, 256, torch.device("cpu"))
+    begin = control.walks(sampler, Control(automaton=automaton, particles=256), torch.device("cpu"))
     last = list(begin(table, blank(300, 3)))[-1]
     counts = torch.bincount((last.ids * 4 ** torch.arange(3)).sum(dim=1), minlength=64)
     assert (counts[~matches] == 0).all()
@@ -214,4 +215,4 @@ def test_samplers_that_cannot_resample_say_so_before_the_network_is_asked():
 
     automaton = bind([Words([2, 3])], Vocabulary(None, 4, MASK), [])
     with pytest.raises(UnmaskError, match="cannot resample"):
-        control.walks(Alone(), TokenRule(), automaton, 2, torch.device("cpu"))
+        control.walks(Alone(), Control(automaton=automaton, particles=2), torch.device("cpu"))

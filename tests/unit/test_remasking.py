@@ -17,6 +17,7 @@ from unmask.registry import build, names
 from unmask.samplers import control
 from unmask.samplers.base import Canvas, sample, walk
 from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.control import Control
 from unmask.samplers.corrector import Corrector
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.remdm import ReMDM
@@ -185,7 +186,7 @@ def test_constraints_are_kept_and_particles_refused(sampler):
     state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), rule)
     assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
     with pytest.raises(UnmaskError, match="cannot resample"):
-        control.walks(sampler, TokenRule(), automaton, 4, torch.device("cpu"))
+        control.walks(sampler, Control(automaton=automaton, particles=4), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
