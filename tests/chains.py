@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from unmask.laws import exact
+from unmask.laws.chains import MASK, L, V
 from unmask.laws.tables import Table, every_canvas
 from unmask.samplers.base import State
 
-V, L, MASK = 4, 3, 1
 WEIGHTS = V ** torch.arange(L)
-BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
 
 
 def completions(denoiser: Table, z: Tensor, accepted: Tensor) -> Tensor:

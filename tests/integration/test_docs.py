@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from unmask import registry
-from unmask.laws import LawBroken
-from unmask.laws import samplers as sampler_laws
+from unmask.laws import LawBroken, chains
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +25,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def own_registry(monkeypatch):
     """What a page registers is forgotten afterwards."""
     monkeypatch.setattr(registry, "AXES", {axis: dict(members) for axis, members in registry.AXES.items()})
-    monkeypatch.setattr(sampler_laws, "_CHAINS", dict(sampler_laws._CHAINS))
+    monkeypatch.setattr(chains, "_CHAINS", dict(chains._CHAINS))
 
 
 def test_the_extending_page_runs(own_registry):
@@ -38,9 +37,9 @@ def test_the_extending_page_runs(own_registry):
 
 
 def test_a_sampler_without_its_chain_is_told_what_to_write(own_registry):
-    sampler_laws._CHAINS.clear()
+    chains._CHAINS.clear()
     with pytest.raises(LawBroken, match=r"@chain\(Reveal\)"):
-        sampler_laws.chain_of(registry.build("sampler", "reveal"), None, sampler_laws.BLANK)
+        chains.chain_of(registry.build("sampler", "reveal"), None, chains.BLANK)
 
 
 def readme_commands() -> list[str]:

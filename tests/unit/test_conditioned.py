@@ -7,14 +7,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tests.chains import BLANK, MASK, STARTED, WEIGHTS, L, V, completions, conditioned_chain, counts
+from tests.chains import WEIGHTS, completions, conditioned_chain, counts
 from torch import Tensor
 
 from unmask.constraints import Allowed, Automaton, Banned, Constraint, Fixed, NoWords, Vocabulary, Words, bind
 from unmask.constraints.binding import can_accept
 from unmask.errors import UnmaskError
 from unmask.laws import exact
-from unmask.laws.samplers import chain_of
+from unmask.laws.chains import BLANK, MASK, STARTED, L, V, chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Table, every_canvas, random_table
 from unmask.samplers import paths

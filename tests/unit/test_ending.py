@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.chains import BLANK, MASK, STARTED, L, V, completions, conditioned_chain, counts
+from tests.chains import completions, conditioned_chain, counts
 from tests.conftest import make_checkpoint
 from torch import Tensor
 
 from unmask.generation import load
+from unmask.laws.chains import BLANK, MASK, STARTED, L, V
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import Table, every_canvas, random_table
 from unmask.samplers.base import Canvas, sample

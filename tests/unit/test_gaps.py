@@ -8,7 +8,7 @@ from tests.conftest import LENGTH, make_checkpoint
 
 from unmask.constraints import Characters
 from unmask.generation import load
-from unmask.laws.samplers import chain_of
+from unmask.laws.chains import chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import Table, random_table
 from unmask.samplers.base import Canvas, sample

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.conftest import LENGTH
 
-from unmask.laws.samplers import chain_of
+from unmask.laws.chains import chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import Table, Watched, every_canvas, random_table
 from unmask.samplers.base import Canvas, sample

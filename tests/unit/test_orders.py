@@ -8,7 +8,7 @@ import torch
 from unmask.constraints import Vocabulary, Words, bind
 from unmask.errors import UnmaskError
 from unmask.laws import exact
-from unmask.laws.samplers import chain_of
+from unmask.laws.chains import chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Watched, random_table
 from unmask.registry import build

@@ -10,7 +10,7 @@ import torch
 from unmask.constraints import Vocabulary, Words, bind
 from unmask.errors import UnmaskError
 from unmask.laws import remasking
-from unmask.laws.samplers import _turns, chain_of
+from unmask.laws.chains import chain_of, turns
 from unmask.laws.tables import SameRow, Watched, every_canvas, oracle, random_joint, random_table
 from unmask.process import remask_limit, reveal_probability
 from unmask.registry import build, names
@@ -66,7 +66,7 @@ def test_marginals_are_those_of_the_process_for_an_exact_denoiser(strategy, eta)
     joint = factorised()
     denoiser, canvases = oracle(joint, V, L, MASK), every_canvas(V, L)
     walks, open_ = remasking._at(BLANK), torch.ones(L, dtype=torch.bool)
-    for turn in _turns(ReMDM(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
+    for turn in turns(ReMDM(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
         walks = remasking.take_turn(denoiser, walks, open_, turn)
         kept = (1 - turn.rate_s) * (canvases[:, None] == canvases).double() + turn.rate_s * (canvases[:, None] == MASK)
         process = torch.einsum("x,zx->z", joint, kept.prod(dim=-1))

@@ -10,7 +10,7 @@ from tests.conftest import LENGTH, make_checkpoint
 
 from unmask.generation import load
 from unmask.laws import describe, members
-from unmask.laws.samplers import chain_of
+from unmask.laws.chains import chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Watched, random_table
 from unmask.samplers.base import Canvas, Sampler, sample, walk
