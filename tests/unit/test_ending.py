@@ -4,57 +4,93 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.chains import completions, conditioned_chain, counts
+from tests.chains import counts, ending_chain
 from tests.conftest import make_checkpoint
 from torch import Tensor
 
 from unmask.generation import load
 from unmask.laws.chains import BLANK, MASK, STARTED, L, V
 from unmask.laws.statistics import chi_square
-from unmask.laws.tables import Table, every_canvas, random_table
+from unmask.laws.tables import Table, every_canvas, oracle, random_table
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.ending import Ending
 from unmask.samplers.reveal import Reveal
 
 EOS = 0
+ENDING = Ending(TokenRule(), EOS)
 
 
-def ends(canvas: list[int]) -> bool:
-    """Whether a finished canvas is a text and then EOS alone."""
-    size = canvas.index(EOS) if EOS in canvas else len(canvas)
-    return MASK not in canvas and all(token == EOS for token in canvas[size:])
-
-
-def accepted() -> Tensor:
-    return torch.tensor([ends(z) for z in every_canvas(V, L).tolist()])
+STARTS = {
+    "blank": BLANK,
+    "text": STARTED,
+    "end": torch.tensor([MASK, EOS, MASK]),
+    "first": torch.tensor([2, MASK, MASK]),
+}
 
 
 @pytest.mark.parametrize("steps", [1, 2, None])
-@pytest.mark.parametrize("start", [BLANK, STARTED, torch.tensor([MASK, EOS, MASK])], ids=["blank", "text", "end"])
-def test_draws_follow_the_conditioned_chain(start, steps):
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_draws_follow_the_enumerated_chain(start, steps):
     denoiser = random_table(5)
-    should = conditioned_chain(steps, denoiser, start, accepted())
-    canvas = Canvas.of(start.expand(4000, -1), MASK)
+    should = ending_chain(steps, denoiser, start, EOS)
+    canvas = Canvas.of(start.expand(6000, -1), MASK)
     seen = counts(sample(Reveal(steps=steps), denoiser, canvas, Ending(TokenRule(), EOS)))
+    assert abs(should.sum() - 1) < 1e-9
     assert seen[should == 0].sum() == 0
     assert chi_square(seen, should) > 1e-4
 
 
+@pytest.mark.parametrize("steps", [1, 2, None])
+def test_a_text_is_followed_by_nothing_but_its_end(steps):
+    for seed in range(4):
+        done = sample(Reveal(steps=steps), random_table(seed), Canvas.of(BLANK.expand(500, -1), MASK), ENDING)
+        is_end = (done.ids == EOS).long()
+        assert bool((is_end.diff(dim=1) >= 0).all())
+        assert 0 < int(is_end.sum()) < is_end.numel()
+
+
+def test_every_position_ends_with_the_chance_it_was_given():
+    """Where chances rise along the row, all positions at once have the law of each alone."""
+    p_end = torch.tensor([0.1, 0.3, 0.8])
+    logits = torch.stack([torch.tensor([p, 0.0, (1 - p) / 4, 3 * (1 - p) / 4]) for p in p_end]).log()
+    done = sample(Reveal(steps=1), rows(logits), Canvas.of(BLANK.expand(20_000, -1), MASK), ENDING)
+    for position in range(L):
+        assert chi_square(torch.bincount(done.ids[:, position], minlength=V), logits[position].double().exp()) > 1e-4
+
+
+def test_one_at_a_time_a_consistent_network_writes_the_law_of_its_data():
+    """A data law of rows that end: the true conditionals, in uniform order, give it back."""
+    weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
+    law = weight * torch.tensor([float(MASK not in z and ends(z)) for z in every_canvas(V, L).tolist()])
+    law = law / law.sum()
+    done = sample(Reveal(), oracle(law, V, L, MASK), Canvas.of(BLANK.expand(20_000, -1), MASK), ENDING)
+    assert chi_square(counts(done), law) > 1e-4
+
+
+def rows(logits: Tensor) -> Table:
+    """A denoiser that predicts the same rows [L, V] whatever the canvas."""
+    return Table(logits.expand(V**L, -1, -1), MASK)
+
+
+def ends(canvas: list[int]) -> bool:
+    size = canvas.index(EOS) if EOS in canvas else len(canvas)
+    return all(token == EOS for token in canvas[size:])
+
+
 def test_temperature_shapes_the_end_too():
     denoiser, cold = random_table(5), TokenRule(temperature=0.5)
-    squared = Table(2 * denoiser.logits, MASK)
-    should = conditioned_chain(1, squared, BLANK, accepted())
+    should = ending_chain(1, Table(2 * denoiser.logits, MASK), BLANK, EOS)
     seen = counts(sample(Reveal(steps=1), denoiser, Canvas.of(BLANK.expand(4000, -1), MASK), Ending(cold, EOS)))
     assert chi_square(seen, should) > 1e-4
 
 
-def test_greedy_is_the_likeliest_canvas_that_ends():
-    for seed in range(6):
-        denoiser = random_table(seed)
-        best = completions(denoiser, BLANK, accepted()).argmax()
-        done = sample(Reveal(steps=1), denoiser, Canvas.of(BLANK[None], MASK), Ending(TokenRule(temperature=0), EOS))
-        assert counts(done).argmax() == best
+@pytest.mark.parametrize(("p_end", "text"), [([0.2, 0.45, 0.6], 2), ([0.2, 0.3, 0.4], 3), ([0.9, 0.3, 0.4], 0)])
+def test_greedy_ends_where_an_end_is_likelier_than_not(p_end, text):
+    """Though EOS is the likeliest single token much earlier, and a lone high chance is weighed with those behind it."""
+    logits = torch.stack([torch.tensor([p, 0.0, 0.51 * (1 - p), 0.49 * (1 - p)]) for p in p_end]).log()
+    done = sample(Reveal(steps=1), rows(logits), Canvas.of(BLANK[None], MASK), Ending(TokenRule(temperature=0), EOS))
+    assert done.ids[0].tolist() == [2] * text + [EOS] * (L - text)
 
 
 def test_where_no_end_is_possible_tokens_are_drawn_each_by_itself():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unmask.random import Purpose, exponential
+from unmask.random import Purpose, uniform
 from unmask.samplers.base import Drawn, JointRule, Positions, State
 from unmask.samplers.draws import TokenRule, draw, rows_at_once
 
@@ -17,76 +18,96 @@ Head = Callable[[Tensor], Tensor]
 class Ending(JointRule):
     """A token rule for rows that are a text and then EOS to their end, as `supervised_eos` makes them.
 
-    A network asked for several tokens at once may end a text in its middle, and go on behind the end. Here each call
-    draws exactly from its prediction given that the row has this form: first where the text ends, then its tokens. With
-    e_i the chance of EOS at position i the text has k tokens with a chance in proportion to
-    prod_{i < k} (1 - e_i) prod_{i >= k} e_i. Where the rule's cuts or given tokens leave no end, tokens are drawn each
-    by itself.
+    A network asked for several tokens at once may end a text in its middle, and go on behind the end. Here one number
+    u decides for all positions of a call: position i is EOS where u < e_i, its chance of EOS. Every position then
+    ends with just the chance it was given, and where these chances rise along the row, as those of an end do, so do
+    the positions together. What is known comes first: all is text before a text's token, all is EOS behind EOS.
     """
 
     def __init__(self, rule: TokenRule, eos: int) -> None:
         self.rule = rule
-        self.soft = rule.model_copy(update={"greedy_tail": None, "greedy_above": None})
-        """By which the end is drawn: where every token is the most likely one, hardly any row has an end."""
+        self.soft = TokenRule() if rule.temperature == 0 else rule.model_copy(update=SOFT)
+        """By which the end is drawn: where every token is the most likely one, EOS is, and hardly any row has text."""
         self.eos = eos
-        self.greedy = rule.temperature == 0
 
     def choose_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
-        size, free = self._size_of_text(head, hidden, state, at)
+        known = _known(state, self.eos)
         number = torch.zeros_like(state.ids)
         number[at] = torch.arange(len(at.rows), device=number.device)
-        tokens, confidence = [], []
-        for part in _parts(len(wanted.rows), hidden, head):
-            row, place = wanted.rows[part], wanted.places[part]
-            log_p = head(hidden[number[row, place]]).float().log_softmax(-1)
-            token = self._tokens(self._open(log_p, place < size[row], free[row]), state, row, place)
-            tokens.append(token)
-            confidence.append(log_p.gather(1, token[:, None])[:, 0].exp())
-        return Drawn(torch.cat(tokens), torch.cat(confidence), None)
+        parts = [
+            self._options(head(hidden[number[row, place]]), state, known, Positions(row, place))
+            for row, place in zip(*(x.split(_size(hidden, head)) for x in wanted), strict=True)
+        ]
+        options = Options(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        ends = self._ends(options.end, state, known, wanted)
+        tokens = options.token.masked_fill(ends, self.eos)
+        return Drawn(tokens, torch.where(ends, options.sure_of_end, options.sure), None)
 
-    def _tokens(self, log_p: Tensor, state: State, row: Tensor, place: Tensor) -> Tensor:
-        """[N] chosen from a prediction [N, V] for positions (row, place) [N], as far as it is open."""
-        if self.greedy:
+    def _options(self, logits: Tensor, state: State, known: Known, at: Positions) -> Options:
+        log_p = logits.float().log_softmax(-1)
+        is_eos = torch.arange(log_p.shape[1], device=log_p.device) == self.eos
+        text = log_p.masked_fill(is_eos & ~known.torn[at.rows, None], -torch.inf).log_softmax(-1)
+        token = self._tokens(text, state, at)
+        end = self.soft.truncate(log_p).softmax(-1)[:, self.eos]
+        return Options(token, log_p.gather(1, token[:, None])[:, 0].exp(), end.double(), log_p[:, self.eos].exp())
+
+    def _tokens(self, log_p: Tensor, state: State, at: Positions) -> Tensor:
+        if self.rule.temperature == 0:
             return log_p.argmax(-1)
         late = self.rule.late_from(state.calls)
-        log_w = self.rule.truncate(log_p, None if late is None else (state.call >= late)[row])
-        return draw(log_w, state.canvas.seeds[row], state.call, place)
+        log_w = self.rule.truncate(log_p, None if late is None else (state.call >= late)[at.rows])
+        return draw(log_w, state.canvas.seeds[at.rows], state.call, at.places)
 
-    def _size_of_text(self, head: Head, hidden: Tensor, state: State, at: Positions) -> tuple[Tensor, Tensor]:
-        """[B] tokens before the end, drawn; and [B] whether a sequence cannot have an end."""
-        log_end, log_other = self._given(state)
-        for part in _parts(len(at.rows), hidden, head):
-            row, place = at.rows[part], at.places[part]
-            log_end[row, place], log_other[row, place] = self._split(head(hidden[part]).float().log_softmax(-1))
-        before = torch.nn.functional.pad(log_other.cumsum(dim=1), (1, 0))
-        behind = torch.nn.functional.pad(log_end.flip(1).cumsum(dim=1).flip(1), (0, 1))
-        log_k = before + behind
-        if not self.greedy:
-            k = torch.arange(log_k.shape[1], device=log_k.device)
-            log_k = log_k - exponential(state.canvas.seeds[:, None], Purpose.PATH, state.call, 0, k[None]).log()
-        best = log_k.max(dim=1)
-        return best.indices, best.values.isneginf()
-
-    def _given(self, state: State) -> tuple[Tensor, Tensor]:
-        """[B, L] twice: the log-chances of EOS and of another token where it is known which it is; pads are no text."""
-        known = torch.zeros(state.ids.shape, dtype=torch.float64, device=state.ids.device)
-        ends = (state.ids == self.eos) | ~state.canvas.attention_mask
-        return known.masked_fill(~ends, -torch.inf), known.masked_fill(ends, -torch.inf)
-
-    def _split(self, log_p: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] twice: the log-weight of EOS, and that of all other tokens (for greedy choices of the best of them)."""
-        log_w = (log_p if self.greedy else self.soft.truncate(log_p)).double()
-        others = log_w.index_fill(1, torch.tensor([self.eos], device=log_w.device), -torch.inf)
-        return log_w[:, self.eos], others.amax(dim=1) if self.greedy else others.logsumexp(dim=1)
-
-    def _open(self, log_p: Tensor, inside: Tensor, free: Tensor) -> Tensor:
-        """A prediction [N, V], EOS closed `inside` [N] a text and all else behind it, except where `free` [N]."""
-        is_eos = torch.arange(log_p.shape[1], device=log_p.device) == self.eos
-        closed = (is_eos == inside[:, None]) & ~free[:, None]
-        return log_p.masked_fill(closed, -torch.inf).log_softmax(-1)
+    def _ends(self, end: Tensor, state: State, known: Known, at: Positions) -> Tensor:
+        """[N] whether positions whose chances of EOS are `end` [N] are EOS."""
+        row, place = at
+        text, over = place < known.last_text[row], place > known.first_end[row]
+        u = uniform(state.canvas.seeds, Purpose.PATH, state.call)[row] if self.rule.temperature else 0.5
+        chance = end.masked_fill(text, 0.0).masked_fill(over, 1.0)
+        return (u < rising(chance, state.ids.shape, at)) & ~known.torn[row]
 
 
-def _parts(count: int, hidden: Tensor, head: Head) -> tuple[Tensor, ...]:
-    """Numbers of rows that go through the head together."""
-    vocabulary = head(hidden[:1]).shape[-1]
-    return torch.arange(count, device=hidden.device).split(rows_at_once(hidden.device, vocabulary))
+SOFT = {"greedy_tail": None, "greedy_above": None}
+
+
+class Options(NamedTuple):
+    """[N] each: the text's token if there is one and the prediction's chance of it, the chance of EOS by the rule, and
+    by the prediction."""
+
+    token: Tensor
+    sure: Tensor
+    end: Tensor
+    sure_of_end: Tensor
+
+
+class Known(NamedTuple):
+    """[B] each: the last place that is text and the first that is EOS, as far as is known; `torn` rows have text behind
+    EOS, and there tokens are drawn each by itself."""
+
+    last_text: Tensor
+    first_end: Tensor
+    torn: Tensor
+
+
+def rising(chance: Tensor, shape: torch.Size, at: Positions) -> Tensor:
+    """[N] the chances of positions of canvases, made to rise along each row.
+
+    Half-way between the lowest that rise and are nowhere below them, and the highest that are nowhere above.
+    """
+    above = torch.full(shape, -torch.inf, dtype=chance.dtype, device=chance.device).index_put(at, chance)
+    below = torch.full_like(above, torch.inf).index_put(at, chance)
+    return 0.5 * (above.cummax(dim=1).values[at] + below.flip(1).cummin(dim=1).values.flip(1)[at])
+
+
+def _known(state: State, eos: int) -> Known:
+    place = torch.arange(state.ids.shape[1], device=state.ids.device)
+    there = ~state.masked & state.canvas.attention_mask
+    ends = state.ids == eos
+    last_text = place.where(there & ~ends, -1).amax(dim=1)
+    first_end = place.where(there & ends, len(place)).amin(dim=1)
+    return Known(last_text, first_end, last_text > first_end)
+
+
+def _size(hidden: Tensor, head: Head) -> int:
+    """Rows that go through the head together."""
+    return rows_at_once(hidden.device, head(hidden[:1]).shape[-1])
