@@ -32,11 +32,20 @@ def place(tmp_path, monkeypatch, mdlm_folder, ar_folder, judge_folder):
 
 def test_an_order_is_for_those_that_have_one(run, place):
     asked = ("--judge", "judge", "-n", 2, "--length", 12, "--data", "book.txt", "--steps", 3, "--order", "margin")
+    asked += ("--sampler", "name: remdm, eta: 0.1")
     code, out, err = run("eval", "generation", "mdlm", "ar", *asked, "--json")
     assert code == 0, err
-    _, masked, causal = json.loads(out)["rows"]
-    assert (masked["sampler"]["order"], masked["calls"]["value"]) == ("margin", 3)
+    _, margin, remasked, causal = json.loads(out)["rows"]
+    assert (margin["name"], margin["sampler"]["order"], margin["calls"]["value"]) == ("mdlm, margin", "margin", 3)
+    assert (remasked["sampler"]["eta"], remasked["sampler"]["steps"], remasked["calls"]["value"]) == (0.1, 3, 3)
     assert (causal["sampler"]["name"], causal["calls"]["value"]) == ("ar", 12)
+
+
+def test_a_way_that_is_none_is_refused_before_a_judge_is_opened(run, place):
+    code, out, err = run("eval", "generation", "mdlm", "--judge", "nowhere", "--order", "confidense")
+    assert (code, out) == (2, "")
+    assert "confidense" in err
+    assert "Did you mean 'confidence'" in err
 
 
 def test_models_and_data_stand_in_one_table(run, place):

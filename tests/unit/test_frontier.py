@@ -17,7 +17,7 @@ from unmask.evaluation.generation import texts as room
 from unmask.evaluation.generation.frontier import Frontier, measure
 from unmask.evaluation.generation.judge import open_judge
 from unmask.evaluation.generation.picture import curves, draw
-from unmask.evaluation.generation.plan import make_plan, parse_steps
+from unmask.evaluation.generation.plan import Way, make_plan, parse_steps
 from unmask.evaluation.generation.texts import Draw, Texts, held_out_texts, read_texts, write
 from unmask.generation import load, token_rule
 from unmask.plots import frontier as picture
@@ -70,9 +70,9 @@ def test_a_row_holds_what_the_model_writes(judge, mdlm_folder, mdlm):
 
 
 def test_seconds_are_shared_out_and_one_batch_has_no_interval(judge, mdlm, monkeypatch):
-    alone = write(mdlm, 2, Draw(3, length=8))
+    alone = write(mdlm, mdlm.sampler(2), Draw(3, length=8))
     monkeypatch.setattr(room, "time", SimpleNamespace(perf_counter=iter([10.0, 12.0, 15.0]).__next__))
-    several = write(mdlm, 2, Draw(3, length=8, batch_size=2))
+    several = write(mdlm, mdlm.sampler(2), Draw(3, length=8, batch_size=2))
     assert (alone.batches, several.batches) == (1, 2)
     assert several.seconds.tolist() == [1, 1, 3]
     ids = judge.encode(alone.texts)
@@ -132,9 +132,30 @@ def test_the_plan_knows_calls_and_names(mdlm_folder, ar_folder, tmp_path):
     other = make_checkpoint(tmp_path / "mdlm")
     plan = make_plan([str(mdlm_folder), str(ar_folder), str(other)], [16, 100, None])
     assert [part.name for part in plan] == [str(mdlm_folder), "ar", str(other)]
-    assert [part.steps for part in plan] == [(16, 100, None), (None,), (16, 100, None)]
-    assert [part.calls for part in plan] == [(16, 48, 48), (48,), (16, 48, 48)]
+    assert [[course.steps for course in part.courses] for part in plan] == [[16, 100, None], [None], [16, 100, None]]
+    assert [[course.calls for course in part.courses] for part in plan] == [[16, 48, 48], [48], [16, 48, 48]]
     assert plan[1].work == 49
+
+
+def test_every_way_is_a_curve_of_its_own_and_some_know_their_calls_themselves(judge, mdlm_folder, mdlm, ar_folder):
+    ways = [
+        Way("margin", name="margin"),
+        Way("threshold", name="threshold"),
+        Way(sampler={"name": "remdm", "steps": 60}, name="sixty"),
+    ]
+    part, causal = make_plan([str(mdlm_folder), str(ar_folder)], [2, 5], 12, ways)
+    assert [(course.name, course.steps, course.calls) for course in part.courses] == [
+        ("mdlm, margin", 2, 2),
+        ("mdlm, margin", 5, 5),
+        ("mdlm, threshold", None, 12),
+        ("mdlm, sixty", None, 60),
+    ]
+    assert len(causal.courses) == 1
+    frontier = Frontier(judge, Draw(2, length=12))
+    frontier.add_model(part, mdlm)
+    assert [len(curve.points) for curve in curves(frontier.rows)] == [2, 1, 1]
+    assert [row.sampler["name"] for row in frontier.rows] == ["ordered", "ordered", "threshold", "remdm"]
+    assert [row.figures["calls"].value for row in frontier.rows if row.name != "mdlm, threshold"] == [2, 5, 60]
 
 
 def test_steps_are_numbers_or_none():

@@ -27,11 +27,12 @@ from unmask.cli.common import (
     progress,
     room_for,
 )
-from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
+from unmask.cli.ordering import Orders, SamplerSpecs, sampler_spec
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     from unmask.evaluation.generation.frontier import Frontier
+    from unmask.evaluation.generation.plan import Way
     from unmask.evaluation.generation.texts import Draw, Texts
     from unmask.generation import MaskedDiffusionLM
     from unmask.tally import Progress
@@ -80,8 +81,8 @@ def generation(
     min_p: MinP = None,
     greedy_tail: GreedyTail = None,
     greedy_above: GreedyAbove = None,
-    order: Order = None,
-    sampler: SamplerSpec = None,
+    orders: Orders = None,
+    samplers: SamplerSpecs = None,
     batch_size: BatchSize = None,
     out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier: a .png, .svg or .pdf.")] = None,
@@ -100,7 +101,7 @@ def generation(
 
         unmask eval generation stories stories-ar --judge judges/llama --steps 64 --plot frontier.png
 
-        unmask eval generation stories stories-ar --judge judges/llama --steps 64 --order confidence
+        unmask eval generation stories stories-ar --judge judges/llama --steps 64 --order uniform --order confidence
 
         unmask eval generation runs/mine --judge gpt2 -n 64 --top-p 0.9 --data book.txt --out results.json --json
 
@@ -114,9 +115,10 @@ def generation(
     from unmask.generation import load, token_rule
 
     rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
-    draw = Draw(n, seed, rule, length, batch_size, order, sampler_spec(sampler))
+    draw = Draw(n, seed, rule, length, batch_size)
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
-    plan = make_plan(named, parse_steps(steps or ["none"]), length)
+    ways = _ways(orders or [], samplers or [])
+    plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
     given = {path.name: read_texts(path) for path in texts or []}
     _check(out, plot)
     frontier = Frontier(open_judge(judge, device, dtype), draw)
@@ -137,6 +139,14 @@ def generation(
     else:
         show_frontier(frontier)
     _write(frontier, out, plot)
+
+
+def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
+    """Every way that is named, or the plain one."""
+    from unmask.evaluation.generation.plan import Way
+
+    by_order = [Way(order, name=order) for order in orders]
+    return [*by_order, *(Way(sampler=sampler_spec(text), name=text) for text in samplers)] or [Way()]
 
 
 def _check(out: Path | None, plot: Path | None) -> None:

@@ -9,22 +9,16 @@ import typer
 
 from unmask.errors import UnmaskError
 
-Order = Annotated[
-    str | None,
-    typer.Option(
-        help="Which positions come first: confidence, margin, entropy, left_to_right or uniform, in exactly --steps "
-        "calls; threshold or entropy_bounded, in as few as the network is sure enough for. Without it a uniform order.",
-        metavar="ORDER",
-    ),
-]
-SamplerSpec = Annotated[
-    str | None,
-    typer.Option(
-        "--sampler",
-        help="A sampler ('unmask list sampler') by name or with options: 'name: remdm, strategy: loop, eta: 0.05'.",
-        metavar="SPEC",
-    ),
-]
+_ORDER = (
+    "Which positions come first: confidence, margin, entropy, left_to_right or uniform, in exactly --steps calls; "
+    "threshold or entropy_bounded, in as few as the network is sure enough for. Without it a uniform order."
+)
+_SAMPLER = "A sampler ('unmask list sampler') by name or with options: 'name: remdm, strategy: loop, eta: 0.05'."
+
+Order = Annotated[str | None, typer.Option(help=_ORDER, metavar="ORDER")]
+Orders = Annotated[list[str] | None, typer.Option("--order", help=f"{_ORDER} Repeatable.", metavar="ORDER")]
+SamplerSpec = Annotated[str | None, typer.Option("--sampler", help=_SAMPLER, metavar="SPEC")]
+SamplerSpecs = Annotated[list[str] | None, typer.Option("--sampler", help=f"{_SAMPLER} Repeatable.", metavar="SPEC")]
 
 
 def sampler_spec(text: str | None) -> str | Mapping[str, Any] | None:

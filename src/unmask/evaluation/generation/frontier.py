@@ -48,12 +48,12 @@ class Frontier:
     rows: list[Row] = field(default_factory=list)
 
     def add_model(self, part: Part, lm: MaskedDiffusionLM, progress: Progress | None = None) -> None:
-        """Let a model write in each of its numbers of steps, and judge it. `progress` counts passes, as `part.work`."""
-        for steps, calls in zip(part.steps, part.calls, strict=True):
-            written = write(lm, steps, self.draw, None if progress is None else _times(calls, progress))
-            sampler = lm.sampler(steps, **self.draw.way(lm)).model_dump()
-            how = {"checkpoint": part.path, "steps": steps, "sampler": sampler}
-            self._add(written, progress, name=part.name, kind="samples", **how)
+        """Let a model write all that is planned, and judge it. `progress` counts passes, as `part.work`."""
+        for course in part.courses:
+            written = write(lm, course.sampler, self.draw, None if progress is None else _times(course.calls, progress))
+            sampler = (course.sampler or lm.sampler()).model_dump()
+            how = {"checkpoint": part.path, "steps": course.steps, "sampler": sampler}
+            self._add(written, progress, name=course.name, kind="samples", **how)
 
     def add_texts(self, name: str, kind: Kind, texts: Texts, progress: Progress | None = None) -> None:
         """Judge texts that are there; `progress` counts them."""

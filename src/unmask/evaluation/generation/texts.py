@@ -15,7 +15,7 @@ from unmask.errors import UnmaskError
 from unmask.evaluation.generation.measures import Values
 from unmask.evaluation.perplexity import documents_in, held_out_rows
 from unmask.generation import MaskedDiffusionLM
-from unmask.samplers.choice import Spec
+from unmask.samplers.base import Sampler
 from unmask.samplers.draws import TokenRule
 from unmask.tally import Progress
 
@@ -42,26 +42,19 @@ class Draw:
     rule: TokenRule | None = None
     length: int | None = None
     batch_size: int | None = None
-    order: str | None = None
-    sampler: Spec | None = None
-
-    def way(self, lm: MaskedDiffusionLM) -> dict[str, Any]:
-        """How a model unmasks; one that reads from left to right has no choice."""
-        return {} if lm.causal else {"order": self.order, "sampler": self.sampler}
 
 
-def write(lm: MaskedDiffusionLM, steps: int | None, draw: Draw, progress: Progress | None = None) -> Texts:
-    """Let a model write `draw.n` texts; text i has the seed `draw.seed + i`."""
+def write(lm: MaskedDiffusionLM, sampler: Sampler | None, draw: Draw, progress: Progress | None = None) -> Texts:
+    """Let a model write `draw.n` texts by a sampler, or by its own; text i has the seed `draw.seed + i`."""
     clock = _Clock(progress)
     done = lm.sample(
         draw.n,
         length=draw.length,
-        steps=steps,
         seed=draw.seed,
         rule=draw.rule,
         batch_size=draw.batch_size,
         progress=clock,
-        **draw.way(lm),
+        sampler=sampler,
     )
     calls = np.array([one.calls for one in done], dtype=np.float64)
     return Texts([one.text for one in done], calls, np.array(clock.seconds), clock.batches)
