@@ -1,0 +1,112 @@
+"""What naive Gumbel draws do to texts: ancestral sampling step by step, its noise in float32 and in float64.
+
+    python benchmarks/gumbel.py stories --judge PATH --steps 128 --steps 1000 --steps 10000
+
+Every step draws each masked position anew from the posterior: the mask with probability s/t, else a token. That is a
+race of V + 1 Gumbel numbers -log(-log u), and a float32 u that is a multiple of 2^-24 has none above 16.6. The texts
+end at their first EOS. Beside them stand texts of the same checkpoint by `Reveal`, whose draws keep the tail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.evaluation.generation.frontier import measure
+from unmask.evaluation.generation.judge import Judge, open_judge
+from unmask.evaluation.generation.texts import Draw, Texts, write
+from unmask.generation import MaskedDiffusionLM, load
+
+PRECISIONS = (torch.float32, torch.float64)
+ENTRIES = 1 << 28
+"""Numbers of noise that are held at a time."""
+
+
+def gumbel(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """As it is usually written; u = 0 gives minus infinity, which never wins."""
+    u = torch.rand(shape, dtype=dtype, device=generator.device, generator=generator)
+    return -torch.log(-torch.log(u))
+
+
+@torch.no_grad()
+def naive_walk(lm: MaskedDiffusionLM, n: int, steps: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """[n, L] canvases by `steps` steps of the posterior, one call for what has changed in each."""
+    generator = torch.Generator(lm.device).manual_seed(seed)
+    mask, length = lm.scribe.mask, lm.card.length
+    ids = torch.full((n, length), mask, device=lm.device)
+    log_p = _log_predictions(lm, ids)
+    times = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
+    rates = lm.card.schedule.mask_rate(times).tolist()
+    for rate, next_rate in itertools.pairwise(rates):
+        stay = next_rate / rate
+        row, place = (ids == mask).nonzero(as_tuple=True)
+        tokens = torch.cat(list(_race(log_p, row, place, stay, mask, dtype, generator)))
+        changed = row[tokens != mask].unique()
+        ids[row, place] = tokens
+        if len(changed):
+            log_p[changed] = _log_predictions(lm, ids[changed])
+    return ids
+
+
+def _race(
+    log_p: Tensor, row: Tensor, place: Tensor, stay: float, mask: int, dtype: torch.dtype, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """[N] the next tokens of masked positions, the mask where a position stays, some at a time."""
+    log_stay = torch.tensor(stay, dtype=torch.float64).log()
+    log_go = torch.tensor(-stay, dtype=torch.float64).log1p()
+    for part in torch.arange(len(row), device=row.device).split(ENTRIES // log_p.shape[-1]):
+        log_q = log_p[row[part], place[part]].to(dtype) + log_go.to(log_p.device, dtype)
+        log_q[:, mask] = log_stay.to(log_p.device, dtype)
+        yield (log_q + gumbel(tuple(log_q.shape), dtype, generator)).argmax(dim=-1)
+
+
+def _log_predictions(lm: MaskedDiffusionLM, ids: Tensor) -> Tensor:
+    """[B, L, V] of an unconditioned network, the mask token's minus infinity."""
+    return lm.denoiser.head(lm.denoiser.hidden(ids)).float().log_softmax(-1)
+
+
+def judged(judge: Judge, texts: Texts, **about: Any) -> dict[str, Any]:
+    """A row of the table."""
+    ids = judge.encode(texts.texts)
+    figures = measure(texts, ids, judge.nats(ids))
+    kept = ("perplexity", "entropy", "repetition", "characters")
+    return about | {name: one and one.as_dict() for name in kept for one in [figures[name]]}
+
+
+def main() -> None:
+    """Print a line of JSON for each number of steps and precision."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--judge", required=True)
+    parser.add_argument("--steps", type=int, action="append", required=True)
+    parser.add_argument("-n", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    lm, judge = load(options.checkpoint, dtype="float32"), open_judge(options.judge)
+    for steps in options.steps:
+        for dtype in PRECISIONS:
+            begun = time.perf_counter()
+            ids = naive_walk(lm, options.n, steps, dtype, options.seed)
+            texts = Texts([lm.decode(row) for row in ids.tolist()], np.full(options.n, float(steps)))
+            say(judged(judge, texts, steps=steps, noise=str(dtype), seconds=time.perf_counter() - begun))
+        exact = write(lm, lm.sampler(steps), Draw(options.n, seed=options.seed))
+        say(judged(judge, exact, steps=steps, noise="exact, given that a text ends once"))
+
+
+def say(row: dict[str, Any]) -> None:
+    """One line."""
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
