@@ -73,6 +73,8 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
         )
     if config.qk_norm:
         raise UnmaskError(f"{where} normalises queries and keys, which the published code does not; export another.")
+    if getattr(config, "absolute_positions", False):
+        raise UnmaskError(f"{where} knows absolute positions, which the published code does not; export another.")
     weights = _published_weights(model, where)
     weights[ROTARY] = rotary_frequencies(config.head_dim)
     return {PREFIX + name: weight.contiguous() for name, weight in weights.items()}

@@ -44,6 +44,12 @@ def rotary_angles(length: int, head_dim: int, base: float, device: torch.device,
     return Rotary(angles.cos(), angles.sin())
 
 
+def waves(length: int, width: int, base: float, device: torch.device) -> Tensor:
+    """[length, width] cosines, then sines, of rotary angles: what tells each position from all others."""
+    rotary = rotary_angles(length, width, base, device)
+    return torch.cat((rotary.cos[:, 0, 0], rotary.sin[:, 0, 0]), dim=-1)
+
+
 def rotate(qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, L, d] of qkv [B, L, 3, H, d], the first two turned by their positions' angles.
 

@@ -63,11 +63,14 @@ class DiTSpec(_TrunkSpec):
     name: Literal["dit"] = "dit"
     conditioned: bool = False
     cond_dim: int = Field(default=128, ge=1)
+    absolute_positions: bool = False
+    """Whether rows have a beginning that the network knows, as rows of one text each do; not in published weights."""
 
     def build(self, vocab_size: int, mask_token_id: int, length: int, mask_logit: bool = False) -> DiT:
         """A fresh network for a vocabulary of vocab_size tokens (the mask included) and sequences of up to length."""
-        fields = self._fields(vocab_size, mask_token_id, length)
-        return DiT(DiTConfig(conditioned=self.conditioned, cond_dim=self.cond_dim, mask_logit=mask_logit, **fields))
+        own: dict[str, Any] = {"conditioned": self.conditioned, "cond_dim": self.cond_dim, "mask_logit": mask_logit}
+        own |= {"absolute_positions": self.absolute_positions}
+        return DiT(DiTConfig(**own, **self._fields(vocab_size, mask_token_id, length)))
 
 
 class CausalSpec(_TrunkSpec):

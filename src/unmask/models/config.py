@@ -98,13 +98,23 @@ class DiTConfig(TrunkConfig):
         conditioned: Whether the network sees alpha, through adaLN-zero modulation as published.
         cond_dim: Width of the conditioning vector.
         mask_logit: Whether ``forward`` gives the mask token an ordinary logit instead of minus infinity.
+        absolute_positions: Whether a position is also told where it stands in its row, and not only how far from
+            others: to rotary positions alone all masks of a blank canvas are the same.
         kwargs: The fields of `TrunkConfig`.
     """
 
     model_type = "unmask-dit"
 
-    def __init__(self, conditioned: bool = False, cond_dim: int = 128, mask_logit: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        conditioned: bool = False,
+        cond_dim: int = 128,
+        mask_logit: bool = False,
+        absolute_positions: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.absolute_positions = absolute_positions
         self.conditioned = conditioned
         self.cond_dim = cond_dim
         self.mask_logit = mask_logit

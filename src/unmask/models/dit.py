@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from unmask.models.attention import see_all
+from unmask.models.attention import see_all, waves
 from unmask.models.config import EPSILON, DiTConfig
 from unmask.models.layers import Trunk, label_loss
 
@@ -21,6 +21,7 @@ class DiT(Trunk):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
+        self.position_gain = nn.Parameter(torch.zeros(config.hidden_size)) if config.absolute_positions else None
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """The rows that `head` takes, [B, L, D].
@@ -62,6 +63,13 @@ class DiT(Trunk):
         """
         logits = self.head(self.hidden(input_ids, alpha, attention_mask), self.config.mask_logit)
         return MaskedLMOutput(loss=label_loss(logits, labels), logits=logits)  # type: ignore[arg-type]
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        x = self.vocab_embed(input_ids)
+        if self.position_gain is None:
+            return x
+        wave = waves(input_ids.shape[1], self.config.hidden_size, self.config.rope_base, input_ids.device)
+        return x + (self.position_gain * wave).to(x.dtype)
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector, [B, C], or [1, C] when it is the same for all; None in an unconditioned network."""

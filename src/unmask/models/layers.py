@@ -300,7 +300,7 @@ class Trunk(PreTrainedModel):
         """
         config = self.config
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
-        x = self.vocab_embed(input_ids).to(self._precision())
+        x = self._embedded(input_ids).to(self._precision())
         told = cond if cond is None else cond.to(x.dtype)
         for block in self.blocks[:-1]:
             x = block(x, told, rotary, scope, past_key_values=past_key_values)
@@ -308,6 +308,10 @@ class Trunk(PreTrainedModel):
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
         return self.output_layer.normalise(x, cond)
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        """What the first block sees of the tokens, [B, L, D]."""
+        return self.vocab_embed(input_ids)
 
     def _check_lengths(self, input_ids: Tensor, attention_mask: Tensor | None, past: int = 0) -> None:
         length = past + input_ids.shape[1]
