@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conftest import make_checkpoint
+from tests.conftest import LENGTH, make_checkpoint
 
 from unmask import laws
 from unmask.conversion.exporting import published_state
 from unmask.errors import UnmaskError
 from unmask.generation import load
 from unmask.models import DiTSpec
+from unmask.models.build import CheckpointSpec
 
 V, MASK, L = 12, 11, 10
+V_BYTES, MASK_BYTE = 258, 257
 BLANK = torch.full((1, L), MASK)
 
 
@@ -21,7 +23,7 @@ def network(absolute: bool, gain: float = 1.0):
     spec = DiTSpec(hidden_size=32, layers=2, heads=2, dropout=0.0, absolute_positions=absolute)
     net = spec.build(V, MASK, L)
     for name, parameter in net.named_parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if name != "position_gain" else parameter.data.fill_(gain)
+        torch.nn.init.normal_(parameter, std=0.3) if name != "position_embed.gain" else parameter.data.fill_(gain)
     return net.eval().requires_grad_(False)
 
 
@@ -36,7 +38,7 @@ def test_to_rotary_positions_alone_all_masks_of_a_blank_canvas_are_the_same():
 def test_a_fresh_network_does_not_look_at_them_yet():
     ids = torch.randint(0, V, (3, L))
     fresh = DiTSpec(hidden_size=32, layers=2, heads=2, absolute_positions=True).build(V, MASK, L)
-    assert not fresh.position_gain.any()
+    assert not fresh.position_embed.gain.any()
     assert torch.equal(network(True, gain=0.0).hidden(ids), network(False).hidden(ids))
 
 
@@ -70,10 +72,19 @@ def test_the_laws_of_networks_hold(case):
         law.require()
 
 
+def test_a_trained_network_is_given_them_and_stays_what_it_was(tmp_path):
+    folder = make_checkpoint(tmp_path / "model")
+    old = load(folder, device="cpu").denoiser
+    new = CheckpointSpec(path=str(folder), absolute_positions=True).build(V_BYTES, MASK_BYTE, LENGTH)
+    assert not new.position_embed.gain.any()
+    ids = torch.randint(0, V_BYTES, (2, LENGTH))
+    assert torch.equal(new.eval().hidden(ids), old.hidden(ids))
+
+
 def test_they_are_saved_and_not_exported(tmp_path):
     folder = make_checkpoint(tmp_path / "model", absolute_positions=True)
     lm = load(folder, device="cpu")
-    assert float(lm.denoiser.position_gain.abs().sum()) > 0
+    assert bool(lm.denoiser.position_embed.gain.any())
     assert all(len(text) for text in lm.generate(2, length=16, steps=4))
     with pytest.raises(UnmaskError, match="knows absolute positions"):
         published_state(lm.denoiser)

@@ -92,6 +92,8 @@ class CheckpointSpec(Component):
     lora: LoraConfig | None = None
     dropout: float | None = Field(default=None, ge=0, le=1)
     """In the place of the dropout that it was trained with."""
+    absolute_positions: bool = False
+    """Whether it is also told absolute positions from now on, which it does not look at at first."""
 
     @property
     def causal(self) -> bool:
@@ -107,6 +109,8 @@ class CheckpointSpec(Component):
         if not reads_forward(config):
             config.mask_logit = options.get("mask_logit", False)
         network = open_network(Path(self.path), self.causal, config=config, dtype=torch.float32)
+        if self.absolute_positions and not self.causal:
+            network.tell_positions()
         return network if self.lora is None else inject(network, self.lora)
 
     def _check_vocabulary(self, config: Any, vocab_size: int, mask_token_id: int) -> None:

@@ -13,6 +13,23 @@ from unmask.models.config import EPSILON, DiTConfig
 from unmask.models.layers import Trunk, label_loss
 
 
+class PositionEmbedding(nn.Module):
+    """Waves that tell every position from all others, [L, D], each channel as loud as it has learnt to be."""
+
+    def __init__(self, hidden_size: int, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.gain = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Silent."""
+        nn.init.zeros_(self.gain)
+
+    def forward(self, length: int) -> Tensor:
+        return self.gain * waves(length, len(self.gain), self.base, self.gain.device)
+
+
 class DiT(Trunk):
     """The bidirectional denoiser, conditioned on alpha as published or, by default, not at all."""
 
@@ -21,7 +38,14 @@ class DiT(Trunk):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
-        self.position_gain = nn.Parameter(torch.zeros(config.hidden_size)) if config.absolute_positions else None
+        self.position_embed: PositionEmbedding | None = None
+        if config.absolute_positions:
+            self.tell_positions()
+
+    def tell_positions(self) -> None:
+        """Add absolute positions, which the network does not look at at first, where it has none."""
+        self.config.absolute_positions = True
+        self.position_embed = self.position_embed or PositionEmbedding(self.config.hidden_size, self.config.rope_base)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """The rows that `head` takes, [B, L, D].
@@ -66,10 +90,12 @@ class DiT(Trunk):
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self.vocab_embed(input_ids)
-        if self.position_gain is None:
-            return x
-        wave = waves(input_ids.shape[1], self.config.hidden_size, self.config.rope_base, input_ids.device)
-        return x + (self.position_gain * wave).to(x.dtype)
+        return x if self.position_embed is None else x + self.position_embed(x.shape[1]).to(x.dtype)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, PositionEmbedding):
+            module.reset_parameters()
+        super()._init_weights(module)
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector, [B, C], or [1, C] when it is the same for all; None in an unconditioned network."""

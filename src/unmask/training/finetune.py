@@ -12,7 +12,7 @@ from unmask.config import Recipe, recipe_for
 from unmask.errors import UnmaskError
 from unmask.training.runfolder import find_latest
 
-MAY_BE_SET = ("model.lora", "model.dropout")
+MAY_BE_SET = ("model.lora", "model.dropout", "model.absolute_positions")
 
 
 def recipe_from(what: str, checkpoint: str, overrides: Sequence[str] = ()) -> Recipe:
