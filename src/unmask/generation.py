@@ -162,7 +162,7 @@ class MaskedDiffusionLM(Opened):
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
-        return self._writer(rows, self.sampler(steps, order, sampler), wish).write(seed, batch_size)
+        return self._writer(rows, self.sampler(steps, order, sampler), wish, goes_on=True).write(seed, batch_size)
 
     def _settled(self, text: str, needed: bool = False) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be."""
@@ -170,7 +170,8 @@ class MaskedDiffusionLM(Opened):
         if needed and all(isinstance(part, str) for part in parts):
             raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
         if any(isinstance(part, range) for part in parts):
-            parts = settle(parts, nats_of_known(self.denoiser, self.card.schedule, self.scribe, self.device))
+            network = self.scribe.goes_on(self.denoiser)
+            parts = settle(parts, nats_of_known(network, self.card.schedule, self.scribe, self.device))
         return self.scribe.blank_ids(parts)
 
     def edit(
@@ -220,10 +221,10 @@ class MaskedDiffusionLM(Opened):
         **wish: Any,
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
-        ids = opened_up(self.scribe, self.denoiser, text, spans, strength, keep)
-        return self._writer([self.scribe.blank_row(ids)], self.sampler(steps, order, sampler), wish).write(seed, None)[
-            0
-        ]
+        ids = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
+        chosen = self.sampler(steps, order, sampler)
+        (written,) = self._writer([self.scribe.blank_row(ids)], chosen, wish, goes_on=True).write(seed, None)
+        return written
 
     def stream(
         self,
@@ -246,9 +247,15 @@ class MaskedDiffusionLM(Opened):
         for state in self._writer([row], self.sampler(steps, order, sampler), wish).states([row], seed):
             yield self.scribe.frame(state, reader)
 
-    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
+    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any], goes_on: bool = False) -> Writer:
+        """`goes_on`: the rows are pieces of texts, and what stands behind them is not known."""
         wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
-        return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, self.ready)
+
+        def ready(tokens: int) -> Any:
+            network = self.ready(tokens)
+            return self.scribe.goes_on(network) if goes_on else network
+
+        return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, ready)
 
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""

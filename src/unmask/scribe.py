@@ -17,6 +17,7 @@ from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
+from unmask.samplers.views import GoesOn
 from unmask.templates import Part, PieceReader, decode_canvas, parse_blanks, without_spaces_before_blanks
 
 SPACES = "Ġ▁"
@@ -138,13 +139,23 @@ class Scribe:
         return any(len(token) > 1 and token[0] in SPACES for token in self.words.get_vocab())
 
     def blank_row(self, ids: list[int]) -> list[int]:
-        """Tokens with masks where something is to be written, framed as the length policy frames a text."""
+        """Tokens with masks where something is to be written, framed as the length policy frames a text.
+
+        Rows that are filled up with EOS have no frame: where the text ends is not known (`goes_on`).
+        """
         mask, limit = self.mask, self.limit
         if len(ids) > limit:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
         if self.card.objective.causal and any(i != mask for i in ids[ids.index(mask) :]):
             raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
-        return self.card.policy.frame(ids, self.length, self.words.eos_token_id)
+        policy, eos = self.card.policy, self.words.eos_token_id
+        return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
+
+    def goes_on(self, denoiser: Any) -> Any:
+        """A network as a text with blanks sees it. To one that has learnt rows filled up with EOS, a piece of text is
+        the beginning of a row: a row that ends with it would say that this is all there is."""
+        learnt = self.card.policy.learnt_pads and not self.card.objective.causal
+        return GoesOn(denoiser, self.length) if learnt else denoiser
 
     def canvas(self, rows: list[list[int]], seed: int, device: torch.device) -> Canvas:
         """A canvas of ragged rows, padded on the right."""

@@ -96,18 +96,20 @@ def test_fill_takes_blanks_of_open_length(mdlm):
     assert frame.text.startswith("The ")
 
 
-def test_the_frame_of_a_row_is_not_counted(world):
+@pytest.mark.parametrize(("policy", "behind"), [("padded", "end"), ("supervised_eos", "mask")])
+def test_what_stands_behind_a_text_is_seen_and_not_counted(world, policy, behind):
+    """Its end where the policy shows one; masks where the rest of a row was learnt, since the text may go on."""
     table, scribe = world
     nats = nats_of_known(table, LogLinear(), scribe, CPU)
     with_end = Scribe(
         scribe.tokenizer,
         SimpleNamespace(mask_token_id=scribe.mask, max_length=5, vocab_size=4),
-        Card(length=5, policy="supervised_eos"),
+        Card(length=5, policy=policy),
     )
-    framed = nats_of_known(table, LogLinear(), with_end, CPU)
+    framed = nats_of_known(with_end.goes_on(table), LogLinear(), with_end, CPU)
     (said,), (plain,) = framed([["a", 1]], range(1)), nats([["a", 1]], range(1))
     mask, eos = scribe.mask, scribe.end_token
-    z = torch.tensor([[mask, mask, eos, eos, eos]])
+    z = torch.tensor([[mask, mask, eos] if behind == "end" else [mask] * 5])
     first = -float(table.head(table.hidden(z)).log_softmax(-1)[0, 0, scribe.blank_ids(["a"])[0]])
     assert said == pytest.approx(first, rel=1e-4)
     assert not math.isclose(said, plain, rel_tol=1e-3)

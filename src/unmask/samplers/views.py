@@ -24,6 +24,11 @@ class View(ABC):
         return self.denoiser.config
 
     @property
+    def device(self) -> torch.device:
+        """Where the denoiser computes."""
+        return self.denoiser.device
+
+    @property
     def fused(self) -> bool:
         """Whether the denoiser's work is compiled."""
         return getattr(self.denoiser, "fused", False)
@@ -65,3 +70,23 @@ class WithoutEnd(View):
         logits = self.denoiser.head(rows[..., :-1], mask_logit)
         shut = torch.arange(logits.shape[-1], device=logits.device) == self.end
         return logits.masked_fill((rows[..., -1:] > 0) & shut, -torch.inf)
+
+
+class GoesOn(View):
+    """Rows [B, L] of texts that may go on: behind what is known of them the network sees masks, up to its `length`."""
+
+    def __init__(self, denoiser: Any, length: int) -> None:
+        super().__init__(denoiser)
+        self.length = length
+
+    def of_rows(self, rows: Tensor) -> GoesOn:
+        return GoesOn(seen_by(self.denoiser, rows), self.length)
+
+    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        mask, width = self.config.mask_token_id, input_ids.shape[1]
+        shown = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask.bool(), mask)
+        shown = torch.nn.functional.pad(shown, (0, max(0, self.length - width)), value=mask)
+        return self.denoiser.hidden(shown, alpha=alpha)[:, :width]
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        return self.denoiser.head(rows, mask_logit)
