@@ -12,8 +12,9 @@ from unmask.errors import UnmaskError
 Order = Annotated[
     str | None,
     typer.Option(
-        help="Which positions come first: confidence, margin, entropy, left_to_right or uniform, in exactly --steps "
-        "calls; threshold or entropy_bounded, in as few as the network is sure enough for. Without it a uniform order.",
+        help="Which positions come first: confidence, margin, entropy, planner ('unmask train planner'), left_to_right "
+        "or uniform, in exactly --steps calls; threshold or entropy_bounded, in as few as the network is sure enough "
+        "for. Without it a uniform order.",
         metavar="ORDER",
     ),
 ]

@@ -98,16 +98,25 @@ class DiTConfig(TrunkConfig):
         conditioned: Whether the network sees alpha, through adaLN-zero modulation as published.
         cond_dim: Width of the conditioning vector.
         mask_logit: Whether ``forward`` gives the mask token an ordinary logit instead of minus infinity.
+        planner_width: Width of the planner beside the network, which says what it would get right; None without one.
         kwargs: The fields of `TrunkConfig`.
     """
 
     model_type = "unmask-dit"
 
-    def __init__(self, conditioned: bool = False, cond_dim: int = 128, mask_logit: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        conditioned: bool = False,
+        cond_dim: int = 128,
+        mask_logit: bool = False,
+        planner_width: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.conditioned = conditioned
         self.cond_dim = cond_dim
         self.mask_logit = mask_logit
+        self.planner_width = planner_width
         if conditioned and cond_dim < 1:
             raise UnmaskError(f"cond_dim={cond_dim} leaves no room for alpha; give a number of 1 or more.")
 

@@ -8,9 +8,11 @@ from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
+from unmask.errors import UnmaskError
 from unmask.models.attention import see_all
 from unmask.models.config import EPSILON, DiTConfig
 from unmask.models.layers import Trunk, label_loss
+from unmask.models.planner import NO_PLANNER, PlannerHead
 
 
 class DiT(Trunk):
@@ -18,9 +20,12 @@ class DiT(Trunk):
 
     config: DiTConfig
     config_class = DiTConfig
+    _keys_to_ignore_on_load_unexpected = [r"^planner\."]  # noqa: RUF012
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
+        width = config.planner_width
+        self.planner = None if width is None else PlannerHead(config.hidden_size, width)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """The rows that `head` takes, [B, L, D].
@@ -62,6 +67,12 @@ class DiT(Trunk):
         """
         logits = self.head(self.hidden(input_ids, alpha, attention_mask), self.config.mask_logit)
         return MaskedLMOutput(loss=label_loss(logits, labels), logits=logits)  # type: ignore[arg-type]
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """[...] log-odds that the most likely tokens at hidden rows [..., D], of log-probability [...], are right."""
+        if self.planner is None:
+            raise UnmaskError(NO_PLANNER)
+        return self.planner(rows, log_top)
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector, [B, C], or [1, C] when it is the same for all; None in an unconditioned network."""

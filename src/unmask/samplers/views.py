@@ -40,6 +40,10 @@ class View(ABC):
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Rows [..., D'] to logits [..., V]."""
 
+    @abstractmethod
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """[...] what the denoiser's planner says of rows [..., D'] whose most likely tokens have these log-chances."""
+
 
 def seen_by(denoiser: Any, rows: Tensor) -> Any:
     """A denoiser, of which only some sequences [B'] of the canvas are asked."""
@@ -65,3 +69,6 @@ class WithoutEnd(View):
         logits = self.denoiser.head(rows[..., :-1], mask_logit)
         shut = torch.arange(logits.shape[-1], device=logits.device) == self.end
         return logits.masked_fill((rows[..., -1:] > 0) & shut, -torch.inf)
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        return self.denoiser.plan(rows[..., :-1], log_top)

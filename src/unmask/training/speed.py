@@ -72,13 +72,15 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
     """Floating-point operations of forward and backward pass for each token of a row; None for a foreign network.
 
     6 for every weight a token meets, 12 D L a block for attention among all L tokens of width D, and the head on the
-    rows that are predicted alone. A bound that predicts visible rows too reads the clean row in a pass of its own.
+    rows that are predicted alone. A bound that predicts visible rows too reads the clean row in a pass of its own. A
+    planner's network is not trained: its backward pass, two thirds of all, is not made.
     """
     if not hasattr(config, "mlp_ratio"):
         return None
     trunk, head = trunk_flops(config, length), head_flops(config)
     extra = int(objective.needs_visible_rows)
-    return (1 + extra) * trunk + (_predicted_share(objective, schedule) + extra) * head
+    made = 1 / 3 if objective.plans else 1
+    return made * ((1 + extra) * trunk + (_predicted_share(objective, schedule) + extra) * head)
 
 
 def trunk_flops(config: Any, length: float) -> float:
