@@ -41,8 +41,8 @@ class Foresight:
     gain_stderr: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        return asdict(self)
+        """Plain numbers for JSON; None where one is not known."""
+        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         return (

@@ -13,7 +13,7 @@ from unmask.editing import opened_up
 from unmask.errors import UnmaskError
 from unmask.lengths import nats_of_known, settle
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
-from unmask.models.planner import NO_PLANNER
+from unmask.models.planner import no_planner
 from unmask.opened import Opened
 from unmask.registry import build
 from unmask.samplers.base import Sampler
@@ -257,7 +257,7 @@ class MaskedDiffusionLM(Opened):
         if not self.causal:
             chosen = choose_sampler(self.card.schedule, steps, order, sampler)
             if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
-                raise UnmaskError(NO_PLANNER)
+                raise no_planner(self.path)
             return chosen
         if order is not None or sampler is not None:
             raise UnmaskError(

@@ -32,6 +32,7 @@ from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     from unmask.evaluation.generation.frontier import Frontier
+    from unmask.evaluation.generation.plan import Part
     from unmask.evaluation.generation.texts import Draw, Texts
     from unmask.generation import MaskedDiffusionLM
     from unmask.tally import Progress
@@ -102,6 +103,8 @@ def generation(
 
         unmask eval generation stories stories-ar --judge judges/llama --steps 64 --order confidence
 
+        unmask eval generation runs/planner --judge judges/llama --steps 16 --steps 64 --order planner
+
         unmask eval generation runs/mine --judge gpt2 -n 64 --top-p 0.9 --data book.txt --out results.json --json
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt
@@ -117,6 +120,7 @@ def generation(
     draw = Draw(n, seed, rule, length, batch_size, order, sampler_spec(sampler))
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     plan = make_plan(named, parse_steps(steps or ["none"]), length)
+    _check_orders(plan, draw)
     given = {path.name: read_texts(path) for path in texts or []}
     _check(out, plot)
     frontier = Frontier(open_judge(judge, device, dtype), draw)
@@ -137,6 +141,23 @@ def generation(
     else:
         show_frontier(frontier)
     _write(frontier, out, plot)
+
+
+def _check_orders(plan: list[Part], draw: Draw) -> None:
+    """Refuse an order that one of the checkpoints cannot unmask in, before any of them writes."""
+    from unmask.checkpoint import read_card
+    from unmask.models.opening import read_config
+    from unmask.models.planner import no_planner
+    from unmask.samplers.choice import choose_sampler
+
+    for part in plan:
+        path = shelf.find(part.path)
+        card = read_card(path)
+        if card.objective.causal:
+            continue
+        needed = choose_sampler(card.schedule, None, draw.order, draw.sampler).needs_planner
+        if needed and read_config(path).planner_width is None:
+            raise no_planner(part.path)
 
 
 def _check(out: Path | None, plot: Path | None) -> None:

@@ -8,11 +8,10 @@ from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from unmask.errors import UnmaskError
 from unmask.models.attention import see_all
 from unmask.models.config import EPSILON, DiTConfig
 from unmask.models.layers import Trunk, label_loss
-from unmask.models.planner import NO_PLANNER, PlannerHead
+from unmask.models.planner import PlannerHead, no_planner
 
 
 class DiT(Trunk):
@@ -71,7 +70,7 @@ class DiT(Trunk):
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         """[...] log-odds that the most likely tokens at hidden rows [..., D], of log-probability [...], are right."""
         if self.planner is None:
-            raise UnmaskError(NO_PLANNER)
+            raise no_planner()
         return self.planner(rows, log_top)
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from unmask.errors import UnmaskError
 from unmask.models.dropout import Dropout
 from unmask.models.layers import Gelu, LayerNorm, ZeroLinear
 
 LEAST_DOUBT = 1e-6
 """The smallest 1 - p that float32 logits tell apart from none."""
-NO_PLANNER = "This network has no planner to order positions by; train one with 'unmask train planner --from CKPT'."
 
 
 class PlannerConfig(BaseModel):
@@ -42,6 +43,15 @@ class PlannerHead(nn.Module):
         own = log_odds(log_top.float())
         told = torch.cat([self.gelu(self.inner(self.norm(rows))).float(), own[..., None]], dim=-1)
         return own + self.outer(told)[..., 0].float()
+
+
+def no_planner(checkpoint: Path | str | None = None) -> UnmaskError:
+    """What to say where a planner is asked for and there is none, in a checkpoint if it is known which."""
+    network = "This network" if checkpoint is None else f"'{checkpoint}'"
+    return UnmaskError(
+        f"{network} has no planner to order positions by; train one with "
+        f"'unmask train planner --from {checkpoint or 'CKPT'}'."
+    )
 
 
 def log_odds(log_p: Tensor) -> Tensor:

@@ -33,7 +33,10 @@ def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()
     if checkpoint is not None:
         folder = find_latest(folder) or folder
         _check_overrides(overrides, checkpoint, folder)
-    inherited = _inherited(folder, read_card(folder), own if made_for_one else None)
+    card = read_card(folder)
+    if made_for_one:
+        _check_text(own, card, overrides, checkpoint or own.model.path)
+    inherited = _inherited(folder, card, own if made_for_one else None)
     return recipe_for(what, [*inherited, *overrides], for_text="finetune")
 
 
@@ -60,6 +63,16 @@ def _sets(recipe: Recipe, key: str) -> bool:
     """Whether a recipe says something about a key of it or of one of its parts."""
     section, _, name = key.rpartition(".")
     return name in (getattr(recipe, section) if section else recipe).model_fields_set
+
+
+def _check_text(own: Recipe, card: Card, overrides: Sequence[str], checkpoint: str) -> None:
+    """Refuse to guess what a recipe is to be used on."""
+    named = any(_within(_key(override), "data.source") for override in overrides)
+    if not named and not _sets(own, "data.source") and "source" not in card.protocol.get("data", {}):
+        raise UnmaskError(
+            f"'{checkpoint}' does not say what it was trained on; name the text behind the recipe, as in "
+            "'unmask train planner my.txt'."
+        )
 
 
 def _check_overrides(overrides: Sequence[str], checkpoint: str, folder: Path) -> None:

@@ -176,10 +176,10 @@ def _bits(record: dict[str, Any]) -> str:
 
 def _foresight(record: dict[str, Any]) -> str:
     """How much better a planner foresees what is right than confidence does, where one is trained."""
-    if "foresight" not in record:
+    seen = record.get("foresight")
+    if seen is None or seen["gain_stderr"] is None:
         return ""
-    seen = record["foresight"]
-    return f", AUC {seen['planner']:.4f} ({seen['gain']:+.4f} ± {seen['gain_stderr'] or 0.0:.4f})"
+    return f", AUC {seen['planner']:.4f} ({seen['gain']:+.4f} ± {seen['gain_stderr']:.4f})"
 
 
 def _advice_line(record: dict[str, Any]) -> str:
