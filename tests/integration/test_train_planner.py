@@ -137,6 +137,14 @@ def test_what_a_planners_recipe_leaves_out_is_the_checkpoints(text: Path, tmp_pa
         recipe_from("planner", str(folder))
 
 
+def test_a_recipe_may_need_its_overrides(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.yaml").write_text("data: {source: {name: text}}")
+    whole = recipe_from(str(tmp_path / "half.yaml"), None, [f"data.source.paths=['{text}']"])
+    assert whole.data.source.paths == [str(text)]
+    with pytest.raises(UnmaskError, match="paths"):
+        recipe_from(str(tmp_path / "half.yaml"), None)
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -106,11 +106,7 @@ def train(
             _say(report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}", as_json)
         return
     if speaks():
-        _say(
-            result.as_dict(),
-            _words(result),
-            as_json,
-        )
+        _say(result.as_dict(), _words(result), as_json)
 
 
 def _words(result: TrainingResult) -> str:

@@ -25,19 +25,29 @@ def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()
     recipe may be made for a checkpoint itself, which None then leaves to it: what such a recipe leaves out is the
     checkpoint's, its data included.
     """
-    own = recipe_for(what, [one for one in overrides if _within(_key(one), "model.path")], for_text="finetune")
-    made_for_one = own.model.name == "checkpoint"
-    if checkpoint is None and not made_for_one:
-        return recipe_for(what, overrides)
-    folder = shelf.find(own.model.path if checkpoint is None else checkpoint)
+    own = _made_for_a_checkpoint(what, overrides)
     if checkpoint is not None:
+        folder = shelf.find(checkpoint)
         folder = find_latest(folder) or folder
         _check_overrides(overrides, checkpoint, folder)
+    elif own is not None:
+        checkpoint = own.model.path
+        folder = shelf.find(checkpoint)
+    else:
+        return recipe_for(what, overrides)
     card = read_card(folder)
-    if made_for_one:
-        _check_text(own, card, overrides, checkpoint or own.model.path)
-    inherited = _inherited(folder, card, own if made_for_one else None)
-    return recipe_for(what, [*inherited, *overrides], for_text="finetune")
+    if own is not None:
+        _check_text(own, card, overrides, checkpoint)
+    return recipe_for(what, [*_inherited(folder, card, own), *overrides], for_text="finetune")
+
+
+def _made_for_a_checkpoint(what: str, overrides: Sequence[str]) -> Recipe | None:
+    """A recipe that names a checkpoint itself; None for others, and for those that are not whole without overrides."""
+    try:
+        own = recipe_for(what, [one for one in overrides if _within(_key(one), "model.path")], for_text="finetune")
+    except UnmaskError:
+        return None
+    return own if own.model.name == "checkpoint" else None
 
 
 def _inherited(folder: Path, card: Card, own: Recipe | None) -> list[str]:

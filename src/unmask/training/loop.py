@@ -148,10 +148,7 @@ class Trainer:
             self._train(stop)
         if self.step < self.config.steps:
             raise Interrupted(self.out, self.step)
-        if self.bound is None:
-            self._measure()
-        assert self.bound is not None
-        return TrainingResult(self.out, self.step, self.clock.seconds, self.bound, self.foresight)
+        return TrainingResult(self.out, self.step, self.clock.seconds, self.bound or self._measure(), self.foresight)
 
     def _advice_on_data(self) -> list[str]:
         words, policy = self.parts.tokenizer, self.recipe.data.policy
@@ -212,11 +209,9 @@ class Trainer:
 
     def _validate(self) -> None:
         self._check_finite()
-        bound = self._measure()
-        record: dict[str, Any] = {"step": self.step, "validation": bound.as_dict()}
-        if self.foresight is not None:
-            record["foresight"] = self.foresight.as_dict()
-        self.journal.validated(record)
+        self.bound, self.bound_step = self._measure(), self.step
+        seen = {} if self.foresight is None else {"foresight": self.foresight.as_dict()}
+        self.journal.validated({"step": self.step, "validation": self.bound.as_dict(), **seen})
 
     def _sample(self) -> None:
         """Texts by the averaged weights, always from the same seeds. All processes write them, one keeps them."""
@@ -228,10 +223,8 @@ class Trainer:
 
     def _measure(self) -> Bound:
         with self.clock.paused():
-            bound = measure(self.world, self.stepper, self.validation)
             self.foresight = measure_foresight(self.stepper, self.validation)
-        self.bound, self.bound_step = bound, self.step
-        return bound
+            return measure(self.world, self.stepper, self.validation)
 
     def _save(self) -> None:
         self._check_finite()
