@@ -18,7 +18,7 @@ from unmask.checkpoint import Card
 from unmask.config import Recipe
 from unmask.conversion import export
 from unmask.errors import UnmaskError
-from unmask.models import DiT
+from unmask.models import CausalLM, DiT
 from unmask.training import Interrupted, train
 from unmask.training.finetune import recipe_from
 from unmask.training.log import read_log
@@ -120,14 +120,18 @@ def test_what_a_planners_recipe_leaves_out_is_the_checkpoints(text: Path, tmp_pa
     opened = checkpoint.load(folder)
     source = {"name": "text", "paths": [str(text)], "separator": "line"}
     told = Card(
-        schedule="cosine", policy="supervised_eos", length=40, protocol={"data": {"source": source, "validation": 0.2}}
+        schedule="cosine",
+        objective={"name": "subs", "weight": "flat"},
+        policy="supervised_eos",
+        length=40,
+        protocol={"data": {"source": source, "validation": 0.2}},
     )
     checkpoint.save(tmp_path / "told", opened.model, opened.tokenizer, told)
     own = recipe_from("planner", str(tmp_path / "told"))
     assert own.data.source.separator == "line"
     assert (own.data.validation, own.data.length, own.data.policy.name) == (0.2, 40, "supervised_eos")
     assert own.schedule.name == "cosine"
-    assert (own.objective.name, own.objective.of.name) == ("planner", "subs")
+    assert (own.objective.name, own.objective.of.name, own.objective.of.weight) == ("planner", "subs", "flat")
     assert own.model.planner.width == 128
     other = recipe_from("planner", None, [f"model.path={tmp_path / 'told'}", "data.source.separator=paragraph"])
     assert other.data.source.separator == "paragraph"
@@ -215,18 +219,25 @@ def test_the_words_of_a_finished_run(run, tmp_path: Path) -> None:
         ("fill", "a[MASK:2-4]b"),
         ("edit", "a few words", "--strength", "0.5"),
         ("plot", "order", "--length", "12"),
-        ("eval", "generation", "--judge", "AR"),
+        ("eval", "generation", "--judge", "AR", "--data", "TEXT"),
     ],
 )
 def test_without_a_planner_it_is_one_sentence_before_any_call(
-    run, mdlm_folder: Path, ar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+    run,
+    mdlm_folder: Path,
+    ar_folder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
 ) -> None:
     def asked(*args: object, **kwargs: object) -> None:
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(DiT, "hidden", asked)
+    monkeypatch.setattr(CausalLM, "hidden", asked)
     monkeypatch.chdir(tmp_path)
-    words = [str(ar_folder) if word == "AR" else word for word in verb]
+    words = [{"AR": str(ar_folder), "TEXT": str(text)}.get(word, word) for word in verb]
     place = 2 if words[0] in ("plot", "eval") else 1
     order = () if "--sampler" in words else ("--order", "planner")
     code, out, err = run(*words[:place], mdlm_folder, *words[place:], *order)

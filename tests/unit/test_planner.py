@@ -19,11 +19,13 @@ from unmask.models.engine import Engine
 from unmask.models.planner import PlannerConfig, attach, log_odds
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
+from unmask.registry import build
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.guidance import Guided
 from unmask.samplers.ordered import Ordered
 from unmask.samplers.views import WithoutEnd
 from unmask.schedules import LogLinear
+from unmask.training.advice import Advisor, Yardstick
 
 V, MASK = 12, 11
 
@@ -141,6 +143,9 @@ class FewRows:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def spread(self, count: int) -> FewRows:
+        return self
+
     def __getitem__(self, index):
         ids = self.ids[index]
         return RowBatch.free(ids, ids >= 0, ids * 0)
@@ -174,6 +179,18 @@ def test_foresight_of_a_planner_that_knows(sign):
     assert seen.gain_stderr == pytest.approx(seen.confidence_stderr)
     assert 20 < seen.canvases < 200
     assert 0 < seen.right < 1
+
+
+def test_advice_knows_that_a_planner_answers_yes_or_no():
+    """Half a bit at every mask rate is no sign that masked tokens can be seen; two bits are worse than a coin."""
+    optimizer = build("optimizer", {"name": "adamw", "warmup": 10})
+    same_text = FewRows(torch.tensor([[2, 0, 3]]).expand(50, -1))
+    yardstick = Yardstick.of(same_text, build("policy", "padded"), 300, Planner(), optimizer)
+    for bits, sentences in ((0.5, 0), (2.0, 1)):
+        advisor = Advisor(yardstick)
+        line = {"loss": bits, "bits_per_token": bits, "grad_norm": 0.1, "cross_entropy": [bits * math.log(2.0)] * 10}
+        said = [advisor.look({"step": 100 + 10 * i, **line}) for i in range(40)]
+        assert sum(len(some) for some in said) == sentences
 
 
 def test_a_checkpoint_with_a_planner_opens_again(tmp_path):
