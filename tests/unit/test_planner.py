@@ -124,6 +124,20 @@ def test_rows_in_chunks_and_padded_rows_change_nothing(monkeypatch):
     assert int(plain.count) == len(corruption.rows)
 
 
+def test_head_and_planner_are_asked_in_float32():
+    net, objective = network(), Planner()
+    batch = Batch.of(torch.arange(32)[None] % MASK)
+    corruption = objective.corrupt(batch, LogLinear(), Noise(torch.tensor([0.5]), torch.rand(1, 32)), net.config)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        said = objective.foretell(net, batch, corruption)
+        rows = net.hidden(batch.input_ids.masked_fill(corruption.predicted, MASK))[0][corruption.rows]
+    assert rows.dtype == torch.bfloat16
+    with torch.no_grad():
+        log_top = net.head(rows.float()).log_softmax(-1).amax(-1)
+        assert torch.equal(said.log_top, log_top)
+        assert torch.equal(said.log_odds, net.plan(rows.float(), log_top))
+
+
 def test_area_is_the_share_of_pairs_in_order():
     right = torch.tensor([True, True, False, False, False])
     assert area(torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3]), right) == 1.0

@@ -59,12 +59,24 @@ class Planner(Objective):
         return LossTerms(nll, zero, zero, masked, nll, trained, masked, corruption.mask_rate)
 
     def foretell(self, denoiser: Any, batch: Batch, corruption: Corruption) -> Foretold:
-        """What the planner says of each row of a corruption, and what is true."""
+        """What the planner says of each row of a corruption, and what is true.
+
+        Whatever the trunk computes in, head and planner are asked in float32, as samplers ask them.
+        """
         with torch.no_grad():
             rows = rows_of_masked(denoiser, batch, corruption).flatten(0, 1)[corruption.rows]
-            true = batch.input_ids.flatten()[corruption.rows]
-            log_top, right = reduce_rows(denoiser.head, rows, true, _outcome, denoiser.config.vocab_size).unbind(dim=1)
-        return Foretold(denoiser.plan(rows, log_top), log_top, right > 0)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        true = batch.input_ids.flatten()[corruption.rows]
+        with torch.autocast(rows.device.type, enabled=False):
+            log_top, right = _outcomes(denoiser, rows, true)
+            return Foretold(denoiser.plan(rows, log_top), log_top, right > 0)
+
+
+@torch.no_grad()
+def _outcomes(denoiser: Any, rows_ND: Tensor, true_N: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] twice, of all rows."""
+    log_top, right = reduce_rows(denoiser.head, rows_ND, true_N, _outcome, denoiser.config.vocab_size).unbind(dim=1)
+    return log_top, right
 
 
 def _outcome(logits_NV: Tensor, true_N: Tensor) -> Tensor:
