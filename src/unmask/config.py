@@ -117,11 +117,22 @@ def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "defaul
     path = Path(what)
     if path.suffix in (".yaml", ".yml") or (what in shipped_recipes() and not path.exists()):
         return read_recipe(what, overrides)
-    source = source_named(what)
-    if source["name"] != "text" or path.exists():
-        return read_recipe(for_text, [f"data.source={yaml.safe_dump(source, default_flow_style=True)}", *overrides])
+    if _is_text(what):
+        return read_recipe(for_text, [source_override(what), *overrides])
     near = [*shipped_recipes(), *(entry.name for entry in path.parent.glob("*"))]
     raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, near)}")
+
+
+def source_override(text: str) -> str:
+    """The override by which a recipe is used on a text that a user names."""
+    if not _is_text(text):
+        raise UnmaskError(f"'{text}' is neither text to train on nor an override of the form key.sub=value.")
+    return f"data.source={yaml.safe_dump(source_named(text), default_flow_style=True)}"
+
+
+def _is_text(what: str) -> bool:
+    """Whether something can be read: standard input, a dataset by its name, or what is on the disk."""
+    return source_named(what)["name"] != "text" or Path(what).exists()
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:

@@ -13,6 +13,7 @@ from unmask.editing import opened_up
 from unmask.errors import UnmaskError
 from unmask.lengths import nats_of_known, settle
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
+from unmask.models.planner import no_planner
 from unmask.opened import Opened
 from unmask.registry import build
 from unmask.samplers.base import Sampler
@@ -161,8 +162,9 @@ class MaskedDiffusionLM(Opened):
         **wish: Any,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
+        chosen = self.sampler(steps, order, sampler)
         rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
-        return self._writer(rows, self.sampler(steps, order, sampler), wish, goes_on=True).write(seed, batch_size)
+        return self._writer(rows, chosen, wish, goes_on=True).write(seed, batch_size)
 
     def _settled(self, text: str, needed: bool = False) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be."""
@@ -221,8 +223,8 @@ class MaskedDiffusionLM(Opened):
         **wish: Any,
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
-        ids = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
         chosen = self.sampler(steps, order, sampler)
+        ids = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
         (written,) = self._writer([self.scribe.blank_row(ids)], chosen, wish, goes_on=True).write(seed, None)
         return written
 
@@ -242,9 +244,10 @@ class MaskedDiffusionLM(Opened):
 
         Which of several `particles` is shown is known at the end, so that nothing is shown before.
         """
+        chosen = self.sampler(steps, order, sampler)
         row = self.scribe.open_ids(self._settled(prompt) if prompt else [], length, suffix)
         reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._writer([row], self.sampler(steps, order, sampler), wish).states([row], seed):
+        for state in self._writer([row], chosen, wish).states([row], seed):
             yield self.scribe.frame(state, reader)
 
     def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any], goes_on: bool = False) -> Writer:
@@ -260,7 +263,10 @@ class MaskedDiffusionLM(Opened):
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""
         if not self.causal:
-            return choose_sampler(self.card.schedule, steps, order, sampler)
+            chosen = choose_sampler(self.card.schedule, steps, order, sampler)
+            if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
+                raise no_planner(self.path)
+            return chosen
         if order is not None or sampler is not None:
             raise UnmaskError(
                 "An autoregressive model writes from left to right; order and sampler are for masked ones."

@@ -30,6 +30,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "d3pm": "unmask.objectives.d3pm:D3PM",
         "sedd": "unmask.objectives.sedd:SEDD",
         "ar": "unmask.objectives.ar:AR",
+        "planner": "unmask.objectives.planner:Planner",
     },
     "sampler": {
         "reveal": "unmask.samplers.reveal:Reveal",

@@ -1,4 +1,7 @@
-"""Every shipped recipe loads, reads back as itself, says what to expect, and trains for two steps when made small."""
+"""Every shipped recipe loads, reads back as itself, says what to expect, and trains for two steps when made small.
+
+The recipe `planner` is for a checkpoint, which cannot be made small: test_train_planner.py trains it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def test_a_recipe_says_what_to_expect(name):
     assert expect.note
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name != "planner"])
 def test_a_recipe_trains(name, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a few plain words on every line\n" * 40)

@@ -10,6 +10,7 @@ UNUSUAL = [
     {"name": "threshold", "above": 0.0},
     {"name": "threshold", "above": 0.6},
     {"name": "threshold", "above": 1.0},
+    {"name": "threshold", "above": 0.5, "by": "planner"},
     {"name": "entropy_bounded", "gamma": 0.0},
     {"name": "entropy_bounded", "gamma": 0.6},
     {"name": "entropy_bounded", "gamma": 100.0},

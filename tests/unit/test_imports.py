@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint", "config", "templates"},
     {"tally", "scribe"},
     {"likelihood", "streaming", "lengths", "editing"},
-    {"writing", "opened"},
+    {"writing", "opened", "foresight"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},
     {"plots"},

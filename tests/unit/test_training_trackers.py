@@ -60,6 +60,9 @@ def test_numbers_are_grouped_and_what_is_not_known_is_left_out() -> None:
         "validation/perplexity": 5.6,
         "validation/perplexity_mc_stderr": 0.1,
     }
+    planned = scalars({**VALIDATED, "foresight": {"gain": 0.2, "gain_stderr": None}})
+    assert planned["foresight/gain"] == 0.2
+    assert "foresight/gain_stderr" not in planned
 
 
 def events(out: Path) -> EventAccumulator:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli.common import Device, Dtype, Json, Seed, Steps, Temperature, TopK, TopP, print_json, room_for
+from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
 from unmask.cli.words import split_texts
 from unmask.errors import UnmaskError
 
@@ -38,6 +39,8 @@ def edit(
     temperature: Temperature = 1.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    order: Order = None,
+    sampler: SamplerSpec = None,
     device: Device = None,
     dtype: Dtype = "auto",
     as_json: Json = False,
@@ -47,6 +50,8 @@ def edit(
     Examples:
 
         unmask edit "Once upon a time there was a colourless green idea." --strength 0.3
+
+        unmask edit "The cat sat on the mat." --strength 0.5 --steps 2 --order confidence
 
         unmask edit runs/mine "The cat sat on the mat." --span 4-7
 
@@ -60,12 +65,14 @@ def edit(
         strength = STRENGTH
     options: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans}
     rule = token_rule(temperature, top_k, top_p)
+    way: dict[str, Any] = {"steps": steps, "order": order, "sampler": sampler_spec(sampler)}
     checkpoint, texts = split_texts(words, "edit")
     lm = load(checkpoint, device=device, dtype=dtype)
     with room_for(1):
-        done = [lm.edit_details(text, **options, steps=steps, seed=seed + i, rule=rule) for i, text in enumerate(texts)]
+        done = [lm.edit_details(text, **options, **way, seed=seed + i, rule=rule) for i, text in enumerate(texts)]
     if as_json:
-        print_json({"rule": rule.model_dump(), **options, "texts": [asdict(one) for one in done]})
+        how = {"sampler": lm.sampler(**way).model_dump(), "rule": rule.model_dump()}
+        print_json({**how, **options, "texts": [asdict(one) for one in done]})
         return
     for one in done:
         typer.echo(one.text)

@@ -103,6 +103,8 @@ def generation(
 
         unmask eval generation stories stories-ar --judge judges/llama --steps 64 --order uniform --order confidence
 
+        unmask eval generation runs/planner --judge judges/llama --steps 16 --steps 64 --order planner
+
         unmask eval generation runs/mine --judge gpt2 -n 64 --top-p 0.9 --data book.txt --out results.json --json
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt

@@ -10,8 +10,9 @@ import typer
 from unmask.errors import UnmaskError
 
 _ORDER = (
-    "Which positions come first: confidence, margin, entropy, left_to_right or uniform, in exactly --steps calls; "
-    "threshold or entropy_bounded, in as few as the network is sure enough for. Without it a uniform order."
+    "Which positions come first: confidence, margin, entropy, planner ('unmask train planner'), left_to_right or "
+    "uniform, in exactly --steps calls; threshold or entropy_bounded, in as few as the network is sure enough for. "
+    "Without it a uniform order."
 )
 _SAMPLER = "A sampler ('unmask list sampler') by name or with options: 'name: remdm, strategy: loop, eta: 0.05'."
 

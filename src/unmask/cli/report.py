@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
 from unmask.bounds import Bound, Evaluation, figure
 from unmask.cli.common import console, errors, print_json
+
+if TYPE_CHECKING:
+    from unmask.foresight import Foresight
 
 UNITS = {
     "bits_per_token": "bits/token",
@@ -48,3 +52,9 @@ def evaluation_tables(result: Evaluation) -> Iterator[Table]:
 def bound_words(bound: Bound) -> str:
     """One line for the end of a training run."""
     return f"Validation: {figure(bound, 'bits_per_token')} bits per token, perplexity {figure(bound, 'perplexity')}"
+
+
+def planner_words(loss: Bound, foresight: Foresight) -> str:
+    """One line for the end of a planner's training run; its loss is no bound."""
+    bits, error = loss.bits_per_token, loss.error("bits_per_token")
+    return f"Validation: {bits:.4f} ± {error:.4f} bits per masked token; {foresight}"

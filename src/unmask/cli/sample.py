@@ -102,6 +102,8 @@ def sample(
 
         unmask sample --steps 32 --order confidence --greedy-above 0.9
 
+        unmask sample runs/planner --steps 32 --order planner
+
         unmask sample --steps 128 --sampler "name: remdm, strategy: loop" --top-p 0.9
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png

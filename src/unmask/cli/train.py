@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -11,7 +11,11 @@ from typer.core import TyperCommand
 from unmask.cli.common import Json, console, errors, print_json
 from unmask.errors import UnmaskError
 
+if TYPE_CHECKING:
+    from unmask.training import TrainingResult
+
 NEWEST = "newest"
+PLANNED = " --steps 64 --order planner"
 
 
 class TrainCommand(TyperCommand):
@@ -37,7 +41,13 @@ def train(
             "Face hub; or '-' for stdin."
         ),
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, e.g. training.steps=2000.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="key.sub=value, e.g. training.steps=2000; before them, the text for a recipe, as one would name it "
+            "without one."
+        ),
+    ] = None,
     from_: Annotated[
         str | None, typer.Option("--from", help="Go on from this checkpoint's weights: fine-tune it.", metavar="CKPT")
     ] = None,
@@ -71,16 +81,19 @@ def train(
 
         unmask train my.txt --from stories model.lora.rank=8 optimizer.learning_rate=0.001
 
+        unmask train planner my.txt --from runs/mine
+
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
-    from unmask.cli.report import bound_words
-    from unmask.config import recipe_for
+    from unmask.config import source_override
     from unmask.training import Interrupted, progress_for, speaks
     from unmask.training import train as run
     from unmask.training.finetune import recipe_from
 
     chosen = overrides or []
-    recipe = recipe_for(what, chosen) if from_ is None else recipe_from(what, from_, chosen)
+    if chosen and "=" not in chosen[0]:
+        chosen = [source_override(chosen[0]), *chosen[1:]]
+    recipe = recipe_from(what, from_, chosen)
     if speaks() and (left_out := recipe.data.source.left_out()):
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
         errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)
@@ -93,11 +106,16 @@ def train(
             _say(report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}", as_json)
         return
     if speaks():
-        _say(
-            result.as_dict(),
-            f"{bound_words(result.bound)}\nCheckpoint: {folder}. Next: unmask sample {folder}",
-            as_json,
-        )
+        _say(result.as_dict(), _words(result), as_json)
+
+
+def _words(result: TrainingResult) -> str:
+    """What a run has come to, and what one does with it first."""
+    from unmask.cli.report import bound_words, planner_words
+
+    bound, foresight, folder = result.bound, result.foresight, result.path
+    words, how = (bound_words(bound), "") if foresight is None else (planner_words(bound, foresight), PLANNED)
+    return f"{words}\nCheckpoint: {folder}. Next: unmask sample {folder}{how}"
 
 
 def _resume(value: str | None) -> Any:

@@ -21,6 +21,8 @@ from unmask.files import atomic_folder, must_be_new
 from unmask.models.causal import CausalLM
 from unmask.models.dit import DiT
 
+PLANNER = "planner."
+"""The weights beside a network for which the published code has no place."""
 OTHER_FORMATS = (".bin", ".ckpt", ".pt", ".pth")
 
 
@@ -81,7 +83,8 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
 
 
 def _published_weights(model: DiT | CausalLM, where: str) -> Weights:
-    weights = {name: weight.detach().cpu().float() for name, weight in model.state_dict().items()}
+    state = model.state_dict().items()
+    weights = {name: weight.detach().cpu().float() for name, weight in state if not name.startswith(PLANNER)}
     if isinstance(model, CausalLM):
         plain = without_norm_biases(weights)
         if plain is None:

@@ -76,7 +76,7 @@ def ordered_chain(sampler: Ordered, denoiser: Any, start: Tensor) -> Tensor:
 @chain(Threshold)
 def threshold_chain(sampler: Threshold, denoiser: Any, start: Tensor) -> Tensor:
     """All positions that are sure enough."""
-    return orders.chosen_law(denoiser, start, orders.above(sampler.above))
+    return orders.chosen_law(denoiser, start, orders.above(sampler.above, sampler.by))
 
 
 @chain(EntropyBounded)

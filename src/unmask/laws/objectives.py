@@ -15,6 +15,7 @@ from unmask.batch import Batch
 from unmask.laws import exact
 from unmask.laws.averages import average, likelihood, reference
 from unmask.laws.base import STEPS, Finding, describe, law, members
+from unmask.laws.planning import is_bound
 from unmask.laws.statistics import deviations
 from unmask.laws.tables import Data, Watched, markov_joint, random_causal_table, random_joint, random_table
 from unmask.objectives.base import LossTerms, Noise, Objective
@@ -37,7 +38,7 @@ def denoisers(objective: Objective) -> list[Any]:
     return [random_table(), random_table(conditioned=True)]
 
 
-@law("objective")
+@law("objective", when=is_bound)
 def average_is_the_bound(objective: Objective) -> Iterator[Finding]:
     """Averaged over its noise an objective is its bound, for every schedule, conditioned or not (laws 2, 3, 4, 5): in
     continuous time the same number for all, in T steps the divergences made of transition matrices."""
@@ -51,7 +52,7 @@ def average_is_the_bound(objective: Objective) -> Iterator[Finding]:
         yield Finding(worst, TOLERANCE, f"nats from the enumerated bound with {describe(schedule)}")
 
 
-@law("objective")
+@law("objective", when=is_bound)
 def bound_is_not_below_the_likelihood(objective: Objective) -> Iterator[Finding]:
     """-log p of the process that the objective bounds, enumerated, is not above the bound (law 1)."""
     shortfall, gap = -math.inf, math.inf
@@ -66,7 +67,7 @@ def bound_is_not_below_the_likelihood(objective: Objective) -> Iterator[Finding]
         yield Finding(abs(gap), TOLERANCE, "nats between an exact objective and -log p")
 
 
-@law("objective", when=lambda o: getattr(o, "steps", None) is None)
+@law("objective", when=lambda o: is_bound(o) and getattr(o, "steps", None) is None)
 def oracle_leaves_no_gap(objective: Objective) -> Iterator[Finding]:
     """With the true conditionals the bound is -log p itself, of any law and of a Markov chain, given tokens conditioned
     on (law 1)."""
@@ -117,7 +118,7 @@ def many_steps_are_continuous_time(objective: Objective) -> Iterator[Finding]:
             yield Finding(abs(2 * gaps[1] - gaps[0]), 0.01, "what is left when 1/T is extrapolated away")
 
 
-@law("objective")
+@law("objective", when=is_bound)
 def estimators_agree(objective: Objective) -> Iterator[Finding]:
     """The estimators by which an objective wants its models judged average to one number (law 2)."""
     for denoiser in denoisers(objective):
@@ -167,7 +168,7 @@ def scores_and_predictions_convert(objective: SEDD) -> Iterator[Finding]:
     yield Finding(_most(log_score(f, alpha, V).exp() - log_s.exp()), 1e-12, "score of a raw output")
 
 
-@law("objective")
+@law("objective", when=is_bound)
 def frozen_and_padded_tokens_are_left_alone(objective: Objective) -> Iterator[Finding]:
     """Frozen tokens and pads are never corrupted, predicted nor counted; what stands at a pad does not matter."""
     denoiser: Any = Watched(denoisers(objective)[0])
@@ -187,7 +188,7 @@ def frozen_and_padded_tokens_are_left_alone(objective: Objective) -> Iterator[Fi
     yield Finding(float((terms.nelbo != again.nelbo).sum()), 0, "values that change with what stands at a pad")
 
 
-@law("objective")
+@law("objective", when=is_bound)
 def cross_entropy_is_that_of_the_prediction(objective: Objective) -> Iterator[Finding]:
     """The term `cross_entropy` is -log x_theta(x) at the tokens that were masked (for AR: at all), and 0 elsewhere."""
     denoiser: Any = Watched(denoisers(objective)[0])
@@ -201,7 +202,7 @@ def cross_entropy_is_that_of_the_prediction(objective: Objective) -> Iterator[Fi
     yield Finding(_most(terms.cross_entropy - should), TOLERANCE, "nats from -log x_theta(x)")
 
 
-@law("objective")
+@law("objective", when=is_bound)
 def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Finding]:
     """Every term and every gradient is finite at all times, t = 0, 1 and the first step of the grid included."""
     table = denoisers(objective)[0]
@@ -215,7 +216,7 @@ def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Finding]:
         yield Finding(bad, 0, f"values or gradients that are not finite with {describe(schedule)}")
 
 
-@law("objective", when=lambda o: not o.exact)
+@law("objective", when=lambda o: is_bound(o) and not o.exact)
 def real_noise_averages_to_the_bound(objective: Objective) -> Iterator[Finding]:
     """With the noise of training, stratified times included, the mean is the bound within 4 standard errors (law 2)."""
     rounds, size = 24, 256

@@ -78,12 +78,13 @@ def in_portions(order: str, portions: list[int]) -> Choice:
     return choose
 
 
-def above(threshold: float) -> Choice:
-    """All positions of which the most likely token is likelier than a threshold, or the surest one."""
+def above(threshold: float, by: str) -> Choice:
+    """All positions that are likelier right than a threshold, as the network or its planner thinks, or the surest."""
+    worth = _planned if by == "planner" else max
 
     def choose(said: Chances, masked: list[int], call: int) -> Sets:
-        sure = tuple(position for position in masked if max(said[position]) > threshold)
-        return [(1.0, sure or tuple(_best_first("confidence", said, masked)[:1]))]
+        sure = tuple(position for position in masked if worth(said[position]) > threshold)
+        return [(1.0, sure or tuple(_best_first(by, said, masked)[:1]))]
 
     return choose
 
@@ -106,8 +107,14 @@ def _best_first(order: str, said: Chances, masked: list[int]) -> list[int]:
         "confidence": lambda position: max(said[position]),
         "margin": lambda position: sorted(said[position])[-1] - sorted(said[position])[-2],
         "entropy": lambda position: -_entropy(said[position]),
+        "planner": lambda position: _planned(said[position]),
     }
     return sorted(masked, key=lambda position: -worth[order](position))
+
+
+def _planned(row: list[float]) -> float:
+    """The chance that the planner of a table gives."""
+    return 1 / (1 + math.exp(-4 * sum(p * math.sin(2 * token + 1) for token, p in enumerate(row))))
 
 
 def _entropy(row: list[float]) -> float:

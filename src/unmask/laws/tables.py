@@ -38,6 +38,10 @@ class _Rows(nn.Module):
         closed = torch.arange(rows.shape[-1]) == self.config.mask_token_id
         return rows.masked_fill(closed, -torch.inf)
 
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """[...] log-odds that have little to do with how sure the rows [..., V] are: another order than any other."""
+        return odds(self.head(rows).softmax(dim=-1))
+
 
 class Table(_Rows):
     """`logits` [V^L, L, V]: a row for every position of every canvas; `slope`, of the same shape, times alpha is added.
@@ -101,6 +105,11 @@ class SameRow(_Rows):
     def hidden(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Rows [B, L, V]."""
         return self.row.expand(*input_ids.shape, len(self.row))
+
+
+def odds(p: Tensor) -> Tensor:
+    """[...] what the planner of a table says where the chances of tokens are p [..., V]: 4 sum_v p_v sin(2 v + 1)."""
+    return 4.0 * (p * torch.sin(2.0 * torch.arange(p.shape[-1], dtype=p.dtype) + 1.0)).sum(dim=-1)
 
 
 def prefix_codes(ids: Tensor, vocab_size: int) -> Tensor:

@@ -14,6 +14,7 @@ from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
 from unmask.models.lora import LoraConfig, inject
 from unmask.models.opening import open_network, read_config, reads_forward
+from unmask.models.planner import PlannerConfig, attach
 from unmask.registry import Component
 
 Size = Literal["nano", "tiny", "small", "medium"]
@@ -85,11 +86,13 @@ class CausalSpec(_TrunkSpec):
 
 
 class CheckpointSpec(Component):
-    """A network that was trained before, from its folder: all of it learns further, or with `lora` thin factors do."""
+    """A network that was trained before, from its folder: all of it learns further, or with `lora` thin factors do, or
+    with `planner` a head that says what the network, which stays as it is, would get right."""
 
     name: Literal["checkpoint"] = "checkpoint"
     path: str
     lora: LoraConfig | None = None
+    planner: PlannerConfig | None = None
     dropout: float | None = Field(default=None, ge=0, le=1)
     """In the place of the dropout that it was trained with."""
     absolute_positions: bool = False
@@ -108,9 +111,12 @@ class CheckpointSpec(Component):
         config.dropout = config.dropout if self.dropout is None else self.dropout
         if not reads_forward(config):
             config.mask_logit = options.get("mask_logit", False)
+            config.planner_width = None
         network = open_network(Path(self.path), self.causal, config=config, dtype=torch.float32)
         if self.absolute_positions and not self.causal:
             network.tell_positions()
+        if self.planner is not None:
+            return attach(network, self.planner)
         return network if self.lora is None else inject(network, self.lora)
 
     def _check_vocabulary(self, config: Any, vocab_size: int, mask_token_id: int) -> None:

@@ -100,6 +100,7 @@ class DiTConfig(TrunkConfig):
         mask_logit: Whether ``forward`` gives the mask token an ordinary logit instead of minus infinity.
         absolute_positions: Whether a position is also told where it stands in its row, and not only how far from
             others: to rotary positions alone all masks of a blank canvas are the same.
+        planner_width: Width of the planner beside the network, which says what it would get right; None without one.
         kwargs: The fields of `TrunkConfig`.
     """
 
@@ -111,6 +112,7 @@ class DiTConfig(TrunkConfig):
         cond_dim: int = 128,
         mask_logit: bool = False,
         absolute_positions: bool = False,
+        planner_width: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -118,6 +120,7 @@ class DiTConfig(TrunkConfig):
         self.conditioned = conditioned
         self.cond_dim = cond_dim
         self.mask_logit = mask_logit
+        self.planner_width = planner_width
         if conditioned and cond_dim < 1:
             raise UnmaskError(f"cond_dim={cond_dim} leaves no room for alpha; give a number of 1 or more.")
 

@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from unmask.models.attention import see_all, waves
 from unmask.models.config import EPSILON, DiTConfig
 from unmask.models.layers import Trunk, label_loss
+from unmask.models.planner import PlannerHead, no_planner
 
 
 class PositionEmbedding(nn.Module):
@@ -35,12 +36,15 @@ class DiT(Trunk):
 
     config: DiTConfig
     config_class = DiTConfig
+    _keys_to_ignore_on_load_unexpected = [r"^planner\."]  # noqa: RUF012
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
         self.position_embed: PositionEmbedding | None = None
         if config.absolute_positions:
             self.tell_positions()
+        width = config.planner_width
+        self.planner = None if width is None else PlannerHead(config.hidden_size, width)
 
     def tell_positions(self) -> None:
         """Add absolute positions, which the network does not look at at first, where it has none."""
@@ -87,6 +91,12 @@ class DiT(Trunk):
         """
         logits = self.head(self.hidden(input_ids, alpha, attention_mask), self.config.mask_logit)
         return MaskedLMOutput(loss=label_loss(logits, labels), logits=logits)  # type: ignore[arg-type]
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """[...] log-odds that the most likely tokens at hidden rows [..., D], of log-probability [...], are right."""
+        if self.planner is None:
+            raise no_planner()
+        return self.planner(rows, log_top)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self.vocab_embed(input_ids)

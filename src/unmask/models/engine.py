@@ -114,6 +114,10 @@ class Engine:
         """As the network's own."""
         return self.network.head(rows, mask_logit)
 
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """As the network's own."""
+        return self.network.plan(rows, log_top)
+
     def projection(self) -> Projection:
         """As the network's own."""
         return self.network.projection()

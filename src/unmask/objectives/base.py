@@ -149,6 +149,9 @@ class Objective(Component):
     exact: ClassVar[bool] = False
     """Whether the value is the likelihood itself and holds no Monte-Carlo noise."""
 
+    plans: ClassVar[bool] = False
+    """Whether it trains a planner beside a network that stays as it is, and bounds no text."""
+
     @property
     def needs_mask_logit(self) -> bool:
         """Whether the mask token takes part in the softmax."""
@@ -158,6 +161,11 @@ class Objective(Component):
     def needs_visible_rows(self) -> bool:
         """Whether visible positions are predicted too."""
         return False
+
+    @property
+    def judged_by(self) -> Objective:
+        """The objective by which the checkpoints of a run are judged."""
+        return self
 
     @abstractmethod
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:

@@ -23,7 +23,11 @@ class Adaptive(Sampler):
     """Writes in each call what `chosen` says of the scores of all masked positions, at least the surest of them."""
 
     adaptive: ClassVar[bool] = True
-    score: ClassVar[Score]
+
+    @property
+    @abstractmethod
+    def score(self) -> Score:
+        """What makes a position sure."""
 
     @abstractmethod
     def chosen(self, score_BL: Tensor) -> Tensor:
@@ -44,11 +48,20 @@ class Adaptive(Sampler):
 
 
 class Threshold(Adaptive):
-    """All positions whose most likely token has a probability above a threshold."""
+    """All positions whose most likely token has a probability above a threshold: `by` the network's own `confidence`,
+    or by what its `planner` makes of that."""
 
     name: Literal["threshold"] = "threshold"
-    score: ClassVar[Score] = "confidence"
+    by: Literal["confidence", "planner"] = "confidence"
     above: float = Field(default=0.9, ge=0, le=1)
+
+    @property
+    def score(self) -> Score:
+        return self.by
+
+    @property
+    def needs_planner(self) -> bool:
+        return self.by == "planner"
 
     def chosen(self, score_BL: Tensor) -> Tensor:
         return score_BL > self.above
@@ -61,8 +74,11 @@ class EntropyBounded(Adaptive):
     """
 
     name: Literal["entropy_bounded"] = "entropy_bounded"
-    score: ClassVar[Score] = "entropy"
     gamma: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+
+    @property
+    def score(self) -> Score:
+        return "entropy"
 
     def chosen(self, score_BL: Tensor) -> Tensor:
         entropy, order = (-score_BL).sort(dim=1, stable=True)

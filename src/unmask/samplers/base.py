@@ -198,6 +198,11 @@ class Sampler(Component):
         return not self.adaptive and getattr(self, "steps", None) is None
 
     @property
+    def needs_planner(self) -> bool:
+        """Whether the network must have a planner."""
+        return False
+
+    @property
     def can_resample(self) -> bool:
         """Whether it can be walked by particles."""
         return type(self).take is not Sampler.take

@@ -10,7 +10,9 @@ from unmask.registry import build, get
 from unmask.samplers.base import Sampler
 from unmask.schedules import Schedule
 
-Order = Literal["confidence", "margin", "entropy", "left_to_right", "uniform", "threshold", "entropy_bounded"]
+Order = Literal[
+    "confidence", "margin", "entropy", "planner", "left_to_right", "uniform", "threshold", "entropy_bounded"
+]
 Spec = str | Mapping[str, Any] | Sampler
 """A sampler's name, `{name: ..., option: ...}`, or the sampler itself."""
 

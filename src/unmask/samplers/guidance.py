@@ -35,6 +35,9 @@ class Guided(View):
         given, without = (self.denoiser.head(half, mask_logit) for half in rows.chunk(2, dim=-1))
         return torch.where(given.isneginf(), given, given + self.weight * (given - without))
 
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        return self.denoiser.plan(rows.chunk(2, dim=-1)[0], log_top)
+
 
 def _twice(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else torch.cat([tensor, tensor])

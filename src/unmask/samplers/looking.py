@@ -12,7 +12,7 @@ from unmask.samplers.base import JointRule, Positions, State, write_each
 from unmask.samplers.draws import TokenRule, rows_at_once
 from unmask.samplers.views import seen_by
 
-Score = Literal["confidence", "margin", "entropy"]
+Score = Literal["confidence", "margin", "entropy", "planner"]
 
 
 class Look(NamedTuple):
@@ -46,7 +46,7 @@ def score(denoiser: Any, state: State, seen: Look, kind: Score) -> Tensor:
     Some rows go through the head at a time and one number is kept of each, so that no logits of a canvas are held.
     """
     size = rows_at_once(seen.hidden.device, denoiser.config.vocab_size)
-    parts = [SCORES[kind](denoiser.head(rows).float().log_softmax(-1)) for rows in seen.hidden.split(size)]
+    parts = [_worth(denoiser, rows, kind) for rows in seen.hidden.split(size)]
     out = torch.full(state.ids.shape, -torch.inf, device=state.ids.device)
     out[seen.at] = torch.cat(parts)
     return out
@@ -69,6 +69,14 @@ def write_chosen(denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rul
     return write_each(denoiser, state, seen.hidden[index], rule, *wanted)
 
 
+def _worth(denoiser: Any, rows_ND: Tensor, kind: Score) -> Tensor:
+    """[N] the score of each hidden row; a planner's is the chance that it gives to the most likely token."""
+    log_p = denoiser.head(rows_ND).float().log_softmax(-1)
+    if kind == "planner":
+        return denoiser.plan(rows_ND, log_p.amax(dim=-1)).float().sigmoid()
+    return SCORES[kind](log_p)
+
+
 def _confidence(log_p_NV: Tensor) -> Tensor:
     return log_p_NV.amax(dim=-1).exp()
 
@@ -83,7 +91,7 @@ def _minus_entropy(log_p_NV: Tensor) -> Tensor:
     return (log_p_NV.exp() * log_p_NV.clamp_min(torch.finfo(log_p_NV.dtype).min)).sum(dim=-1)
 
 
-SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "confidence": _confidence,
     "margin": _margin,
     "entropy": _minus_entropy,

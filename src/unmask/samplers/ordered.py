@@ -1,4 +1,4 @@
-"""Unmasking in an order: the surest positions first by one of three scores, from left to right, or by lot.
+"""Unmasking in an order: the surest positions first by a score or a planner, from left to right, or by lot.
 
 Which positions a call writes is decided before their tokens are drawn and by nothing but the canvas, so that with true
 conditionals one position at a time gives the law of the data in whichever order. How many each call writes is planned
@@ -37,9 +37,13 @@ class Ordered(Sampler):
     calls write equally many."""
 
     name: Literal["ordered"] = "ordered"
-    order: Literal["confidence", "margin", "entropy", "left_to_right", "uniform"] = "confidence"
+    order: Literal["confidence", "margin", "entropy", "planner", "left_to_right", "uniform"] = "confidence"
     steps: int | None = Field(default=None, ge=1)
     pace: field("schedule") = LogLinear()  # type: ignore[valid-type]
+
+    @property
+    def needs_planner(self) -> bool:
+        return self.order == "planner"
 
     def begin(self, canvas: Canvas) -> State:
         masks = canvas.masked.sum(dim=1).tolist()

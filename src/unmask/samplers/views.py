@@ -45,6 +45,10 @@ class View(ABC):
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Rows [..., D'] to logits [..., V]."""
 
+    @abstractmethod
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """[...] what the denoiser's planner says of rows [..., D'] whose most likely tokens have these log-chances."""
+
 
 def seen_by(denoiser: Any, rows: Tensor) -> Any:
     """A denoiser, of which only some sequences [B'] of the canvas are asked."""
@@ -71,6 +75,9 @@ class WithoutEnd(View):
         shut = torch.arange(logits.shape[-1], device=logits.device) == self.end
         return logits.masked_fill((rows[..., -1:] > 0) & shut, -torch.inf)
 
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        return self.denoiser.plan(rows[..., :-1], log_top)
+
 
 class GoesOn(View):
     """Rows [B, L] of texts that may go on: behind what is known of them the network sees masks, up to its `length`."""
@@ -90,3 +97,6 @@ class GoesOn(View):
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         return self.denoiser.head(rows, mask_logit)
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        return self.denoiser.plan(rows, log_top)

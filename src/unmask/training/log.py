@@ -1,8 +1,8 @@
 """log.jsonl: one JSON object a line.
 
 Training: {step, loss, bits_per_token, grad_norm, cross_entropy, learning_rate, tokens_per_second, memory_gib, mfu,
-seconds}. Validation: {step, validation: bounds with their errors}. Samples: {step, samples: texts}. Advice: {step,
-advice: a sentence}.
+seconds}. Validation: {step, validation: bounds with their errors; foresight: that of a planner, where one is trained}.
+Samples: {step, samples: texts}. Advice: {step, advice: a sentence}.
 """
 
 from __future__ import annotations

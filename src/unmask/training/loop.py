@@ -14,6 +14,7 @@ from unmask.bounds import Bound
 from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.files import atomic_text
+from unmask.foresight import Foresight
 from unmask.training import checkpoints
 from unmask.training.advice import Advisor, Yardstick, advice_on_data
 from unmask.training.checkpoints import Progressed
@@ -34,7 +35,7 @@ from unmask.training.speed import Gauge
 from unmask.training.start import Resume, Start, find_start
 from unmask.training.step import Stepper
 from unmask.training.trackers import Trackers, check_trackers
-from unmask.training.validation import measure
+from unmask.training.validation import measure, measure_foresight
 from unmask.training.world import World
 
 RECIPE = "recipe.yaml"
@@ -42,17 +43,21 @@ RECIPE = "recipe.yaml"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished run: `path` opens as its last checkpoint; `bound` is the validation bound of those weights."""
+    """A finished run: `path` opens as its last checkpoint; `bound` is the validation bound of those weights.
+
+    Of a planner the `bound` is its own loss over masked positions, and `foresight` tells what it is good for.
+    """
 
     path: Path
     steps: int
     seconds: float
     bound: Bound
+    foresight: Foresight | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        bound = self.bound.as_dict()
-        return {"path": str(self.path), "steps": self.steps, "seconds": self.seconds, "bound": bound}
+        values = {"path": str(self.path), "steps": self.steps, "seconds": self.seconds, "bound": self.bound.as_dict()}
+        return values if self.foresight is None else {**values, "foresight": self.foresight.as_dict()}
 
 
 class Interrupted(Exception):
@@ -114,6 +119,7 @@ class Trainer:
         self.clock = Clock()
         self.step = 0
         self.bound: Bound | None = None
+        self.foresight: Foresight | None = None
         self.bound_step = 0
 
     @property
@@ -142,7 +148,7 @@ class Trainer:
             self._train(stop)
         if self.step < self.config.steps:
             raise Interrupted(self.out, self.step)
-        return TrainingResult(self.out, self.step, self.clock.seconds, self.bound or self._measure())
+        return TrainingResult(self.out, self.step, self.clock.seconds, self.bound or self._measure(), self.foresight)
 
     def _advice_on_data(self) -> list[str]:
         words, policy = self.parts.tokenizer, self.recipe.data.policy
@@ -204,7 +210,8 @@ class Trainer:
     def _validate(self) -> None:
         self._check_finite()
         self.bound, self.bound_step = self._measure(), self.step
-        self.journal.validated({"step": self.step, "validation": self.bound.as_dict()})
+        seen = {} if self.foresight is None else {"foresight": self.foresight.as_dict()}
+        self.journal.validated({"step": self.step, "validation": self.bound.as_dict(), **seen})
 
     def _sample(self) -> None:
         """Texts by the averaged weights, always from the same seeds. All processes write them, one keeps them."""
@@ -216,6 +223,7 @@ class Trainer:
 
     def _measure(self) -> Bound:
         with self.clock.paused():
+            self.foresight = measure_foresight(self.stepper, self.validation)
             return measure(self.world, self.stepper, self.validation)
 
     def _save(self) -> None:

@@ -50,6 +50,24 @@ def check_fit(spec: Any, objective: Any) -> None:
             f"The model '{spec.name}' reads {reads}, and the objective '{objective.name}' needs {needs}; "
             f"choose another objective, or model.name={'causal' if objective.causal else 'dit'}."
         )
+    _check_planner(spec, objective)
+
+
+def _check_planner(spec: Any, objective: Any) -> None:
+    """Refuse a planner that would not learn, and to train one that is not there."""
+    planner = getattr(spec, "planner", None)
+    if objective.plans and planner is None:
+        raise UnmaskError(
+            f"The objective '{objective.name}' trains a checkpoint's planner, and the model '{spec.name}' has none; "
+            "begin with 'unmask train planner --from CKPT', or name another objective."
+        )
+    if planner is not None and not objective.plans:
+        raise UnmaskError(
+            f"model.planner does not learn by the objective '{objective.name}'; set objective=planner, or leave "
+            "model.planner out."
+        )
+    if planner is not None and spec.lora is not None:
+        raise UnmaskError("model.lora changes the network and model.planner leaves it as it is; give one of them.")
 
 
 def _network(spec: Any, objective: Objective, vocab_size: int, mask_token_id: int, length: int) -> Any:
@@ -60,7 +78,7 @@ def _network(spec: Any, objective: Objective, vocab_size: int, mask_token_id: in
 def _card(recipe: Recipe) -> Card:
     return Card(
         schedule=recipe.schedule,
-        objective=recipe.objective,
+        objective=recipe.objective.judged_by,
         policy=recipe.data.policy,
         length=recipe.data.length,
         protocol={"data": recipe.data.model_dump(mode="json")},

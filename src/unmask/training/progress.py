@@ -118,7 +118,7 @@ class Bar(Progress):
         self._bar.update(self._task, loss=f"{record['bits_per_token']:.3f} bits/token  ", speed=speed)
 
     def validated(self, record: dict[str, Any]) -> None:
-        self._bar.update(self._task, validation=f"validation {_bits(record)}  ")
+        self._bar.update(self._task, validation=f"validation {_bits(record)}{_foresight(record)}  ")
 
     def sampled(self, record: dict[str, Any]) -> None:
         self._say(f"[dim]{escape(_sample_line(record))}[/dim]")
@@ -150,7 +150,7 @@ class Lines(Progress):
         self._say(f"step {record['step']}/{self._steps}: {record['bits_per_token']:.3f} bits/token, {speed} tokens/s")
 
     def validated(self, record: dict[str, Any]) -> None:
-        self._say(f"step {record['step']}/{self._steps}: validation {_bits(record)} bits/token")
+        self._say(f"step {record['step']}/{self._steps}: validation {_bits(record)} bits/token{_foresight(record)}")
 
     def sampled(self, record: dict[str, Any]) -> None:
         self._say(_sample_line(record))
@@ -172,6 +172,14 @@ def progress_for(console: Console, verbose: bool = False) -> Progress:
 def _bits(record: dict[str, Any]) -> str:
     validation = record["validation"]
     return f"{validation['bits_per_token']:.3f} ± {validation['bits_per_token_mc_stderr']:.3f}"
+
+
+def _foresight(record: dict[str, Any]) -> str:
+    """How much better a planner foresees what is right than confidence does, where one is trained."""
+    seen = record.get("foresight")
+    if seen is None or seen["gain_stderr"] is None:
+        return ""
+    return f", AUC {seen['planner']:.4f} ({seen['gain']:+.4f} ± {seen['gain_stderr']:.4f})"
 
 
 def _advice_line(record: dict[str, Any]) -> str:

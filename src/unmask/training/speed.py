@@ -69,16 +69,18 @@ class Gauge:
 
 
 def flops_per_token(config: Any, length: int, objective: Objective, schedule: Schedule) -> float | None:
-    """Floating-point operations of forward and backward pass for each token of a row; None for a foreign network.
+    """Floating-point operations of forward and backward pass for each counted token; None for a foreign network.
 
     6 for every weight a token meets, 12 D L a block for attention among all L tokens of width D, and the head on the
-    rows that are predicted alone. A bound that predicts visible rows too reads the clean row in a pass of its own.
+    rows that are predicted alone. A bound that predicts visible rows too reads the clean row in a pass of its own. A
+    planner's network is not trained, so that two thirds of that are not made, and masked tokens alone are counted.
     """
     if not hasattr(config, "mlp_ratio"):
         return None
     trunk, head = trunk_flops(config, length), head_flops(config)
-    extra = int(objective.needs_visible_rows)
-    return (1 + extra) * trunk + (_predicted_share(objective, schedule) + extra) * head
+    extra, share = int(objective.needs_visible_rows), _predicted_share(objective, schedule)
+    a_row = (1 + extra) * trunk + (share + extra) * head
+    return a_row / 3 / share if objective.plans else a_row
 
 
 def trunk_flops(config: Any, length: float) -> float:

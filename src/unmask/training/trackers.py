@@ -64,7 +64,7 @@ def scalars(record: dict[str, Any]) -> dict[str, float]:
     """The numbers of a training or validation line, under the names that trackers group them by."""
     if "validation" in record:
         units = {key: value for key, value in record["validation"].items() if key.startswith(UNITS)}
-        return _grouped("validation", units)
+        return {**_grouped("validation", units), **_grouped("foresight", record.get("foresight", {}))}
     buckets = record["cross_entropy"]
     by_rate = {f"{i / len(buckets):.1f}-{(i + 1) / len(buckets):.1f}": value for i, value in enumerate(buckets)}
     rest = {key: value for key, value in record.items() if key not in ("step", "cross_entropy")}

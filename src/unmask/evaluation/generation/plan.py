@@ -9,6 +9,8 @@ from pathlib import Path
 from unmask import shelf
 from unmask.checkpoint import Card, read_card
 from unmask.errors import UnmaskError
+from unmask.models.opening import read_config
+from unmask.models.planner import no_planner
 from unmask.samplers.base import Sampler
 from unmask.samplers.choice import Spec, choose_sampler
 
@@ -68,7 +70,10 @@ def _part(name: str, path: str, steps: Sequence[int | None], length: int | None,
     longest = length or card.length
     if card.objective.causal:
         return Part(name, path, (Course(name, None, longest),))
-    return Part(name, path, tuple(course for way in ways for course in _courses(name, card, way, steps, longest)))
+    courses = tuple(course for way in ways for course in _courses(name, card, way, steps, longest))
+    if any(course.sampler.needs_planner for course in courses if course.sampler) and not _has_planner(path):
+        raise no_planner(path)
+    return Part(name, path, courses)
 
 
 def _courses(name: str, card: Card, way: Way, steps: Sequence[int | None], longest: int) -> Iterator[Course]:
@@ -83,6 +88,10 @@ def _courses(name: str, card: Card, way: Way, steps: Sequence[int | None], longe
 def _has_own_steps(card: Card, way: Way) -> bool:
     says = isinstance(way.sampler, Mapping) and "steps" in way.sampler
     return says or choose_sampler(card.schedule, None, way.order, way.sampler).adaptive
+
+
+def _has_planner(path: str) -> bool:
+    return read_config(shelf.find(path)).planner_width is not None
 
 
 def parse_steps(words: Sequence[str]) -> list[int | None]:

@@ -43,7 +43,9 @@ class Yardstick:
     def of(
         cls, rows: Rows, policy: Policy, vocab_size: int, objective: Objective, optimizer: OptimizerComponent
     ) -> Yardstick:
-        """The yardstick of a run on these rows; one of the tokens is the mask."""
+        """The yardstick of a run on these rows; one of the tokens is the mask. A planner answers yes or no: one bit."""
+        if objective.plans:
+            return cls(1.0, 1.0, optimizer.warmup, optimizer.clip, blind_at_full_mask=False, weighted=False)
         some = rows.spread(ROWS_LOOKED_AT)[:]
         counted = some.attention_mask & ~some.frozen
         return cls(
