@@ -66,7 +66,10 @@ def everything(out: Path) -> dict[str, torch.Tensor]:
 def test_what_belongs_to_the_network_is_the_checkpoints(text: Path, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "base", policy="supervised_eos")
     described = recipe(text, folder, "schedule=cosine", "optimizer.learning_rate=0.5")
-    assert described.model.model_dump(exclude_defaults=True, exclude_none=True) | {"name": "checkpoint"} == {"name": "checkpoint", "path": str(folder)}
+    assert (described.model.name, described.model.model_dump(exclude_defaults=True)) == (
+        "checkpoint",
+        {"path": str(folder)},
+    )
     assert described.data.tokenizer.model_dump() == {"name": "huggingface", "path": str(folder)}
     assert described.data.policy.name == "supervised_eos"
     assert described.data.length == LENGTH
