@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch import Tensor
 
 from unmask import checkpoint
 from unmask.bounds import Bound
@@ -23,6 +24,7 @@ from unmask.likelihood import bound
 from unmask.training import Interrupted, Progress, loop, train
 from unmask.training.device import make_accelerator
 from unmask.training.log import read_log
+from unmask.training.meter import Meter
 from unmask.training.parts import build_parts
 from unmask.training.runfolder import all_checkpoints
 from unmask.training.step import Stepper
@@ -182,10 +184,23 @@ def test_a_loss_that_is_not_finite_stops_the_run(text: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Stepper, "step", poisoned)
     with pytest.raises(
-        UnmaskError, match=r"step 5 is not finite .samples 32 .row \d+., 33.*step-00000003'; train again"
+        UnmaskError, match=r"step 5 is not finite .samples 32 .row \d+., 33.*ruined too.*step-00000003'; train again"
     ):
         train(recipe(text, training={"keep_best": 0}), tmp_path / "run")
     assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000003"]
+
+
+def test_a_step_that_was_only_reported_wrongly_leaves_the_weights(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_step = Meter.end_step
+
+    def lie(self: Meter, number: int, loss: Tensor, grad_norm: Tensor) -> None:
+        end_step(self, number, loss * math.nan if number == 5 else loss, grad_norm)
+
+    monkeypatch.setattr(Meter, "end_step", lie)
+    with pytest.raises(UnmaskError, match=r"step 5 is not finite .*the weights are finite still"):
+        train(recipe(text), tmp_path / "run")
 
 
 def test_a_folder_with_something_in_it_is_refused(text: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from unmask.training.data import Feed, parts_of
 from unmask.training.device import deterministic_kernels, make_accelerator
 from unmask.training.interrupt import StopRequest, stop_requests
 from unmask.training.journal import Journal
+from unmask.training.layout import local
 from unmask.training.memory import step_or_explain
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress, Watchers
@@ -252,9 +253,14 @@ class Trainer:
         latest = find_latest(self.out)
         good = f"the last good checkpoint is '{latest}'" if latest else "there is no checkpoint yet"
         raise UnmaskError(
-            f"The loss of step {step} is not finite ({self._suspects(step)}), and {good}; "
-            "train again with a lower optimizer.learning_rate or with training.precision=float32."
+            f"The loss of step {step} is not finite ({self._suspects(step)}; the weights are {self._weights_now()}), "
+            f"and {good}; train again with a lower optimizer.learning_rate or with training.precision=float32."
         )
+
+    def _weights_now(self) -> str:
+        """Whether a bad step has spoilt the network, or only what was reported of it."""
+        whole = all(bool(local(one).isfinite().all()) for one in self.stepper.parameters.values())
+        return "finite still" if all(self.world.gather(whole)) else "ruined too"
 
     def _suspects(self, step: int) -> str:
         """The samples of a bad step that are to blame, by their global index and their row in the training data."""
