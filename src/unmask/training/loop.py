@@ -21,9 +21,9 @@ from unmask.training.checkpoints import Progressed
 from unmask.training.clock import Clock
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import deterministic_kernels, make_accelerator
+from unmask.training.finite import check_finite
 from unmask.training.interrupt import StopRequest, stop_requests
 from unmask.training.journal import Journal
-from unmask.training.layout import local
 from unmask.training.memory import step_or_explain
 from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress, Watchers
@@ -246,31 +246,7 @@ class Trainer:
             self.world.main_does(lambda: self.retention.saved(path))
 
     def _check_finite(self) -> None:
-        """Stop before a ruined network is logged, judged or saved. Waits for the device."""
-        step = self.stepper.meter.first_bad_step()
-        if step is None:
-            return
-        latest = find_latest(self.out)
-        good = f"the last good checkpoint is '{latest}'" if latest else "there is no checkpoint yet"
-        raise UnmaskError(
-            f"The loss of step {step} is not finite ({self._suspects(step)}; the weights are {self._weights_now()}), "
-            f"and {good}; train again with a lower optimizer.learning_rate or with training.precision=float32."
-        )
-
-    def _weights_now(self) -> str:
-        """Whether a bad step has spoilt the network, or only what was reported of it."""
-        whole = all(bool(local(one).isfinite().all()) for one in self.stepper.parameters.values())
-        return "finite still" if all(self.world.gather(whole)) else "ruined too"
-
-    def _suspects(self, step: int) -> str:
-        """The samples of a bad step that are to blame, by their global index and their row in the training data."""
-        ruined = self.feed.samples(step - 1, self.stepper.meter.ruined_places())
-        samples = sorted(sample for some in self.world.gather(ruined) for sample in some)
-        if not samples:
-            first = (step - 1) * self.config.batch_size
-            return f"the gradient of samples {first} to {first + self.config.batch_size - 1} overflowed"
-        shown = ", ".join(f"{sample} (row {self.feed.row(sample)})" for sample in samples[:8])
-        return f"samples {shown}{' and more' if len(samples) > 8 else ''}"
+        check_finite(self.stepper, self.feed, self.world, self.out)
 
 
 def _watchers(recipe: Recipe, out: Path, progress: Progress | None) -> Progress:
