@@ -12,7 +12,6 @@ from accelerate import Accelerator
 
 from unmask.bounds import Bound
 from unmask.config import Recipe, TrainingConfig
-from unmask.errors import UnmaskError
 from unmask.files import atomic_text
 from unmask.foresight import Foresight
 from unmask.training import checkpoints
@@ -29,7 +28,6 @@ from unmask.training.parts import Parts, build_parts, check_fit
 from unmask.training.progress import Progress, Watchers
 from unmask.training.randomness import seed_process
 from unmask.training.retention import Retention
-from unmask.training.runfolder import find_latest
 from unmask.training.same_run import check_same_data, check_same_optimizer, fingerprint
 from unmask.training.samples import write_samples
 from unmask.training.speed import Gauge
