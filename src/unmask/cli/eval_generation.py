@@ -118,7 +118,7 @@ def generation(
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     plan = make_plan(named, parse_steps(steps or ["none"]), length)
     given = {path.name: read_texts(path) for path in texts or []}
-    _check(out, plot)
+    check_outputs(out, plot)
     frontier = Frontier(open_judge(judge, device, dtype), draw)
     held_out = partial(_held_out, draw=draw, data=data, separator=separator, field=field)
     work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())
@@ -139,7 +139,7 @@ def generation(
     _write(frontier, out, plot)
 
 
-def _check(out: Path | None, plot: Path | None) -> None:
+def check_outputs(out: Path | None, plot: Path | None) -> None:
     """Say before the work begins what would be wrong after it."""
     from unmask.plots.style import check_suffix, drawing
 

@@ -67,10 +67,10 @@ class PathsSource(PuzzleSource):
 
     def is_right(self, text: str) -> bool:
         """Whether the answer leads from start to goal along edges of its question."""
-        question, _, way = text.rpartition(SEPARATOR)
-        listed, _, ends = question.rpartition(ASK)
+        question, _, way = text.partition(SEPARATOR)
+        listed, _, ends = question.partition(ASK)
         edges = set(listed.split(EDGE))
-        return way[0] + way[-1] == ends and all(a + b in edges for a, b in pairwise(way))
+        return way[:1] + way[-1:] == ends and all(a + b in edges for a, b in pairwise(way))
 
     def _edges(self) -> Integers:
         """[nodes - 1, 2] the edges of the star; node 0 is its centre, 1 ... arm - 1 the first arm."""

@@ -29,6 +29,7 @@ class PuzzleSource(Source):
     Item i of a side depends on the options, the seed and i alone.
     """
 
+    name: str
     count: int = Field(default=1_000_000, ge=1)
     """Items to train on."""
     validation: int = Field(default=10_000, ge=1)
