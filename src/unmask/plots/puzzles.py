@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to unmask under one token rule: its `best` trial, and one for each number of steps.
-
-    `is_twin`: the left-to-right model.
-    """
+    """A way to unmask under one token rule, tried in some numbers of steps. `is_twin`: the left-to-right model."""
 
     name: str
     rule: str
-    trials: Sequence[Trial] = field(default_factory=list)
+    trials: Sequence[Trial]
     is_twin: bool = False
 
     @property
@@ -52,9 +49,10 @@ def draw_puzzles(contenders: Sequence[Contender], title: str, path: Path) -> Non
             ink = INK if one.is_twin else colour(names.index(one.name))
             _draw_accuracy(by_way, one, len(names) - 1 - names.index(one.name), ink)
             _draw_errors(by_calls, one, ink)
+        lines = {text: line for line, text in zip(*by_calls.get_legend_handles_labels(), strict=True)}
         _finish_accuracy(by_way, names, {one.rule for one in contenders}, title)
         _finish_errors(by_calls, contenders)
-        figure.legend(*by_calls.get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=7)
+        figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=7, fontsize=7)
         write_figure(figure, path)
         plt.close(figure)
 
@@ -81,7 +79,6 @@ def _finish_accuracy(panel: Any, names: Sequence[str], rules: set[str], title: s
 def _draw_errors(panel: Any, one: Contender, ink: str) -> None:
     """One line for each way, greedy where it was tried so; the twin's is a level through all calls."""
     trials = sorted(one.trials, key=lambda trial: trial.calls)
-    label = one.name.replace("_", " ") + ("" if one.rule == "greedy" else ", stochastic")
     style = "-" if one.rule == "greedy" else dashes(7)
     if one.is_twin:
         panel.axhline(1 - one.full.accuracy[0], color=ink, linewidth=0.9, linestyle=style, zorder=1, alpha=0.5)
@@ -91,7 +88,7 @@ def _draw_errors(panel: Any, one: Contender, ink: str) -> None:
     filled = {} if one.rule == "greedy" else {"markerfacecolor": "white"}
     panel.errorbar(
         [trial.calls for trial in trials], error, yerr=[below, above], marker=MARKS[one.rule], markersize=3.5,
-        color=ink, linestyle=style, elinewidth=0.8, label=label, **filled,
+        color=ink, linestyle=style, elinewidth=0.8, label=one.name.replace("_", " "), **filled,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ Bits = npt.NDArray[np.uint16]
 Flags = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
+AT_ONCE = 4096
+"""Grids that are looked at together; without a bound a search in an emptier grid would fill the memory."""
 POPCOUNT = np.array([bin(bits).count("1") for bits in range(1 << 9)], dtype=np.uint8)
 
 
@@ -55,14 +57,19 @@ def propagate(state: Bits, owner: Integers, box: int) -> tuple[Bits, Integers]:
 
 
 def solvable(state: Bits, box: int) -> Flags:
-    """[S] whether each grid has a solution: all of them are searched side by side."""
+    """[S] whether each grid has a solution: many are searched side by side, the latest halves first."""
     found = np.zeros(state.shape[-1], dtype=np.bool_)
-    owner = np.arange(state.shape[-1])
-    while owner.size:
+    waiting = [(state, np.arange(state.shape[-1]))]
+    while waiting:
+        state, owner = waiting.pop()
+        if len(owner) > AT_ONCE:
+            waiting.append((state[..., :-AT_ONCE], owner[:-AT_ONCE]))
+            state, owner = state[..., -AT_ONCE:], owner[-AT_ONCE:]
         state, owner = propagate(state, owner, box)
         found[owner[is_solved(state)]] = True
         open_ = ~found[owner]
-        state, owner = _halve(state[..., open_], owner[open_])
+        if open_.any():
+            waiting.append(_halve(state[..., open_], owner[open_]))
     return found
 
 
