@@ -39,7 +39,9 @@ def puzzles(
         list[str] | None,
         typer.Option(help="At most this many network calls; repeatable. 'none', and without it: one cell a call."),
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many held-out items.")] = 1000,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="How many held-out items; 1,000, or all where they are fewer.")
+    ] = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
@@ -76,7 +78,7 @@ def puzzles(
     entries = [(lm, ways_of(lm, orders, samplers, rules, counts)) for lm in models]
     for lm in models:
         contest.admit(lm)
-    work = count * sum(len(ways) for _, ways in entries)
+    work = len(contest.items) * sum(len(ways) for _, ways in entries)
     with room_for(batch_size), progress("solving", work, quiet=as_json) as advance:
         for lm, ways in entries:
             contest.enter(lm, ways, advance)

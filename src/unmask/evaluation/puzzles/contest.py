@@ -32,8 +32,10 @@ class Contest:
     rows: list[Row] = field(default_factory=list)
 
     @classmethod
-    def of(cls, lm: MaskedDiffusionLM, count: int, seed: int = 0, batch_size: int | None = None) -> Contest:
-        """The first `count` held-out items of what a model was trained on."""
+    def of(
+        cls, lm: MaskedDiffusionLM, count: int | None = None, seed: int = 0, batch_size: int | None = None
+    ) -> Contest:
+        """The first `count` held-out items of what a model was trained on; 1,000 where there are as many."""
         source = puzzles_of(lm)
         return cls(source, held_out_items(source, count), seed, batch_size)
 

@@ -14,6 +14,9 @@ from unmask.errors import UnmaskError
 from unmask.generation import MaskedDiffusionLM
 from unmask.registry import build
 
+ITEMS = 1000
+"""How many are asked unless told."""
+
 
 def puzzles_of(lm: MaskedDiffusionLM) -> PuzzleSource:
     """The source of a checkpoint's training data, which must be one of puzzles."""
@@ -27,8 +30,10 @@ def puzzles_of(lm: MaskedDiffusionLM) -> PuzzleSource:
     )
 
 
-def held_out_items(source: PuzzleSource, count: int) -> list[str]:
-    """The first held-out items, as `question=answer`."""
+def held_out_items(source: PuzzleSource, count: int | None = None) -> list[str]:
+    """The first held-out items, as `question=answer`; some, or all if they are few, where no number is named."""
+    if count is None:
+        count = min(ITEMS, source.validation)
     if count > source.validation:
         raise UnmaskError(f"--count {count} asks for more than the {source.validation} held-out items that there are.")
     return list(islice(source.items(held_out=True), count))

@@ -39,7 +39,7 @@ def wilson(right: Values) -> Estimate:
     n, share = len(right), float(right.mean())
     middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
     reach = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    return Estimate(share, max(0.0, middle - reach), min(1.0, middle + reach))
+    return Estimate(share, max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach)))
 
 
 def figures_of(solved: Solved) -> dict[str, Estimate]:
