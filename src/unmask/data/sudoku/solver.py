@@ -8,6 +8,7 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -39,16 +40,16 @@ def _at_most_one(state: Bits) -> Flags:
 def propagate(state: Bits, owner: Integers, box: int) -> tuple[Bits, Integers]:
     """What follows without a guess, and the `owner`s [S'] of the grids that have no contradiction yet.
 
-    A digit that stands in a unit is struck from its other cells; a digit with one cell left in a unit stands there.
+    A digit that stands in a unit is struck from its other cells; a digit with one cell left in a unit stands there, and
+    one without any is a contradiction, to which digits that stand twice come as well.
     """
     while state.shape[-1]:
         fixed = np.where(_at_most_one(state), state, np.uint16(0))
-        standing, clash = _standing(fixed, box)
-        struck = np.where(fixed, state, state & ~standing)
+        struck = np.where(fixed, state, state & ~_standing(fixed, box))
         possible, alone = _places(struck, box)
         lonely = struck & alone
         new = np.where(lonely, lonely, struck)
-        alive = ~clash & possible & _at_most_one(lonely).all(axis=(0, 1)) & new.all(axis=(0, 1))
+        alive = possible & _at_most_one(lonely).all(axis=(0, 1)) & new.all(axis=(0, 1))
         settled = not ((new != state).any(axis=(0, 1)) & alive).any()
         state, owner = (new, owner) if alive.all() else (new[..., alive], owner[alive])
         if settled:
@@ -117,14 +118,12 @@ def _back(unit: Bits, shape: tuple[int, ...], like: Bits, box: int) -> Bits:
     return np.broadcast_to(unit.reshape(shape), full).reshape(like.shape)
 
 
-def _standing(fixed: Bits, box: int) -> tuple[Bits, Flags]:
-    """At each cell the digits that stand in its units, and [S] whether one stands in a unit twice."""
-    standing, clash = np.zeros_like(fixed), np.zeros(fixed.shape[-1], dtype=np.bool_)
+def _standing(fixed: Bits, box: int) -> Bits:
+    """At each cell the digits that stand in its units."""
+    standing = np.zeros_like(fixed)
     for cells, shape in _units(fixed, box):
-        once, twice = _once_and_twice(cells)
-        standing |= _back(once, shape, fixed, box)
-        clash |= twice.reshape(-1, fixed.shape[-1]).any(axis=0)
-    return standing, clash
+        standing |= _back(reduce(np.bitwise_or, cells), shape, fixed, box)
+    return standing
 
 
 def _places(state: Bits, box: int) -> tuple[Flags, Bits]:
