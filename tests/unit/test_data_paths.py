@@ -58,6 +58,12 @@ def test_what_leads_elsewhere_is_not_right():
     assert not SOURCE.is_right(f"{question}={way[:-1]}{way[0]}")
     assert not SOURCE.is_right(f"{question}={way[1]}{way[1:]}")
     assert not SOURCE.is_right(f"{question}====")
+    follower = dict(listed.split(","))
+    along = way[0] + elsewhere[1]
+    while along[-1] in follower:
+        along += follower[along[-1]]
+    assert len(along) == len(way)
+    assert not SOURCE.is_right(f"{question}={along}")
 
 
 def test_an_item_depends_on_the_seed_and_its_number_alone():

@@ -153,6 +153,12 @@ def test_a_broken_rule_is_seen(place):
     assert not LARGE.is_right("".join(answer))
 
 
+def test_rows_and_columns_alone_do_not_make_a_sudoku():
+    lines = ["123456789"[i:] + "123456789"[:i] for i in range(9)]
+    assert not LARGE.is_right("".join(lines))
+    assert LARGE.is_right("".join(lines[i] for i in (0, 3, 6, 1, 4, 7, 2, 5, 8)))
+
+
 @pytest.mark.parametrize("givens", [[30, 20], [-1, 4], [30, 81]])
 def test_givens_are_in_order(givens):
     with pytest.raises(UnmaskError, match="givens go from the fewest to the most"):
