@@ -55,6 +55,8 @@ AXES: dict[str, dict[str, str | type]] = {
         "fasta": "unmask.data.sources.fasta:FastaSource",
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
         "markov": "unmask.data.sources.markov:MarkovSource",
+        "sudoku": "unmask.data.sources.sudoku:SudokuSource",
+        "paths": "unmask.data.sources.paths:PathsSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
         "mixture": "unmask.data.mixture:MixtureSource",
@@ -70,6 +72,8 @@ AXES: dict[str, dict[str, str | type]] = {
         "packed": "unmask.data.policies:Packed",
         "padded": "unmask.data.policies:Padded",
         "supervised_eos": "unmask.data.policies:SupervisedEOS",
+        "overlaid": "unmask.data.policies:Overlaid",
+        "prompted": "unmask.data.policies:Prompted",
     },
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from unmask.checkpoint import Card
 from unmask.constraints import Automaton, Constraint, Vocabulary, bind
 from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
-from unmask.data.tokenizers import encode
+from unmask.data.tokenizers import encode, encode_one
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
 from unmask.samplers.views import GoesOn
@@ -224,7 +224,8 @@ class Scribe:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give some text.")
         length, eos = self.length, self.words.eos_token_id
         if conditions is None:
-            return rows_of_texts(self.card.policy, ids, length, eos, texts=texts)
+            words = partial(encode_one, self.words)
+            return rows_of_texts(self.card.policy, ids, length, eos, texts=texts, encode=words)
         return rows_given(self.card.policy, encode(self.words, conditions), ids, length, eos, texts=texts)
 
 

@@ -13,6 +13,7 @@ from unmask.errors import UnmaskError
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32"]
+PUZZLES = ["sudoku", "sudoku-ar", "paths", "paths-ar"]
 SHORT = ["training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
 
 
@@ -29,7 +30,15 @@ def test_a_recipe_says_what_to_expect(name):
     assert expect.note
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name != "planner"])
+@pytest.mark.parametrize("name", PUZZLES)
+def test_a_recipe_of_puzzles_trains(name, tmp_path):
+    few = ["data.source.count=20", "data.source.validation=4", *(["data.source.bases=8"] if "sudoku" in name else [])]
+    result = train(read_recipe(name, [*few, *SMALL[:3], *SHORT]), tmp_path / "run")
+    assert result.steps == 2
+    assert result.bound.nats > 0
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in [*PUZZLES, "planner"]])
 def test_a_recipe_trains(name, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a few plain words on every line\n" * 40)

@@ -21,7 +21,11 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("train", cls=train.TrainCommand)(train.train)
-app.add_typer(evaluate.app, name="eval", help="Perplexity on held-out text; eval generation: judge what it writes.")
+app.add_typer(
+    evaluate.app,
+    name="eval",
+    help="Perplexity on held-out text; eval generation: judge what it writes; eval puzzles: count what it solves.",
+)
 app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
 app.command("edit")(edit.edit)

@@ -122,7 +122,7 @@ def generation(
     ways = _ways(orders or [], samplers or [])
     plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
     given = {path.name: read_texts(path) for path in texts or []}
-    _check(out, plot)
+    check_outputs(out, plot)
     frontier = Frontier(open_judge(judge, device, dtype), draw)
     held_out = partial(_held_out, draw=draw, data=data, separator=separator, field=field)
     work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())
@@ -151,7 +151,7 @@ def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
     return [*by_order, *(Way(sampler=sampler_spec(text), name=text) for text in samplers)] or [Way()]
 
 
-def _check(out: Path | None, plot: Path | None) -> None:
+def check_outputs(out: Path | None, plot: Path | None) -> None:
     """Say before the work begins what would be wrong after it."""
     from unmask.plots.style import check_suffix, drawing
 

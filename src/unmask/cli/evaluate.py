@@ -1,4 +1,4 @@
-"""`unmask eval`: the perplexity of a checkpoint on held-out text; beside it, `unmask eval generation`."""
+"""`unmask eval`: the perplexity of a checkpoint on held-out text; beside it, `unmask eval generation` and `puzzles`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, progress, room_for
 from unmask.cli.eval_generation import generation
+from unmask.cli.eval_puzzles import puzzles
 
 DEFAULT = "perplexity"
 
@@ -23,6 +24,7 @@ class EvalGroup(TyperGroup):
 
 app = typer.Typer(cls=EvalGroup)
 app.command("generation")(generation)
+app.command("puzzles")(puzzles)
 
 
 @app.command(DEFAULT)
@@ -68,7 +70,8 @@ def perplexity(
 
         unmask eval stories-ar --data book.txt --json
 
-    'unmask eval generation --help' judges the texts that a checkpoint writes.
+    'unmask eval generation --help' judges the texts that a checkpoint writes, 'unmask eval puzzles --help' counts the
+    puzzles that it solves.
     """
     from unmask.cli.report import finish
     from unmask.evaluation.perplexity import held_out_rows

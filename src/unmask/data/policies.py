@@ -1,18 +1,22 @@
-"""How documents become rows of equal length: packed, padded or with learnt ends."""
+"""How documents become rows of equal length: packed, padded, with learnt ends, or as questions with answers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from unmask.data.cache import Tokens
+from unmask.data.item_rows import OverlaidRows, PromptedRows
 from unmask.data.rows import Rows
 from unmask.data.token_rows import DocumentRows, GivenRows, PackedRows
 from unmask.errors import UnmaskError
 from unmask.registry import Component
+
+Encode = Callable[[str], Sequence[int]]
+"""The ids of a text."""
 
 
 class Policy(Component):
@@ -32,11 +36,19 @@ class Policy(Component):
         return [*ids, *[eos_id] * (room if self.learnt_pads else 1)]
 
     @abstractmethod
-    def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
+    def rows(
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None = None,
+        encode: Encode | None = None,
+    ) -> Rows:
         """The table of rows of some documents.
 
         length: L, the tokens a row. eos_id: put after each document; None where the tokenizer has none. pad_id: what
-        stands at positions that are not counted; 0 where the tokenizer has no pad token.
+        stands at positions that are not counted; 0 where the tokenizer has no pad token. encode: the tokenizer, which
+        policies need that look for a token.
         """
 
 
@@ -49,7 +61,14 @@ class Packed(Policy):
     name: Literal["packed"] = "packed"
     ends_with_eos: ClassVar[bool] = False
 
-    def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
+    def rows(
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None = None,
+        encode: Encode | None = None,
+    ) -> Rows:
         """Blocks of L tokens; only the last may have pads, which are not counted."""
         return PackedRows(tokens, length, eos_id, pad_id)
 
@@ -69,7 +88,14 @@ class Padded(_ByDocument):
 
     name: Literal["padded"] = "padded"
 
-    def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
+    def rows(
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None = None,
+        encode: Encode | None = None,
+    ) -> Rows:
         """A row, or consecutive rows, for each document; none for an empty one without EOS."""
         return DocumentRows(tokens, length, eos_id, pad_id, self.overflow)
 
@@ -80,7 +106,14 @@ class SupervisedEOS(_ByDocument):
     name: Literal["supervised_eos"] = "supervised_eos"
     learnt_pads: ClassVar[bool] = True
 
-    def rows(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None = None) -> Rows:
+    def rows(
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None = None,
+        encode: Encode | None = None,
+    ) -> Rows:
         """A row, or consecutive rows, for each document, without uncounted positions."""
         if eos_id is None:
             raise UnmaskError(
@@ -90,6 +123,54 @@ class SupervisedEOS(_ByDocument):
         return DocumentRows(tokens, length, eos_id, eos_id, self.overflow, learnt_pads=True)
 
 
+class Overlaid(Policy):
+    """``question=answer``, both of one length, laid over each other: where they agree the token is given.
+
+    A row is the answer alone, all of it but the given tokens to be predicted; with ``asks`` the question stands before
+    it, for a network that reads from left to right. What stands between the two is any one token.
+    """
+
+    name: Literal["overlaid"] = "overlaid"
+    ends_with_eos: ClassVar[bool] = False
+    asks: bool = False
+
+    def rows(
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None = None,
+        encode: Encode | None = None,
+    ) -> Rows:
+        """One row for each document, without EOS and pads."""
+        return OverlaidRows(tokens, length, self.asks)
+
+
+class Prompted(Policy):
+    """``question=answer``, one a row: everything up to the first ``separator`` is given, the answer and EOS count."""
+
+    name: Literal["prompted"] = "prompted"
+    separator: str = "="
+
+    def rows(
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None = None,
+        encode: Encode | None = None,
+    ) -> Rows:
+        """One row for each document; one that does not fit is an error."""
+        assert encode is not None, "the policy 'prompted' looks for a token"
+        ids = encode(self.separator)
+        if len(ids) != 1:
+            raise UnmaskError(
+                f"The separator {self.separator!r} of the policy 'prompted' is {len(ids)} tokens to this tokenizer; "
+                "choose one that is a single token."
+            )
+        return PromptedRows(tokens, length, eos_id, pad_id, ids[0], self.separator)
+
+
 def rows_of_texts(
     policy: Policy,
     token_ids: Sequence[Sequence[int]],
@@ -97,9 +178,10 @@ def rows_of_texts(
     eos_id: int | None,
     pad_id: int | None = None,
     texts: Sequence[str] | None = None,
+    encode: Encode | None = None,
 ) -> Rows:
     """The rows of texts in memory, by the same rules. texts: what the ids encode, to know bytes and characters."""
-    return policy.rows(Tokens.of(token_ids, texts), length, eos_id, pad_id)
+    return policy.rows(Tokens.of(token_ids, texts), length, eos_id, pad_id, encode)
 
 
 def rows_given(

@@ -19,7 +19,7 @@ from unmask.data.policies import Policy
 from unmask.data.rows import Rows
 from unmask.data.sides import reported, take_sides
 from unmask.data.sources import Document, Source
-from unmask.data.tokenizers import TokenizerComponent
+from unmask.data.tokenizers import TokenizerComponent, encode_one
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -56,8 +56,9 @@ class Corpus:
     def rows(self, policy: Policy, length: int) -> tuple[Rows, Rows]:
         """The tables of training and of validation rows."""
         eos_id, pad_id = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
-        train = [policy.rows(tokens, length, eos_id, pad_id) for tokens in self.train_parts]
-        validation = [policy.rows(tokens, length, eos_id, pad_id) for tokens in self.validation_parts]
+        words = partial(encode_one, self.tokenizer)
+        train = [policy.rows(tokens, length, eos_id, pad_id, words) for tokens in self.train_parts]
+        validation = [policy.rows(tokens, length, eos_id, pad_id, words) for tokens in self.validation_parts]
         return (
             train[0] if len(train) == 1 else MixedRows(train, self.weights),
             validation[0] if len(validation) == 1 else JoinedRows(validation),

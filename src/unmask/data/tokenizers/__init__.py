@@ -7,7 +7,7 @@ made of: only the program hides or ends a text, never the text itself.
 
 from unmask.data.tokenizers.base import EOS, MASK, Documents, TokenizerComponent, vocabulary_size
 from unmask.data.tokenizers.bpe import BPETokenizer
-from unmask.data.tokenizers.encoder import Encoder, encode, encoder_of
+from unmask.data.tokenizers.encoder import Encoder, encode, encode_one, encoder_of
 from unmask.data.tokenizers.published import HuggingFaceTokenizer
 from unmask.data.tokenizers.symbols import ByteTokenizer, CharTokenizer
 
@@ -22,6 +22,7 @@ __all__ = [
     "HuggingFaceTokenizer",
     "TokenizerComponent",
     "encode",
+    "encode_one",
     "encoder_of",
     "vocabulary_size",
 ]

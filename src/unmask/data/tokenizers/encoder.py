@@ -114,6 +114,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[lis
     return [ids.tolist() for ids in encoder_of(tokenizer)(texts)]
 
 
+def encode_one(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """The ids of a single text."""
+    return encode(tokenizer, [text])[0]
+
+
 _ENCODERS: WeakKeyDictionary[Any, tuple[tuple[int, int | None], Encoder]] = WeakKeyDictionary()
 
 

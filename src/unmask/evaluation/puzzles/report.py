@@ -1,0 +1,55 @@
+"""The table of an evaluation on puzzles: one row for each way to solve them, every share with its interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from unmask.evaluation.generation.bootstrap import Estimate, ratio, resamples
+from unmask.evaluation.generation.measures import Values
+from unmask.evaluation.puzzles.solving import Rule, Solved
+
+Z = 1.959964
+"""A 95% interval reaches so many standard errors."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way and what came of it. `causal`: it was the twin's. `steps` is None for one cell a call."""
+
+    checkpoint: str
+    way: str
+    rule: Rule
+    steps: int | None
+    items: int
+    sampler: dict[str, Any]
+    figures: dict[str, Estimate]
+    causal: bool = False
+    adaptive: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        about = {name: value for name, value in vars(self).items() if name != "figures"}
+        return {**about, **{name: one.as_dict() for name, one in self.figures.items()}}
+
+
+def wilson(right: Values) -> Estimate:
+    """A share of n yes-or-no answers and Wilson's interval, which is honest near 0 and 1 too."""
+    n, share = len(right), float(right.mean())
+    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    reach = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
+    return Estimate(share, max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach)))
+
+
+def figures_of(solved: Solved) -> dict[str, Estimate]:
+    """Items solved, cells right (bootstrap over items), answers that break no rule, calls and seconds an item."""
+    cells = ratio(solved.right_cells, solved.cells, resamples(len(solved.cells)))
+    assert cells is not None
+    return {
+        "accuracy": wilson(solved.right),
+        "cells": cells,
+        "valid": wilson(solved.valid),
+        "calls": Estimate(float(solved.calls.mean())),
+        "seconds": Estimate(float(solved.seconds.mean())),
+    }
