@@ -164,7 +164,7 @@ class MaskedDiffusionLM(Opened):
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         chosen = self.sampler(steps, order, sampler)
         rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
-        return self._writer(rows, chosen, wish, goes_on=True).write(seed, batch_size)
+        return self._writer(rows, chosen, wish).write(seed, batch_size)
 
     def _settled(self, text: str, needed: bool = False) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be."""
@@ -225,7 +225,7 @@ class MaskedDiffusionLM(Opened):
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         chosen = self.sampler(steps, order, sampler)
         ids = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
-        (written,) = self._writer([self.scribe.blank_row(ids)], chosen, wish, goes_on=True).write(seed, None)
+        (written,) = self._writer([self.scribe.blank_row(ids)], chosen, wish).write(seed, None)
         return written
 
     def stream(
@@ -250,13 +250,14 @@ class MaskedDiffusionLM(Opened):
         for state in self._writer([row], chosen, wish).states([row], seed):
             yield self.scribe.frame(state, reader)
 
-    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any], goes_on: bool = False) -> Writer:
-        """`goes_on`: the rows are pieces of texts, and what stands behind them is not known."""
+    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
+        """Rows that are shorter than the model's may go on behind what is written."""
         wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
+        short = min(len(row) for row in rows) < self.scribe.length
 
         def ready(tokens: int) -> Any:
             network = self.ready(tokens)
-            return self.scribe.goes_on(network) if goes_on else network
+            return self.scribe.goes_on(network) if short else network
 
         return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, ready)
 

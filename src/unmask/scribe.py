@@ -152,8 +152,8 @@ class Scribe:
         return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
 
     def goes_on(self, denoiser: Any) -> Any:
-        """A network as a text with blanks sees it. To one that has learnt rows filled up with EOS, a piece of text is
-        the beginning of a row: a row that ends with it would say that this is all there is."""
+        """A network as rows see it that are shorter than its own. To one that has learnt rows filled up with EOS, a
+        piece of text is the beginning of a row: a row that ends with it would say that this is all there is."""
         learnt = self.card.policy.learnt_pads and not self.card.objective.causal
         return GoesOn(denoiser, self.length) if learnt else denoiser
 

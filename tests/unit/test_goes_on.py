@@ -40,13 +40,30 @@ def test_a_blank_is_filled_as_in_a_canvas_whose_rest_is_masked(learnt):
         assert one.confidence[place] == pytest.approx(float(p[place, one.ids[place]]), rel=1e-4)
 
 
-@pytest.mark.parametrize("write", ["fill", "edit"])
-def test_every_verb_on_pieces_of_text_looks_at_the_masks(learnt, monkeypatch, write):
+WRITE = {
+    "fill": lambda lm: lm.fill(["a [MASK:2-4] b", "a [MASK]"]),
+    "edit": lambda lm: lm.edit("the cat sat", strength=0.5),
+    "short": lambda lm: lm.generate(2, prompt="The", length=12, steps=3),
+    "whole": lambda lm: lm.generate(2, steps=3),
+    "suffix": lambda lm: lm.generate(2, length=12, suffix="end", steps=3),
+    "stream": lambda lm: list(lm.stream("The", length=12, steps=3)),
+}
+
+
+@pytest.mark.parametrize("write", WRITE.values(), ids=WRITE)
+def test_whoever_writes_looks_at_rows_of_the_length_that_was_learnt(learnt, monkeypatch, write):
     widths = []
     hidden = learnt.denoiser.hidden
     monkeypatch.setattr(learnt.denoiser, "hidden", lambda ids, **kw: widths.append(ids.shape[1]) or hidden(ids, **kw))
-    if write == "fill":
-        learnt.fill(["a [MASK:2-4] b", "a [MASK]"])
-    else:
-        learnt.edit("the cat sat", strength=0.5)
+    write(learnt)
     assert set(widths) == {LENGTH}
+
+
+def test_a_short_canvas_is_the_beginning_of_a_row(learnt):
+    """What stands behind it is masked and stays so: one call gives the first tokens what a whole canvas gives them."""
+    (short,) = learnt.sample(1, length=12, steps=1, seed=3)
+    z = torch.full((1, LENGTH), learnt.scribe.mask)
+    p = learnt.denoiser.head(learnt.denoiser.hidden(z)).detach()[0].softmax(-1)
+    assert len(short.ids) == 12
+    for place, token in enumerate(short.ids):
+        assert short.confidence[place] == pytest.approx(float(p[place, token]), rel=1e-4)
