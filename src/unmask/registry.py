@@ -56,6 +56,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "markov": "unmask.data.sources.markov:MarkovSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
+        "functions": "unmask.data.functions:FunctionsSource",
         "mixture": "unmask.data.mixture:MixtureSource",
     },
     "tokenizer": {
