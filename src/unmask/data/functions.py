@@ -79,7 +79,7 @@ def functions_of(source: str) -> Iterator[tuple[str, str]]:
     tree, lines = parsed(source), source.split("\n")
     for name, node in _functions(tree.body, "") if tree else ():
         text = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) + "\n"
-        if function_in(text) is not None:
+        if not text[0].isspace():
             yield name, text
 
 
