@@ -12,9 +12,10 @@ from unmask import registry
 from unmask.checkpoint import Card
 from unmask.data import functions
 from unmask.data.functions import FunctionsSource
+from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.evaluation.code.blanks import SIZES, Blank, blanks_of, check_twin, code_of, parse_kinds
+from unmask.evaluation.code.blanks import SIZES, Blank, blank_in, blanks_of, check_twin, code_of, parse_kinds
 from unmask.evaluation.code.contest import Contest
 from unmask.evaluation.code.filling import fill, row_of, text_with
 from unmask.evaluation.code.picture import panels
@@ -127,6 +128,9 @@ def test_blanks_are_what_the_parser_calls_expressions_and_statements():
     found = set(pieces("expression"))
     assert {"a + b[0]", "b[0]", 'f"{a}-{b}"', '"ü"', "self.what", "y / z"} <= found
     assert not found & {'"""Says "é" and more."""', "(1, 2)", "m + 1", "m"}
+    text = next(one.text for one in FunctionsSource().documents() if one.name == "zipfile:first")
+    start = text.index('f"{a}')
+    assert not [span for span in Body.of(text).expressions() if start < span[0] < start + len('f"{a}-{b}"')]
     lines = set(pieces("line"))
     assert {"c = a + b[0]", "return c", 'return "ü" + d', "self.count += 1"} <= lines
     assert not [line for line in lines if "\n" in line or '"""' in line or "lone" in line]
@@ -145,12 +149,28 @@ def test_blanks_are_the_same_for_a_seed_fit_and_leave_the_def_line_alone(kind):
     others = [blank for seed in range(8) for blank in blanks_of(lm, kind, 100, seed)]
     assert len({(blank.name, blank.start) for blank in others}) > len(found)
     assert {blank.name for blank in others} <= {"zipfile:first", "zipfile:second", "zipfile:Box.put"}
+    assert len({blanks_of(lm, kind, 1, seed)[0].name for seed in range(8)}) > 1
     for blank in others:
         assert len(blank.truth) in SIZES[kind]
         assert "def " in TOKENIZER.decode(list(blank.ids[: blank.start])).partition("\n")[0]
         assert "\n" in TOKENIZER.decode(list(blank.ids[: blank.start]))
         assert TOKENIZER.decode(list(blank.truth)) in pieces(kind)
         assert TOKENIZER.decode(list(blank.ids)) == blank.text
+
+
+def test_a_function_must_fit_into_a_row_with_its_end():
+    size = len(next(one.text for one in FunctionsSource().documents() if one.name == "zipfile:Box.put"))
+    asked = [{blank.name for blank in blanks_of(model(Knows(), length=n), "line", 9)} for n in (size, size + 1)]
+    assert asked[1] - asked[0] == {"zipfile:Box.put"}
+
+
+def test_a_token_that_holds_the_end_of_the_def_line_is_never_blanked():
+    words = ["def f(x):", "\n    y = x", " + 1", "\n    return", " y", " + x", "\n"]
+    told = SimpleNamespace(eos_token_id=None, decode=lambda ids, **_: "".join(words[i] for i in ids))
+    lm = SimpleNamespace(words=told, scribe=SimpleNamespace(mask=99))
+    document = Document("zipfile:f", "".join(words))
+    (found,) = {blank_in(lm, document, list(range(7)), "expression", seed) for seed in range(20)}
+    assert (found.start, found.end) == (4, 6)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "stochastic"])
