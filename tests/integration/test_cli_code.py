@@ -60,8 +60,9 @@ def test_all_ways_and_the_twin_stand_in_one_table(run, place):
     asked = ("--count", 4, "--steps", 2, "--steps", "none", "--out", "all.json", "--plot", "p.png")
     code, out, err = run("eval", "code", "code", "--twin", "code-ar", *asked)
     assert code == 0, err
-    for words in ("uniform", "margin", "threshold", "parses", "4 of the kind expression"):
+    for words in ("uniform", "margin", "threshold", "parses", "expression: 4 blanks in held-out functions"):
         assert words in out
+    assert "…" not in out, "a table fits 80 characters"
     report = json.loads(Path("all.json").read_text())
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
     assert report["blanks"] == {"expression": 4, "line": 4, "lines": 4}

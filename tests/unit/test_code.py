@@ -37,9 +37,9 @@ def first(a, b=(1, 2)):
     return c
 
 def second(x):
-    y = x * 2
-    z = y - 1
-    return y / z
+    ÿ = x * 2
+    z = ÿ - 1
+    return ÿ / z
 
 class Box:
     def put(self, what):
@@ -126,7 +126,7 @@ def pieces(kind: str) -> list[str]:
 
 def test_blanks_are_what_the_parser_calls_expressions_and_statements():
     found = set(pieces("expression"))
-    assert {"a + b[0]", "b[0]", 'f"{a}-{b}"', '"ü"', "self.what", "y / z"} <= found
+    assert {"a + b[0]", "b[0]", 'f"{a}-{b}"', '"ü"', "self.what", "ÿ / z"} <= found
     assert not found & {'"""Says "é" and more."""', "(1, 2)", "m + 1", "m"}
     text = next(one.text for one in FunctionsSource().documents() if one.name == "zipfile:first")
     start = text.index('f"{a}')
@@ -135,7 +135,7 @@ def test_blanks_are_what_the_parser_calls_expressions_and_statements():
     assert {"c = a + b[0]", "return c", 'return "ü" + d', "self.count += 1"} <= lines
     assert not [line for line in lines if "\n" in line or '"""' in line or "lone" in line]
     several = set(pieces("lines"))
-    assert {"y = x * 2\n    z = y - 1", "self.what = what\n    self.count += 1"} <= several
+    assert {"ÿ = x * 2\n    z = ÿ - 1", "self.what = what\n    self.count += 1"} <= several
     assert 'if c:\n        d = f"{a}-{b}"\n        return "ü" + d' in several
     assert all("\n" in one for one in several)
 

@@ -27,7 +27,7 @@ def draw_code(panels: Sequence[Sequence[Panel]], path: Path) -> None:
     with drawing() as plt:
         lines, columns = len(panels), len(panels[0])
         figure = plt.figure(figsize=(max(2, columns) * WIDTH, lines * HEIGHT + 0.4), layout="constrained")
-        axes = figure.subplots(lines, columns, squeeze=False, sharex="col")
+        axes = figure.subplots(lines, columns, squeeze=False, sharex="col", sharey="row")
         names = list(dict.fromkeys(one.name for panel in panels[0] for one in panel.contenders))
         for line, row in zip(axes, panels, strict=True):
             for axis, panel in zip(line, row, strict=True):
@@ -53,7 +53,6 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> None:
     axis.xaxis.set_major_locator(LogLocator(2.0, numticks=12))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_ylim(-0.03, 1.03)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
