@@ -88,8 +88,8 @@ class Knows(Planted):
         return self.rows([self._whole(ids) for ids in input_ids.tolist()])
 
     def _whole(self, ids: list[int]) -> list[int]:
-        (whole,) = (w for w in self.known if all(a in (MASK, b) for a, b in zip(ids, w, strict=True)))
-        return whole
+        (whole,) = (w for w in self.known if all(a in (MASK, b) for a, b in zip(ids, w, strict=False)))
+        return whole[: len(ids)]
 
 
 class KnowsBefore(Planted):
@@ -104,6 +104,15 @@ class KnowsBefore(Planted):
         self.seen += read
         nexts = [next((w[len(ids)] for w in self.known if w[: len(ids)] == ids), EOS) for ids in read]
         return self.rows([[token] for token in nexts])
+
+
+class Wavers(KnowsBefore):
+    """Finds x a little likelier than y."""
+
+    def rows(self, tokens):
+        logits = torch.full((len(tokens), 1, len(TOKENIZER)), -20.0)
+        logits[..., ord("x")], logits[..., ord("y")] = 0.2, 0.0
+        return logits
 
 
 def known() -> list[list[int]]:
@@ -220,6 +229,13 @@ def test_a_function_parses_when_the_parser_says_so(token, parses, right):
     assert (filled.exact[0], filled.same_tokens[0]) == (0, 0)
 
 
+def test_greedy_tokens_are_the_likeliest_and_stochastic_ones_are_drawn():
+    blanks = [wrong("def f(x):\n    return xx\n", "xx")] * 40
+    greedy, drawn = (fill(model(Wavers()), blanks, Way(rule)) for rule in ("greedy", "stochastic"))
+    assert greedy.right_tokens.tolist() == [2.0] * 40
+    assert 0.3 < drawn.right_tokens.mean() / 2 < 0.8
+
+
 def test_white_space_does_not_count_for_an_exact_blank_but_for_its_tokens():
     blank = wrong("def f(x):\n    return  x\n", "  ")
     lm = model(Knows())
@@ -245,6 +261,8 @@ def test_rows_of_ids_are_shown_as_they_are():
     assert network.seen[0] == row
     assert done.ids[: len(blank.ids)] == list(blank.ids)
     assert (done.calls, done.seed) == (len(blank.truth), 3)
+    lm.fill_rows([row[: len(blank.ids)]])
+    assert len(network.seen[-1]) == len(blank.ids), "nothing is put behind a row"
     with pytest.raises(UnmaskError, match="no rows to fill"):
         lm.fill_rows([])
     with pytest.raises(UnmaskError, match=f"has {LENGTH + 1} tokens and this model reads {LENGTH}"):
@@ -262,6 +280,8 @@ def test_what_was_trained_on_something_else_is_refused():
     other.scribe.tokenizer = registry.build("tokenizer", {"name": "char", "alphabet": "abc"}).build(lambda: iter(()))
     with pytest.raises(UnmaskError, match="was trained on other functions or tokens"):
         check_twin(model(Knows()), other)
+    with pytest.raises(UnmaskError, match="was trained on other functions or tokens"):
+        Contest.of(model(Knows()), ["line"]).enter(other, [Way()])
     with pytest.raises(UnmaskError, match="blank of the kind 'line' fits into the 20 tokens"):
         blanks_of(model(Knows(), length=20), "line", 5)
     with pytest.raises(UnmaskError, match=r"no blank of the kind 'linse'\. Did you mean 'line"):
