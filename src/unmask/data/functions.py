@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class FunctionsSource(Source):
-    """Functions and methods of the standard library as they are written: some fourteen thousand, eight megabytes.
+    """Functions and methods of the standard library as they are written: some fourteen thousand, seven megabytes.
 
     One document ``package.module:Class.method`` per function, from its ``def`` to the end of its last line, moved to
     the left margin; decorators stay behind, and functions inside functions belong to these. A text that comes more than
