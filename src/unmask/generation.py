@@ -166,6 +166,27 @@ class MaskedDiffusionLM(Opened):
         rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
         return self._writer(rows, chosen, wish).write(seed, batch_size)
 
+    def fill_rows(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+        order: str | None = None,
+        sampler: Spec | None = None,
+        **wish: Any,
+    ) -> list[Generation]:
+        """Like `fill_details` for rows of token ids with masks among them, which the network sees just as they are.
+
+        What ends a text must stand in its row; `unmask.data.policies.Policy.frame` puts it there.
+        """
+        if not rows:
+            raise UnmaskError("There are no rows to fill; give at least one.")
+        given = [self.scribe.readable(list(row)) for row in rows]
+        return self._writer(given, self.sampler(steps, order, sampler), wish).write(seed, batch_size, progress)
+
     def _settled(self, text: str, needed: bool = False) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be."""
         parts = self.scribe.parts(text)

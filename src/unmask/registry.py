@@ -59,6 +59,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "paths": "unmask.data.sources.paths:PathsSource",
         "stdin": "unmask.data.sources:StdinSource",
         "stdlib": "unmask.data.stdlib:StdlibSource",
+        "functions": "unmask.data.functions:FunctionsSource",
         "mixture": "unmask.data.mixture:MixtureSource",
     },
     "tokenizer": {

@@ -143,13 +143,17 @@ class Scribe:
 
         Rows that are filled up with EOS have no frame: where the text ends is not known (`goes_on`).
         """
+        ids, policy, eos = self.readable(ids), self.card.policy, self.words.eos_token_id
+        return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
+
+    def readable(self, ids: list[int]) -> list[int]:
+        """Tokens with masks among them; an error where this model cannot see them all."""
         mask, limit = self.mask, self.limit
         if len(ids) > limit:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
-        if self.card.objective.causal and any(i != mask for i in ids[ids.index(mask) :]):
+        if self.card.objective.causal and mask in ids and any(i != mask for i in ids[ids.index(mask) :]):
             raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
-        policy, eos = self.card.policy, self.words.eos_token_id
-        return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
+        return ids
 
     def goes_on(self, denoiser: Any) -> Any:
         """A network as rows see it that are shorter than its own. To one that has learnt rows filled up with EOS, a

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, progress, room_for
+from unmask.cli.eval_code import code
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_puzzles import puzzles
 
@@ -23,6 +24,7 @@ class EvalGroup(TyperGroup):
 
 
 app = typer.Typer(cls=EvalGroup)
+app.command("code")(code)
 app.command("generation")(generation)
 app.command("puzzles")(puzzles)
 

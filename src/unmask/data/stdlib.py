@@ -65,14 +65,14 @@ def _documents(root: Path) -> tuple[Document, ...]:
 
 
 def _modules(root: Path) -> Iterator[Document]:
-    for name, path in sorted(_source_files(root)):
+    for name, path in sorted(source_files(root)):
         tree = _parse(path)
         text = "\n\n".join(_docstrings(tree)) if tree else ""
         if text:
             yield Document(name, text)
 
 
-def _source_files(root: Path) -> Iterator[tuple[str, Path]]:
+def source_files(root: Path) -> Iterator[tuple[str, Path]]:
     """(dotted module name, file) of every module that is worth reading."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS]
