@@ -178,7 +178,7 @@ class MaskedDiffusionLM(Opened):
         sampler: Spec | None = None,
         **wish: Any,
     ) -> list[Generation]:
-        """Like `fill_details` for rows of token ids with masks among them, which the network sees just as they are.
+        """Like `fill_details` for rows of token ids with masks among them.
 
         What ends a text must stand in its row; `unmask.data.policies.Policy.frame` puts it there.
         """
