@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from unmask.registry import Component
 
 Encode = Callable[[str], Sequence[int]]
 """The ids of a text."""
+
+
+class Marks(NamedTuple):
+    """What a policy knows of a tokenizer: EOS, put after each document; what stands at positions that are not counted
+    (0 where there is no pad); and for those that look for a token, how a text is encoded."""
+
+    eos_id: int | None
+    pad_id: int | None = None
+    encode: Encode | None = None
 
 
 class Policy(Component):
@@ -36,20 +45,8 @@ class Policy(Component):
         return [*ids, *[eos_id] * (room if self.learnt_pads else 1)]
 
     @abstractmethod
-    def rows(
-        self,
-        tokens: Tokens,
-        length: int,
-        eos_id: int | None,
-        pad_id: int | None = None,
-        encode: Encode | None = None,
-    ) -> Rows:
-        """The table of rows of some documents.
-
-        length: L, the tokens a row. eos_id: put after each document; None where the tokenizer has none. pad_id: what
-        stands at positions that are not counted; 0 where the tokenizer has no pad token. encode: the tokenizer, which
-        policies need that look for a token.
-        """
+    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
+        """The table of rows of some documents, `length` tokens a row."""
 
 
 class Packed(Policy):
@@ -61,16 +58,9 @@ class Packed(Policy):
     name: Literal["packed"] = "packed"
     ends_with_eos: ClassVar[bool] = False
 
-    def rows(
-        self,
-        tokens: Tokens,
-        length: int,
-        eos_id: int | None,
-        pad_id: int | None = None,
-        encode: Encode | None = None,
-    ) -> Rows:
+    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
         """Blocks of L tokens; only the last may have pads, which are not counted."""
-        return PackedRows(tokens, length, eos_id, pad_id)
+        return PackedRows(tokens, length, marks.eos_id, marks.pad_id)
 
 
 class _ByDocument(Policy):
@@ -88,16 +78,9 @@ class Padded(_ByDocument):
 
     name: Literal["padded"] = "padded"
 
-    def rows(
-        self,
-        tokens: Tokens,
-        length: int,
-        eos_id: int | None,
-        pad_id: int | None = None,
-        encode: Encode | None = None,
-    ) -> Rows:
+    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
         """A row, or consecutive rows, for each document; none for an empty one without EOS."""
-        return DocumentRows(tokens, length, eos_id, pad_id, self.overflow)
+        return DocumentRows(tokens, length, marks.eos_id, marks.pad_id, self.overflow)
 
 
 class SupervisedEOS(_ByDocument):
@@ -106,21 +89,14 @@ class SupervisedEOS(_ByDocument):
     name: Literal["supervised_eos"] = "supervised_eos"
     learnt_pads: ClassVar[bool] = True
 
-    def rows(
-        self,
-        tokens: Tokens,
-        length: int,
-        eos_id: int | None,
-        pad_id: int | None = None,
-        encode: Encode | None = None,
-    ) -> Rows:
+    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
         """A row, or consecutive rows, for each document, without uncounted positions."""
-        if eos_id is None:
+        if marks.eos_id is None:
             raise UnmaskError(
                 "The length policy 'supervised_eos' needs a tokenizer with an end token, and this one has none; "
                 "use the policy 'padded' or 'packed', or a tokenizer such as 'byte'."
             )
-        return DocumentRows(tokens, length, eos_id, eos_id, self.overflow, learnt_pads=True)
+        return DocumentRows(tokens, length, marks.eos_id, marks.eos_id, self.overflow, learnt_pads=True)
 
 
 class Overlaid(Policy):
@@ -134,14 +110,7 @@ class Overlaid(Policy):
     ends_with_eos: ClassVar[bool] = False
     asks: bool = False
 
-    def rows(
-        self,
-        tokens: Tokens,
-        length: int,
-        eos_id: int | None,
-        pad_id: int | None = None,
-        encode: Encode | None = None,
-    ) -> Rows:
+    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
         """One row for each document, without EOS and pads."""
         return OverlaidRows(tokens, length, self.asks)
 
@@ -152,23 +121,16 @@ class Prompted(Policy):
     name: Literal["prompted"] = "prompted"
     separator: str = "="
 
-    def rows(
-        self,
-        tokens: Tokens,
-        length: int,
-        eos_id: int | None,
-        pad_id: int | None = None,
-        encode: Encode | None = None,
-    ) -> Rows:
+    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
         """One row for each document; one that does not fit is an error."""
-        assert encode is not None, "the policy 'prompted' looks for a token"
-        ids = encode(self.separator)
+        assert marks.encode is not None, "the policy 'prompted' looks for a token"
+        ids = marks.encode(self.separator)
         if len(ids) != 1:
             raise UnmaskError(
                 f"The separator {self.separator!r} of the policy 'prompted' is {len(ids)} tokens to this tokenizer; "
                 "choose one that is a single token."
             )
-        return PromptedRows(tokens, length, eos_id, pad_id, ids[0], self.separator)
+        return PromptedRows(tokens, length, marks.eos_id, marks.pad_id, ids[0], self.separator)
 
 
 def rows_of_texts(
@@ -181,7 +143,7 @@ def rows_of_texts(
     encode: Encode | None = None,
 ) -> Rows:
     """The rows of texts in memory, by the same rules. texts: what the ids encode, to know bytes and characters."""
-    return policy.rows(Tokens.of(token_ids, texts), length, eos_id, pad_id, encode)
+    return policy.rows(Tokens.of(token_ids, texts), length, Marks(eos_id, pad_id, encode))
 
 
 def rows_given(

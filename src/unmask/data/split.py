@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unmask.data.cache import TokenCache
 from unmask.data.inventory import Inventory, joined, take_inventory
 from unmask.data.mixed_rows import JoinedRows, MixedRows
 from unmask.data.mixture import weighted_parts
-from unmask.data.policies import Policy
+from unmask.data.policies import Marks, Policy
 from unmask.data.rows import Rows
 from unmask.data.sides import reported, take_sides
 from unmask.data.sources import Document, Source
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 """(part, done, total): characters encoded of the 'train' or 'validation' part; or read of the 'corpus', total 0."""
+
+
+def marks_of(tokenizer: Any) -> Marks:
+    """What length policies know of a tokenizer."""
+    return Marks(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +60,9 @@ class Corpus:
 
     def rows(self, policy: Policy, length: int) -> tuple[Rows, Rows]:
         """The tables of training and of validation rows."""
-        eos_id, pad_id = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
-        words = partial(encode_one, self.tokenizer)
-        train = [policy.rows(tokens, length, eos_id, pad_id, words) for tokens in self.train_parts]
-        validation = [policy.rows(tokens, length, eos_id, pad_id, words) for tokens in self.validation_parts]
+        marks = marks_of(self.tokenizer)
+        train = [policy.rows(tokens, length, marks) for tokens in self.train_parts]
+        validation = [policy.rows(tokens, length, marks) for tokens in self.validation_parts]
         return (
             train[0] if len(train) == 1 else MixedRows(train, self.weights),
             validation[0] if len(validation) == 1 else JoinedRows(validation),

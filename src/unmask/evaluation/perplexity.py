@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.rows import Rows
 from unmask.data.sources import Document, source_named
-from unmask.data.split import Corpus, prepare
-from unmask.data.tokenizers import encode_one
+from unmask.data.split import Corpus, marks_of, prepare
 from unmask.errors import UnmaskError
 from unmask.generation import MaskedDiffusionLM
 from unmask.registry import build
@@ -33,8 +31,7 @@ def held_out_rows(
     length = length or lm.row_length
     if texts:
         tokens = TokenCache.build(documents_in(texts, separator=separator, field=field), lm.words)
-        words = lm.words
-        rows = lm.card.policy.rows(tokens, length, words.eos_token_id, words.pad_token_id, partial(encode_one, words))
+        rows = lm.card.policy.rows(tokens, length, marks_of(lm.words))
     else:
         _, rows = _corpus(lm).rows(lm.card.policy, length)
     return rows if count is None else rows.spread(count)
