@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import make_checkpoint
 
 from unmask.config import read_recipe
-from unmask.data import functions
+from unmask.data import stdlib
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=2", "training.batch_size=4"]
@@ -39,7 +39,7 @@ def runs(tmp_path_factory) -> Path:
     """The model of code, its twin, a twin of other tokens, each trained for two steps; a model of other text."""
     place, library = tmp_path_factory.mktemp("runs"), written(tmp_path_factory.mktemp("library"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functions, "sysconfig", SimpleNamespace(get_path=lambda name: str(library)))
+        patch.setattr(stdlib, "sysconfig", SimpleNamespace(get_path=lambda name: str(library)))
         for name in ("code", "code-ar"):
             train(read_recipe(name, [*SMALL, *SHORT]), place / name)
         train(read_recipe("code-ar", [*SMALL, *SHORT, "data.tokenizer=byte"]), place / "bytes-ar")

@@ -10,7 +10,7 @@ import torch
 
 from unmask import registry
 from unmask.checkpoint import Card
-from unmask.data import functions
+from unmask.data import stdlib
 from unmask.data.functions import FunctionsSource
 from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
@@ -58,7 +58,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standard library of two modules; the hash of its name holds `zipfile` out."""
     (tmp_path / "zipfile.py").write_text(HELD_OUT)
     (tmp_path / "json.py").write_text("def trained(a):\n    return a + a + a\n")
-    monkeypatch.setattr(functions, "sysconfig", SimpleNamespace(get_path=lambda name: str(tmp_path)))
+    monkeypatch.setattr(stdlib, "sysconfig", SimpleNamespace(get_path=lambda name: str(tmp_path)))
 
 
 class Planted(torch.nn.Module):

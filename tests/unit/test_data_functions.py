@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unmask.data import functions
+from unmask.data import stdlib
 from unmask.data.functions import FunctionsSource, function_in, functions_of
 from unmask.data.sides import take_sides
 from unmask.errors import UnmaskError
@@ -49,7 +49,7 @@ def lone(): return 0
 
 @pytest.fixture
 def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(functions, "sysconfig", SimpleNamespace(get_path=lambda name: str(tmp_path)))
+    monkeypatch.setattr(stdlib, "sysconfig", SimpleNamespace(get_path=lambda name: str(tmp_path)))
     return tmp_path
 
 

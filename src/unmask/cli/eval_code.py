@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unmask.cli.common import BatchSize, Device, Dtype, Json, Seed, console, print_json, progress, room_for
+from unmask.cli.contests import (
+    Out,
+    WayOrders,
+    WayRules,
+    WaySamplers,
+    WaySteps,
+    chosen_ways,
+    opened,
+    steps_word,
+    write_contest,
+)
 from unmask.cli.eval_generation import check_outputs
-from unmask.cli.ordering import sampler_spec
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,29 +42,16 @@ def code(
             "Without it each of them."
         ),
     ] = None,
-    order: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="uniform, left_to_right, confidence, margin, entropy, threshold or entropy_bounded; repeatable. "
-            "Without it, and without --sampler, the first six."
-        ),
-    ] = None,
-    sampler: Annotated[
-        list[str] | None, typer.Option(help="Any sampler, as 'name: remdm, strategy: loop'; repeatable.")
-    ] = None,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="Tokens: greedy or stochastic; repeatable. Without it both.")
-    ] = None,
-    steps: Annotated[
-        list[str] | None,
-        typer.Option(help="At most this many network calls; repeatable. 'none', and without it: one token a call."),
-    ] = None,
+    order: WayOrders = None,
+    sampler: WaySamplers = None,
+    rule: WayRules = None,
+    steps: WaySteps = None,
     count: Annotated[
         int, typer.Option(min=1, help="Held-out functions with a blank of each kind, where there are as many.")
     ] = 500,
     seed: Seed = 0,
     batch_size: BatchSize = None,
-    out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
+    out: Out = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rates against calls: .png, .svg, .pdf.")] = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -79,17 +75,13 @@ def code(
     """
     from unmask.evaluation.code.blanks import check_twin, parse_kinds
     from unmask.evaluation.code.contest import Contest
-    from unmask.evaluation.generation.plan import parse_steps
-    from unmask.evaluation.puzzles.contest import ORDERS, parse_rules, ways_of
-    from unmask.generation import load
+    from unmask.evaluation.code.picture import draw
 
     check_outputs(out, plot)
-    rules, counts = parse_rules(rule or ["greedy", "stochastic"]), parse_steps(steps or ["none"])
+    ways_for = chosen_ways(order, sampler, rule, steps)
     kinds = parse_kinds(kind or ["expression", "line", "lines"])
-    orders = order or ([] if sampler else list(ORDERS))
-    samplers = [spec for spec in map(sampler_spec, sampler or []) if spec is not None]
-    models = [load(path, device=device, dtype=dtype) for path in (checkpoint, twin) if path is not None]
-    entries = [(lm, ways_of(lm, orders, samplers, rules, counts)) for lm in models]
+    models = opened((checkpoint, twin), device, dtype)
+    entries = [(lm, ways_for(lm)) for lm in models]
     contest = Contest.of(models[0], kinds, count, seed, batch_size)
     check_twin(models[0], models[-1])
     work = contest.size * sum(len(ways) for _, ways in entries)
@@ -100,7 +92,9 @@ def code(
         print_json(contest.as_dict())
     else:
         _show(contest)
-    _write(contest, out, plot)
+    write_contest(contest.as_dict(), out)
+    if plot is not None:
+        draw(contest.rows, plot)
 
 
 def _show(contest: Contest) -> None:
@@ -132,22 +126,11 @@ def _table(rows: Sequence[Row]) -> Table:
 def _words(row: Row) -> list[str]:
     """A row of the table."""
     found = row.figures
-    steps = "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
     cost = [f"{found['calls'].value:.1f}", f"{1000 * found['seconds'].value:.1f}"]
     shares = [_share(found["parses"]), _share(found["exact"]), f"{100 * found['tokens'].value:.1f}"]
-    return [row.way, row.rule, steps, *shares, *cost]
+    return [row.way, row.rule, steps_word(row), *shares, *cost]
 
 
 def _share(rate: Estimate) -> str:
     value, low, high = (100 * (x or 0.0) for x in (rate.value, rate.low, rate.high))
     return f"{value:.1f} ({low:.0f}–{high:.0f})"
-
-
-def _write(contest: Contest, out: Path | None, plot: Path | None) -> None:
-    from unmask.evaluation.code.picture import draw
-    from unmask.files import atomic_text
-
-    if out is not None:
-        atomic_text(out, json.dumps(contest.as_dict(), ensure_ascii=False, allow_nan=False, indent=2) + "\n")
-    if plot is not None:
-        draw(contest.rows, plot)

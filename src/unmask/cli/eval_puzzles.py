@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask.cli.common import BatchSize, Device, Dtype, Json, Seed, console, print_json, progress, room_for
+from unmask.cli.contests import (
+    Out,
+    WayOrders,
+    WayRules,
+    WaySamplers,
+    WaySteps,
+    chosen_ways,
+    opened,
+    steps_word,
+    write_contest,
+)
 from unmask.cli.eval_generation import check_outputs
-from unmask.cli.ordering import sampler_spec
 
 if TYPE_CHECKING:
     from unmask.evaluation.puzzles.contest import Contest
@@ -22,29 +31,16 @@ def puzzles(
         str, typer.Argument(help="A run of 'unmask train sudoku', 'paths', or of their twins.", metavar="CKPT")
     ],
     twin: Annotated[str | None, typer.Option(help="An autoregressive checkpoint of the same puzzles.")] = None,
-    order: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="uniform, left_to_right, confidence, margin, entropy, threshold or entropy_bounded; repeatable. "
-            "Without it, and without --sampler, the first six."
-        ),
-    ] = None,
-    sampler: Annotated[
-        list[str] | None, typer.Option(help="Any sampler, as 'name: remdm, strategy: loop'; repeatable.")
-    ] = None,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="Tokens: greedy or stochastic; repeatable. Without it both.")
-    ] = None,
-    steps: Annotated[
-        list[str] | None,
-        typer.Option(help="At most this many network calls; repeatable. 'none', and without it: one cell a call."),
-    ] = None,
+    order: WayOrders = None,
+    sampler: WaySamplers = None,
+    rule: WayRules = None,
+    steps: WaySteps = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="How many held-out items; 1,000, or all where they are fewer.")
     ] = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
-    out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
+    out: Out = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw accuracies, and errors against calls: .png, .svg, .pdf.")
     ] = None,
@@ -65,17 +61,14 @@ def puzzles(
 
         unmask eval puzzles runs/paths --order margin --order uniform --rule greedy --steps 1 --steps 2 --steps none
     """
-    from unmask.evaluation.generation.plan import parse_steps
-    from unmask.evaluation.puzzles.contest import ORDERS, Contest, parse_rules, ways_of
-    from unmask.generation import load
+    from unmask.evaluation.puzzles.contest import Contest
+    from unmask.evaluation.puzzles.picture import draw
 
     check_outputs(out, plot)
-    rules, counts = parse_rules(rule or ["greedy", "stochastic"]), parse_steps(steps or ["none"])
-    orders = order or ([] if sampler else list(ORDERS))
-    samplers = [spec for spec in map(sampler_spec, sampler or []) if spec is not None]
-    models = [load(path, device=device, dtype=dtype) for path in (checkpoint, twin) if path is not None]
+    ways_for = chosen_ways(order, sampler, rule, steps)
+    models = opened((checkpoint, twin), device, dtype)
     contest = Contest.of(models[0], count, seed, batch_size)
-    entries = [(lm, ways_of(lm, orders, samplers, rules, counts)) for lm in models]
+    entries = [(lm, ways_for(lm)) for lm in models]
     for lm in models:
         contest.admit(lm)
     work = len(contest.items) * sum(len(ways) for _, ways in entries)
@@ -86,7 +79,9 @@ def puzzles(
         print_json(contest.as_dict())
     else:
         _show(contest)
-    _write(contest, out, plot)
+    write_contest(contest.as_dict(), out)
+    if plot is not None:
+        draw(contest.rows, contest.source.name, plot)
 
 
 def _show(contest: Contest) -> None:
@@ -112,17 +107,13 @@ def _words(row: Row) -> list[str]:
     """A row of the table."""
     found = row.figures
     solved = found["accuracy"].map(lambda share: 100 * share)
-    steps = "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
     shares = [f"{100 * found[name].value:.1f}" for name in ("cells", "valid")]
     cost = [f"{found['calls'].value:.1f}", f"{1000 * found['seconds'].value:.2f}"]
-    return [row.way, row.rule, steps, f"{solved.value:.1f} ({solved.low:.1f}–{solved.high:.1f})", *shares, *cost]
-
-
-def _write(contest: Contest, out: Path | None, plot: Path | None) -> None:
-    from unmask.evaluation.puzzles.picture import draw
-    from unmask.files import atomic_text
-
-    if out is not None:
-        atomic_text(out, json.dumps(contest.as_dict(), ensure_ascii=False, allow_nan=False, indent=2) + "\n")
-    if plot is not None:
-        draw(contest.rows, contest.source.name, plot)
+    return [
+        row.way,
+        row.rule,
+        steps_word(row),
+        f"{solved.value:.1f} ({solved.low:.1f}–{solved.high:.1f})",
+        *shares,
+        *cost,
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sysconfig
 import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,7 @@ from textwrap import dedent
 from typing import Literal
 
 from unmask.data.sources import Document, Source
-from unmask.data.stdlib import StdlibSource, source_files
-from unmask.errors import UnmaskError
+from unmask.data.stdlib import StdlibSource, of_library, source_files
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -32,11 +30,7 @@ class FunctionsSource(Source):
 
     def documents(self) -> Iterator[Document]:
         """Functions in the order of the dotted names of their modules, then of the source."""
-        root = Path(sysconfig.get_path("stdlib"))
-        documents = _documents(root)
-        if not documents:
-            raise UnmaskError(f"The standard library in {root} has no source files; use the source 'text' instead.")
-        return iter(documents)
+        return of_library(_documents)
 
     def held_out(self, name: str) -> bool:
         """True for about a tenth of the packages, by a hash of the top-level name alone."""

@@ -6,7 +6,7 @@ import ast
 import os
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -45,17 +45,22 @@ class StdlibSource(Source):
 
     def documents(self) -> Iterator[Document]:
         """Modules in the order of their dotted names, then topics in the order of theirs."""
-        root = Path(sysconfig.get_path("stdlib"))
-        documents = _documents(root)
-        if not documents:
-            raise UnmaskError(f"The standard library in {root} has no source files; use the source 'text' instead.")
-        return iter(documents)
+        return of_library(_documents)
 
     def held_out(self, name: str) -> bool:
         """True for about a tenth of the packages and topics, by a hash of the top-level name alone."""
         top = name if name.startswith("topics.") else name.partition(".")[0]
         digest = blake2b((HELD_OUT_SALT + top).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
+
+
+def of_library(read: Callable[[Path], Sequence[Document]]) -> Iterator[Document]:
+    """What is read in the folder of the standard library; there are Pythons that come without its source."""
+    root = Path(sysconfig.get_path("stdlib"))
+    documents = read(root)
+    if not documents:
+        raise UnmaskError(f"The standard library in {root} has no source files; use the source 'text' instead.")
+    return iter(documents)
 
 
 @cache

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
 
 from unmask.data.functions import FunctionsSource
 from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.evaluation.code.syntax import PIECES, Body, Kind, Span
+from unmask.evaluation.origin import trained_on
 from unmask.generation import MaskedDiffusionLM
-from unmask.registry import build
 from unmask.templates import PieceReader
 
 SIZES: dict[Kind, range] = {"expression": range(2, 9), "line": range(6, 21), "lines": range(21, 49)}
@@ -45,12 +44,7 @@ class Blank:
 
 def code_of(lm: MaskedDiffusionLM) -> FunctionsSource:
     """The source of a checkpoint's training data, which must be that of functions."""
-    described: dict[str, Any] = lm.card.protocol.get("data", {}).get("source", {})
-    source = build("source", described) if described else None
-    if isinstance(source, FunctionsSource):
-        return source
-    was = f"was trained on the source '{described['name']}'" if described else "does not say what it was trained on"
-    raise UnmaskError(f"The checkpoint '{lm.path}' {was}, not on functions; make one with 'unmask train code'.")
+    return trained_on(lm, FunctionsSource, "functions", "'unmask train code'")
 
 
 def check_twin(lm: MaskedDiffusionLM, twin: MaskedDiffusionLM) -> None:

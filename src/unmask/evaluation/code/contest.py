@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from unmask.evaluation.code.blanks import SIZES, Blank, blanks_of, check_twin
@@ -54,7 +53,7 @@ class Contest:
         for kind, blanks in self.blanks.items():
             for way in ways:
                 filled = fill(lm, blanks, way, self.seed, self.batch_size, progress)
-                self.rows.append(self._row(lm, kind, way, figures_of(filled)))
+                self.rows.append(Row.of(lm, way, len(blanks), figures_of(filled), kind=kind))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what was asked, and the rows."""
@@ -66,18 +65,3 @@ class Contest:
             "interval": {"level": LEVEL},
             "rows": [row.as_dict() for row in self.rows],
         }
-
-    def _row(self, lm: MaskedDiffusionLM, kind: Kind, way: Way, figures: Any) -> Row:
-        sampler = way.on(lm)
-        return Row(
-            checkpoint=Path(str(lm.path)).name,
-            way="ar" if lm.causal else way.name,
-            rule=way.rule,
-            steps=way.steps,
-            items=len(self.blanks[kind]),
-            sampler=sampler.model_dump(mode="json"),
-            figures=figures,
-            causal=lm.causal,
-            adaptive=sampler.adaptive,
-            kind=kind,
-        )

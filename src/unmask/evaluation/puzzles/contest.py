@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from unmask.data.rows import Rows
@@ -49,26 +48,12 @@ class Contest:
         rows = self.admit(lm)
         for way in ways:
             solved = solve(lm, self.source, rows, way, self.seed, self.batch_size, progress)
-            self.rows.append(self._row(lm, way, figures_of(solved)))
+            self.rows.append(Row.of(lm, way, len(self.items), figures_of(solved)))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what was asked, and the rows."""
         asked = {"source": self.source.model_dump(mode="json"), "items": len(self.items), "seed": self.seed}
         return {**asked, "interval": {"level": LEVEL}, "rows": [row.as_dict() for row in self.rows]}
-
-    def _row(self, lm: MaskedDiffusionLM, way: Way, figures: Any) -> Row:
-        sampler = way.on(lm)
-        return Row(
-            checkpoint=Path(str(lm.path)).name,
-            way="ar" if lm.causal else way.name,
-            rule=way.rule,
-            steps=way.steps,
-            items=len(self.items),
-            sampler=sampler.model_dump(mode="json"),
-            figures=figures,
-            causal=lm.causal,
-            adaptive=sampler.adaptive,
-        )
 
 
 def ways_of(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from unmask.data.policies import rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.sources.puzzle import PuzzleSource
 from unmask.data.tokenizers import encode, encode_one
 from unmask.errors import UnmaskError
+from unmask.evaluation.origin import trained_on
 from unmask.generation import MaskedDiffusionLM
-from unmask.registry import build
 
 ITEMS = 1000
 """How many are asked unless told."""
@@ -20,14 +19,7 @@ ITEMS = 1000
 
 def puzzles_of(lm: MaskedDiffusionLM) -> PuzzleSource:
     """The source of a checkpoint's training data, which must be one of puzzles."""
-    described: dict[str, Any] = lm.card.protocol.get("data", {}).get("source", {})
-    source = build("source", described) if described else None
-    if isinstance(source, PuzzleSource):
-        return source
-    was = f"was trained on the source '{described['name']}'" if described else "does not say what it was trained on"
-    raise UnmaskError(
-        f"The checkpoint '{lm.path}' {was}, not on puzzles; make one with 'unmask train sudoku' or 'paths'."
-    )
+    return trained_on(lm, PuzzleSource, "puzzles", "'unmask train sudoku' or 'paths'")  # type: ignore[type-abstract]
 
 
 def held_out_items(source: PuzzleSource, count: int | None = None) -> list[str]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from typing_extensions import Self
 
 from unmask.evaluation.generation.bootstrap import Estimate, ratio, resamples
 from unmask.evaluation.generation.measures import Values
-from unmask.evaluation.puzzles.solving import Rule, Solved
+from unmask.evaluation.puzzles.solving import Rule, Solved, Way
+from unmask.generation import MaskedDiffusionLM
 
 Z = 1.959964
 """A 95% interval reaches so many standard errors."""
@@ -27,6 +31,23 @@ class Row:
     figures: dict[str, Estimate]
     causal: bool = False
     adaptive: bool = False
+
+    @classmethod
+    def of(cls, lm: MaskedDiffusionLM, way: Way, items: int, figures: dict[str, Estimate], **more: Any) -> Self:
+        """The row of a model's way through so many items."""
+        sampler = way.on(lm)
+        return cls(
+            checkpoint=Path(str(lm.path)).name,
+            way="ar" if lm.causal else way.name,
+            rule=way.rule,
+            steps=way.steps,
+            items=items,
+            sampler=sampler.model_dump(mode="json"),
+            figures=figures,
+            causal=lm.causal,
+            adaptive=sampler.adaptive,
+            **more,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
