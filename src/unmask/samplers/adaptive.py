@@ -42,7 +42,7 @@ class Adaptive(Sampler):
 
     def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         seen = look(denoiser, state, part_written(state))
-        sure = score(denoiser, state, seen, self.score)
+        sure = score(denoiser, state, seen, self.score, rule)
         chosen = (self.chosen(sure) | (ranks(sure) == 0)) & state.masked
         return _at_most(write_chosen(denoiser, state, seen, chosen, rule))
 

@@ -147,8 +147,30 @@ class Drawn(NamedTuple):
     evidence: Evidence | None
 
 
+class Prospect(NamedTuple):
+    """By what an order judges N positions: their predictions `log_p` [N, V], whether all is `settled` [N] whatever the
+    network says, and the chance [N] of `text`, beside which a planner's word is for nothing."""
+
+    log_p: Tensor
+    settled: Tensor
+    text: Tensor
+
+
+Outlook = Callable[[Tensor, Positions], Prospect]
+"""Predictions [N, V], in logs, at positions of a canvas to what an order may make of them."""
+
+
+def as_predicted(log_p: Tensor, at: Positions) -> Prospect:
+    """An order goes by the predictions themselves."""
+    return Prospect(log_p, torch.zeros_like(at.rows, dtype=torch.bool), log_p.new_ones(len(at.rows)))
+
+
 class JointRule(ABC):
     """Chooses the tokens of a sequence together; a sampler shows it every masked position, whichever it will write."""
+
+    def outlook(self, state: State) -> Outlook:
+        """How an order is to see predictions at the masked positions of a state."""
+        return as_predicted
 
     @abstractmethod
     def choose_jointly(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import Drawn, JointRule, Positions, State
+from unmask.samplers.base import Drawn, JointRule, Outlook, Positions, Prospect, State
 from unmask.samplers.draws import TokenRule, draw, rows_at_once
 
 Head = Callable[[Tensor], Tensor]
@@ -22,6 +24,9 @@ class Ending(JointRule):
     u decides for all positions of a call: position i is EOS where u < e_i, its chance of EOS. Every position then
     ends with just the chance it was given, and where these chances rise along the row, as those of an end do, so do
     the positions together. What is known comes first: all is text before a text's token, all is EOS behind EOS.
+
+    To an order, an end that is only foreseen says nothing about the text: of all tokens of a blank row the last EOS is
+    the surest, and the surest first would be no text at all. Its chance is spread over the vocabulary.
     """
 
     def __init__(self, rule: TokenRule, eos: int) -> None:
@@ -43,6 +48,20 @@ class Ending(JointRule):
         tokens = options.token.masked_fill(ends, self.eos)
         return Drawn(tokens, torch.where(ends, options.sure_of_end, options.sure), None)
 
+    def outlook(self, state: State) -> Outlook:
+        return partial(self._foreseen, _known(state, self.eos))
+
+    def _foreseen(self, known: Known, log_p: Tensor, at: Positions) -> Prospect:
+        text, over = known.settled(at)
+        torn, size = known.torn[at.rows], log_p.shape[1]
+        is_eos = torch.arange(size, device=log_p.device) == self.eos
+        words = log_p.masked_fill(is_eos, -torch.inf)
+        seen = torch.logaddexp(words, log_p[:, self.eos, None] - math.log(size))
+        seen = words.log_softmax(-1).where(text[:, None], seen)
+        seen = torch.zeros_like(log_p).masked_fill(~is_eos, -torch.inf).where(over[:, None], seen)
+        chance = (1.0 - log_p[:, self.eos].exp()).masked_fill(text | torn, 1.0)
+        return Prospect(log_p.where(torn[:, None], seen), over, chance)
+
     def _options(self, logits: Tensor, state: State, known: Known, at: Positions) -> Options:
         log_p = logits.float().log_softmax(-1)
         is_eos = torch.arange(log_p.shape[1], device=log_p.device) == self.eos
@@ -60,11 +79,10 @@ class Ending(JointRule):
 
     def _ends(self, end: Tensor, state: State, known: Known, at: Positions) -> Tensor:
         """[N] whether positions whose chances of EOS are `end` [N] are EOS."""
-        row, place = at
-        text, over = place < known.last_text[row], place > known.first_end[row]
-        u = uniform(state.canvas.seeds, Purpose.PATH, state.call)[row] if self.rule.temperature else 0.5
+        text, over = known.settled(at)
+        u = uniform(state.canvas.seeds, Purpose.PATH, state.call)[at.rows] if self.rule.temperature else 0.5
         chance = end.masked_fill(text, 0.0).masked_fill(over, 1.0)
-        return (u < rising(chance, state.ids.shape, at)) & ~known.torn[row]
+        return (u < rising(chance, state.ids.shape, at)) & ~known.torn[at.rows]
 
 
 SOFT = {"greedy_tail": None, "greedy_above": None}
@@ -87,6 +105,11 @@ class Known(NamedTuple):
     last_text: Tensor
     first_end: Tensor
     torn: Tensor
+
+    def settled(self, at: Positions) -> tuple[Tensor, Tensor]:
+        """[N] whether positions must be text, and whether they must be EOS."""
+        row, place = at
+        return (place < self.last_text[row]) & ~self.torn[row], (place > self.first_end[row]) & ~self.torn[row]
 
 
 def rising(chance: Tensor, shape: torch.Size, at: Positions) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.samplers.base import JointRule, Positions, State, write_each
+from unmask.samplers.base import JointRule, Outlook, Positions, State, as_predicted, write_each
 from unmask.samplers.draws import TokenRule, rows_at_once
 from unmask.samplers.views import seen_by
 
@@ -40,13 +40,17 @@ def part_written(state: State) -> Tensor:
     return 1.0 - state.masked.sum(dim=1) / state.canvas.masked.sum(dim=1).clamp_min(1)
 
 
-def score(denoiser: Any, state: State, seen: Look, kind: Score) -> Tensor:
-    """[B, L] how sure the network is of each masked position, minus infinity at the others.
+def score(denoiser: Any, state: State, seen: Look, kind: Score, rule: TokenRule | JointRule) -> Tensor:
+    """[B, L] how sure the network is of each masked position as the rule sees it, minus infinity at the others.
 
     Some rows go through the head at a time and one number is kept of each, so that no logits of a canvas are held.
     """
+    outlook = rule.outlook(state) if isinstance(rule, JointRule) else as_predicted
     size = rows_at_once(seen.hidden.device, denoiser.config.vocab_size)
-    parts = [_worth(denoiser, rows, kind) for rows in seen.hidden.split(size)]
+    parts = [
+        _worth(denoiser, hidden, kind, outlook, Positions(row, place))
+        for hidden, row, place in zip(*(x.split(size) for x in (seen.hidden, *seen.at)), strict=True)
+    ]
     out = torch.full(state.ids.shape, -torch.inf, device=state.ids.device)
     out[seen.at] = torch.cat(parts)
     return out
@@ -69,12 +73,14 @@ def write_chosen(denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rul
     return write_each(denoiser, state, seen.hidden[index], rule, *wanted)
 
 
-def _worth(denoiser: Any, rows_ND: Tensor, kind: Score) -> Tensor:
+def _worth(denoiser: Any, rows_ND: Tensor, kind: Score, outlook: Outlook, at: Positions) -> Tensor:
     """[N] the score of each hidden row; a planner's is the chance that it gives to the most likely token."""
     log_p = denoiser.head(rows_ND).float().log_softmax(-1)
+    prospect = outlook(log_p, at)
     if kind == "planner":
-        return denoiser.plan(rows_ND, log_p.amax(dim=-1)).float().sigmoid()
-    return SCORES[kind](log_p)
+        right = denoiser.plan(rows_ND, log_p.amax(dim=-1)).float().sigmoid()
+        return (right * prospect.text).masked_fill(prospect.settled, 1.0)
+    return SCORES[kind](prospect.log_p)
 
 
 def _confidence(log_p_NV: Tensor) -> Tensor:

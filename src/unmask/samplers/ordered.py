@@ -63,7 +63,7 @@ class Ordered(Sampler):
         plan: Plan = state.plan
         seen = look(denoiser, state, part_written(state))
         if plan.score is None:
-            sure = score(denoiser, state, seen, self.order)  # type: ignore[arg-type]
+            sure = score(denoiser, state, seen, self.order, rule)  # type: ignore[arg-type]
         else:
             sure = plan.score.masked_fill(~state.masked, -torch.inf)
         return write_chosen(denoiser, state, seen, ranks(sure) < plan.portions[:, state.call, None], rule)
