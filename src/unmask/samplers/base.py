@@ -166,7 +166,10 @@ def as_predicted(log_p: Tensor, at: Positions) -> Prospect:
 
 
 class JointRule(ABC):
-    """Chooses the tokens of a sequence together; a sampler shows it every masked position, whichever it will write."""
+    """Chooses the tokens of a sequence together."""
+
+    sees_all: ClassVar[bool] = True
+    """Whether it must be shown every masked position, whichever are to be written."""
 
     def outlook(self, state: State) -> Outlook:
         """How an order is to see predictions at the masked positions of a state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class Ending(JointRule):
     To an order, an end that is only foreseen says nothing about the text: of all tokens of a blank row the last EOS is
     the surest, and the surest first would be no text at all. Its chance is spread over the vocabulary.
     """
+
+    sees_all: ClassVar[bool] = False
 
     def __init__(self, rule: TokenRule, eos: int) -> None:
         self.rule = rule

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.samplers.views import View, seen_by
+from unmask.samplers.views import View, hidden_at, seen_by
 
 
 class Guided(View):
@@ -26,10 +26,22 @@ class Guided(View):
         return Guided(seen_by(self.denoiser, rows), self.condition[rows], self.weight)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        without = input_ids.masked_fill(self.condition, self.config.mask_token_id)
         told = {"alpha": _twice(alpha), "attention_mask": _twice(attention_mask)}
-        with_, without = self.denoiser.hidden(torch.cat([input_ids, without]), **told).chunk(2)
-        return torch.cat([with_, without], dim=-1)
+        return _beside(self.denoiser.hidden(self._both(input_ids), **told))
+
+    def hidden_at(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        told = {"alpha": _twice(alpha), "attention_mask": _twice(attention_mask)}
+        return _beside(hidden_at(self.denoiser, self._both(input_ids), torch.cat([positions, positions]), **told))
+
+    def _both(self, input_ids: Tensor) -> Tensor:
+        """[2 B, L] the sequences with their prompts, then without."""
+        return torch.cat([input_ids, input_ids.masked_fill(self.condition, self.config.mask_token_id)])
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         given, without = (self.denoiser.head(half, mask_logit) for half in rows.chunk(2, dim=-1))
@@ -37,6 +49,11 @@ class Guided(View):
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         return self.denoiser.plan(rows.chunk(2, dim=-1)[0], log_top)
+
+
+def _beside(rows: Tensor) -> Tensor:
+    """[B, ..., 2 D] both predictions of each sequence in one row, of rows [2 B, ..., D]."""
+    return torch.cat(rows.chunk(2), dim=-1)
 
 
 def _twice(tensor: Tensor | None) -> Tensor | None:

@@ -19,7 +19,7 @@ from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State, write_each
 from unmask.samplers.draws import TokenRule
-from unmask.samplers.views import seen_by
+from unmask.samplers.views import hidden_at, seen_by
 from unmask.schedules import LogLinear, Schedule
 
 
@@ -94,14 +94,15 @@ class Reveal(Sampler):
     def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         plan: Plan = state.plan
         part = plan.part(state.call)
-        row, position = plan.rows[part], plan.positions[part]
+        at = wanted = Positions(plan.rows[part], plan.positions[part])
+        place: Tensor | None = plan.places[part]
+        if isinstance(rule, JointRule) and rule.sees_all:
+            at, place = Positions(*state.masked.nonzero(as_tuple=True)), None
+        hidden = self._rows(denoiser, state, plan.walking(state.call), *at, place)
         if isinstance(rule, JointRule):
-            at = Positions(*state.masked.nonzero(as_tuple=True))
-            hidden = self._rows(denoiser, state, plan.walking(state.call), *at)
-            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, Positions(row, position))
-            return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
-        hidden = self._rows(denoiser, state, plan.walking(state.call), row, position, plan.places[part])
-        return write_each(denoiser, state, hidden, rule, row, position)
+            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, wanted)
+            return state.write(*wanted, drawn.tokens, drawn.confidence, drawn.evidence)
+        return write_each(denoiser, state, hidden, rule, *wanted)
 
     def _rows(
         self,
@@ -124,11 +125,11 @@ class Reveal(Sampler):
             denoiser = seen_by(denoiser, chosen)
         told: dict[str, Any] = {"alpha": self.schedule.alpha(time)}
         told["attention_mask"] = attention if state.canvas.has_pads else None
-        if place is None or not hasattr(denoiser, "hidden_at") or 2 * state.plan.most > ids.shape[1]:
+        if place is None or 2 * state.plan.most > ids.shape[1]:
             return denoiser.hidden(ids, **told)[row, position]
         positions = ids.new_zeros(len(ids), state.plan.most)
         positions[row, place] = position
-        return denoiser.hidden_at(ids, positions, **told)[row, place]
+        return hidden_at(denoiser, ids, positions, **told)[row, place]
 
 
 def _plan(group: Tensor, time: Tensor, device: torch.device) -> Plan:

@@ -42,6 +42,16 @@ class View(ABC):
         """Ids [B, L] of the canvas's sequences to rows [B, L, D'] that `head` takes."""
 
     @abstractmethod
+    def hidden_at(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden` at positions [B, K] of each sequence alone, [B, K, D'], for less work where the denoiser can."""
+
+    @abstractmethod
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Rows [..., D'] to logits [..., V]."""
 
@@ -53,6 +63,13 @@ class View(ABC):
 def seen_by(denoiser: Any, rows: Tensor) -> Any:
     """A denoiser, of which only some sequences [B'] of the canvas are asked."""
     return denoiser.of_rows(rows) if isinstance(denoiser, View) else denoiser
+
+
+def hidden_at(denoiser: Any, input_ids: Tensor, positions: Tensor, **told: Any) -> Tensor:
+    """[B, K, D] the hidden rows of any denoiser at positions [B, K] of ids [B, L]."""
+    if hasattr(denoiser, "hidden_at"):
+        return denoiser.hidden_at(input_ids, positions, **told)
+    return denoiser.hidden(input_ids, **told).take_along_dim(positions[..., None], dim=1)
 
 
 class WithoutEnd(View):
@@ -69,6 +86,16 @@ class WithoutEnd(View):
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         rows = self.denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
         return torch.cat([rows, self.closed[..., None].to(rows.dtype)], dim=-1)
+
+    def hidden_at(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        rows = hidden_at(self.denoiser, input_ids, positions, alpha=alpha, attention_mask=attention_mask)
+        return torch.cat([rows, self.closed.gather(1, positions)[..., None].to(rows.dtype)], dim=-1)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         logits = self.denoiser.head(rows[..., :-1], mask_logit)
@@ -90,10 +117,21 @@ class GoesOn(View):
         return GoesOn(seen_by(self.denoiser, rows), self.length)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        return self.denoiser.hidden(self._shown(input_ids, attention_mask), alpha=alpha)[:, : input_ids.shape[1]]
+
+    def hidden_at(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        return hidden_at(self.denoiser, self._shown(input_ids, attention_mask), positions, alpha=alpha)
+
+    def _shown(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         mask, width = self.config.mask_token_id, input_ids.shape[1]
         shown = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask.bool(), mask)
-        shown = torch.nn.functional.pad(shown, (0, max(0, self.length - width)), value=mask)
-        return self.denoiser.hidden(shown, alpha=alpha)[:, :width]
+        return torch.nn.functional.pad(shown, (0, max(0, self.length - width)), value=mask)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         return self.denoiser.head(rows, mask_logit)
