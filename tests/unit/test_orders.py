@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -154,6 +156,15 @@ class Rows(SameRow):
 def sure(*tops: float) -> Rows:
     """Positions whose most likely token, 0, has these probabilities; token 2 has the rest."""
     return Rows(torch.tensor([[top, 1e-9, 1 - top] for top in tops], dtype=torch.float64).log())
+
+
+@pytest.mark.parametrize("sampler", [Threshold(above=1.0), Threshold(above=1.0, by="planner")], ids=repr)
+def test_where_nothing_is_sure_a_call_writes_the_surest(sampler):
+    """A walk that wrote nothing would never end, so that no more of its states are asked for than there may be."""
+    states = list(islice(walk(sampler, sure(0.9, 0.6, 0.8, 0.65), blank(2, 4)), 6))
+    assert [int(state.masked[0].sum()) for state in states] == [4, 3, 2, 1, 0]
+    assert states[-1].calls.tolist() == [4, 4]
+    assert states[-1].order.tolist() == [[0, 3, 1, 2]] * 2
 
 
 def test_a_threshold_writes_what_is_above_it_and_else_the_surest():
