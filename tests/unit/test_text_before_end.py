@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.chains import counts
 from torch import Tensor
 
 from unmask.laws.chains import MASK, L, V
-from unmask.laws.tables import SameRow, every_canvas, odds, random_table
+from unmask.laws.statistics import chi_square
+from unmask.laws.tables import SameRow, every_canvas, odds, oracle, random_table
 from unmask.samplers import draws
 from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.base import Canvas, JointRule, State, sample
@@ -78,6 +80,22 @@ def test_other_rules_leave_predictions_alone(kind):
     scored = Scored(TokenRule(), lambda ids, real: ids.sum(dim=1))
     assert torch.equal(scores(kind, scored), scores(kind, TokenRule()))
     assert not torch.allclose(scores(kind, ENDING), scores(kind, TokenRule()))
+
+
+@pytest.mark.parametrize("order", KINDS)
+def test_one_at_a_time_a_consistent_network_still_writes_the_law_of_its_data(order):
+    """An order decides where, by the canvas alone, and not what: rows that end keep their law."""
+    weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
+    law = weight * torch.tensor([float(MASK not in z and is_row(z)) for z in every_canvas(V, L).tolist()])
+    law = law / law.sum()
+    canvas = Canvas.of(torch.full((10_000, L), MASK), MASK)
+    done = sample(Ordered(order=order), oracle(law, V, L, MASK), canvas, ENDING)
+    assert chi_square(counts(done), law) > 1e-4
+
+
+def is_row(z: list[int]) -> bool:
+    """Whether nothing but EOS stands behind EOS."""
+    return EOS not in z or set(z[z.index(EOS) :]) == {EOS}
 
 
 class Flooding(SameRow):
