@@ -47,9 +47,13 @@ class Contest:
         """Blanks of all kinds."""
         return sum(map(len, self.blanks.values()))
 
-    def enter(self, lm: MaskedDiffusionLM, ways: Sequence[Way], progress: Progress | None = None) -> None:
-        """Let a model fill the blanks in each of the ways; one that has learnt other functions is refused."""
+    def admit(self, lm: MaskedDiffusionLM) -> None:
+        """Refuse a model that has learnt other functions, or the same as other tokens."""
         check_twin(self.home, lm)
+
+    def enter(self, lm: MaskedDiffusionLM, ways: Sequence[Way], progress: Progress | None = None) -> None:
+        """Let a model fill the blanks in each of the ways."""
+        self.admit(lm)
         for kind, blanks in self.blanks.items():
             for way in ways:
                 filled = fill(lm, blanks, way, self.seed, self.batch_size, progress)

@@ -38,6 +38,11 @@ class Contest:
         source = puzzles_of(lm)
         return cls(source, held_out_items(source, count), seed, batch_size)
 
+    @property
+    def size(self) -> int:
+        """How many items there are."""
+        return len(self.items)
+
     def admit(self, lm: MaskedDiffusionLM) -> Rows:
         """The items as a model sees them; one that has learnt other puzzles is refused."""
         check_twin(self.source, lm)
