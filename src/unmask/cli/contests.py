@@ -12,10 +12,9 @@ from unmask.cli.common import progress, room_for
 from unmask.cli.ordering import sampler_spec
 
 if TYPE_CHECKING:
-    from unmask.evaluation.code.contest import Contest as CodeContest
-    from unmask.evaluation.puzzles.contest import Contest as PuzzleContest
-    from unmask.evaluation.puzzles.report import Row
-    from unmask.evaluation.puzzles.solving import Way
+    from unmask.evaluation.contests.contest import Contest
+    from unmask.evaluation.contests.report import Row
+    from unmask.evaluation.contests.ways import Way
     from unmask.generation import MaskedDiffusionLM
 
     Entry = tuple[MaskedDiffusionLM, Sequence[Way]]
@@ -45,8 +44,8 @@ class Ways:
 
     def chosen(self) -> Callable[[MaskedDiffusionLM], list[Way]]:
         """What is asked for, as ways of a model; bad words are refused now."""
+        from unmask.evaluation.contests.ways import ORDERS, parse_rules, ways_of
         from unmask.evaluation.generation.plan import parse_steps
-        from unmask.evaluation.puzzles.contest import ORDERS, parse_rules, ways_of
 
         rules, counts = parse_rules(self.rule or ["greedy", "stochastic"]), parse_steps(self.steps or ["none"])
         orders = self.order or ([] if self.sampler else list(ORDERS))
@@ -54,9 +53,7 @@ class Ways:
         return lambda lm: ways_of(lm, orders, specs, rules, counts)
 
 
-def hold(
-    contest: CodeContest | PuzzleContest, entries: Sequence[Entry], doing: str, batch_size: int | None, quiet: bool
-) -> None:
+def hold(contest: Contest, entries: Sequence[Entry], doing: str, batch_size: int | None, quiet: bool) -> None:
     """Let models do all items, each in its ways, once it is known that every one of them may."""
     for lm, _ in entries:
         contest.admit(lm)

@@ -13,8 +13,8 @@ from unmask.cli.grouping import grouped
 from unmask.cli.outputs import Out, check_outputs, deliver
 
 if TYPE_CHECKING:
+    from unmask.evaluation.contests.report import Row
     from unmask.evaluation.puzzles.contest import Contest
-    from unmask.evaluation.puzzles.report import Row
 
 Run = Annotated[str, typer.Argument(help="A run of 'unmask train sudoku', 'paths', or of their twins.", metavar="CKPT")]
 Count = Annotated[int | None, typer.Option(min=1, help="How many held-out items; 1,000, or all where they are fewer.")]

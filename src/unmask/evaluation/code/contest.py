@@ -10,8 +10,8 @@ from unmask.evaluation.code.blanks import SIZES, Blank, blanks_of, check_twin
 from unmask.evaluation.code.filling import fill
 from unmask.evaluation.code.report import Row, figures_of
 from unmask.evaluation.code.syntax import Kind
+from unmask.evaluation.contests.ways import Way
 from unmask.evaluation.generation.bootstrap import LEVEL
-from unmask.evaluation.puzzles.solving import Way
 from unmask.generation import MaskedDiffusionLM
 from unmask.tally import Progress
 
