@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from unmask.config import read_recipe
+from unmask.evaluation.puzzles import contest
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=2", "training.batch_size=4"]
@@ -96,3 +97,10 @@ def test_what_cannot_be_done_is_one_sentence(run, place, arguments, sentence):
     assert len(err.strip().splitlines()) == 1
     assert not out
     assert not Path("never.json").exists()
+
+
+def test_a_wrong_twin_is_refused_before_work_starts(run, place, monkeypatch):
+    monkeypatch.setattr(contest, "solve", lambda *asked: pytest.fail("an item was solved before the twin was seen"))
+    code, _, err = run("eval", "puzzles", "sudoku", "--twin", "paths-ar", "--count", 2)
+    assert code == 2
+    assert "was trained on other puzzles" in err
