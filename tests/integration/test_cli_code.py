@@ -115,17 +115,12 @@ def test_the_batch_does_not_matter(run, place):
         (["code", "--plot", "p.bmp"], "ends in no kind of picture"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(run, place, arguments, sentence):
-    code, out, err = run("eval", "code", *arguments, "--out", "never.json")
-    assert code == 2
-    assert sentence in err
-    assert len(err.strip().splitlines()) == 1
-    assert not out
+def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence):
+    assert sentence in refused("eval", "code", *arguments, "--out", "never.json")
     assert not Path("never.json").exists()
 
 
-def test_a_wrong_twin_is_refused_before_work_starts(run, place, monkeypatch):
+def test_a_wrong_twin_is_refused_before_work_starts(refused, place, monkeypatch):
     monkeypatch.setattr(contest, "fill", lambda *asked: pytest.fail("a blank was filled before the twin was seen"))
-    code, _, err = run("eval", "code", "code", "--twin", "bytes-ar", "--count", 2)
-    assert code == 2
-    assert "was trained on other functions or tokens" in err
+    sentence = refused("eval", "code", "code", "--twin", "bytes-ar", "--count", 2)
+    assert "was trained on other functions or tokens" in sentence
