@@ -23,6 +23,9 @@ Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + 
 Steps = Annotated[
     int | None, typer.Option(min=1, help="At most this many network calls; without it one token a call, the exact law.")
 ]
+BoundSteps = Annotated[
+    list[int] | None, typer.Option("--steps", min=1, help="Also the bound of the T-step process; repeatable.")
+]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="How many at a time; the result does not depend on it.")]
 Checkpoint = Annotated[
     str | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unmask.cli.common import BatchSize, Checkpoint, Json, Seed, Where, progress, room_for
+from unmask.cli.common import BatchSize, BoundSteps, Checkpoint, Json, Seed, Where, progress, room_for
 from unmask.cli.eval_code import code
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_puzzles import puzzles
@@ -37,9 +37,7 @@ def perplexity(
     checkpoint: Checkpoint = None,
     *,
     held_out: HeldOut,
-    steps: Annotated[
-        list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
-    ] = None,
+    steps: BoundSteps = None,
     precision: Annotated[
         float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is this many bits per token.")
     ] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, Json, Seed, Where, room_for
+from unmask.cli.common import BatchSize, BoundSteps, Json, Seed, Where, room_for
 from unmask.cli.grouping import grouped
 from unmask.cli.words import split_texts
 
@@ -23,9 +23,7 @@ def score(
     ],
     *,
     given: Annotated[str | None, typer.Option(help="Condition on this text, which is read but not counted.")] = None,
-    steps: Annotated[
-        list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
-    ] = None,
+    steps: BoundSteps = None,
     precision: Annotated[float, typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token.")] = 0.02,
     batch_size: BatchSize = None,
     seed: Seed = 0,
