@@ -24,3 +24,16 @@ def run(monkeypatch, capsys):
         return code, out, err
 
     return call
+
+
+@pytest.fixture
+def refused(run):
+    """Run a verb that must refuse what it is told, in one sentence and with exit code 2; gives the sentence."""
+
+    def call(*arguments: object) -> str:
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        return err
+
+    return call

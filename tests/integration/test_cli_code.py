@@ -11,6 +11,7 @@ from tests.conftest import make_checkpoint
 
 from unmask.config import read_recipe
 from unmask.data import stdlib
+from unmask.evaluation.code import contest
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=2", "training.batch_size=4"]
@@ -114,10 +115,12 @@ def test_the_batch_does_not_matter(run, place):
         (["code", "--plot", "p.bmp"], "ends in no kind of picture"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(run, place, arguments, sentence):
-    code, out, err = run("eval", "code", *arguments, "--out", "never.json")
-    assert code == 2
-    assert sentence in err
-    assert len(err.strip().splitlines()) == 1
-    assert not out
+def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence):
+    assert sentence in refused("eval", "code", *arguments, "--out", "never.json")
     assert not Path("never.json").exists()
+
+
+def test_a_wrong_twin_is_refused_before_work_starts(refused, place, monkeypatch):
+    monkeypatch.setattr(contest, "fill", lambda *asked: pytest.fail("a blank was filled before the twin was seen"))
+    sentence = refused("eval", "code", "code", "--twin", "bytes-ar", "--count", 2)
+    assert "was trained on other functions or tokens" in sentence

@@ -91,12 +91,8 @@ def test_edit_helps(run):
         (("sample", "{ar}", "--prompt", "a", "--suffix", "b"), "suffix"),
     ],
 )
-def test_bad_input_is_one_sentence_and_2(run, mdlm_folder, ar_folder, arguments, words):
-    code, out, err = run(*[str(one).format(mdlm=mdlm_folder, ar=ar_folder) for one in arguments])
-    assert code == 2
-    assert out == ""
-    assert words in err
-    assert err.count("\n") == 1
+def test_bad_input_is_one_sentence_and_2(refused, mdlm_folder, ar_folder, arguments, words):
+    assert words in refused(*[str(one).format(mdlm=mdlm_folder, ar=ar_folder) for one in arguments])
 
 
 def test_a_tokenizer_without_a_mask_token_is_one_sentence_and_2(run, mdlm_folder, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from unmask.config import read_recipe
+from unmask.evaluation.puzzles import contest
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=2", "training.batch_size=4"]
@@ -89,10 +90,11 @@ def test_likelihoods_and_canvases_go_on_as_with_texts(run, place):
         (["sudoku", "--plot", "p.bmp"], "ends in no kind of picture"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(run, place, arguments, sentence):
-    code, out, err = run("eval", "puzzles", *arguments, "--out", "never.json")
-    assert code == 2
-    assert sentence in err
-    assert len(err.strip().splitlines()) == 1
-    assert not out
+def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence):
+    assert sentence in refused("eval", "puzzles", *arguments, "--out", "never.json")
     assert not Path("never.json").exists()
+
+
+def test_a_wrong_twin_is_refused_before_work_starts(refused, place, monkeypatch):
+    monkeypatch.setattr(contest, "solve", lambda *asked: pytest.fail("an item was solved before the twin was seen"))
+    assert "was trained on other puzzles" in refused("eval", "puzzles", "sudoku", "--twin", "paths-ar", "--count", 2)

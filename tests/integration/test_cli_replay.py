@@ -78,15 +78,11 @@ def test_json_stays_alone_beside_pictures(run, mdlm_folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["html", "gif", "png"])
-def test_a_place_that_is_not_there_is_one_sentence(run, mdlm_folder, tmp_path, kind):
-    code, out, err = run("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "nowhere" / f"a.{kind}")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "nowhere" in err
-    assert "make it first" in err
-    code, _, err = run("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "a.txt")
-    assert code == 2
-    assert f"does not end in .{kind}" in err
+def test_a_place_that_is_not_there_is_one_sentence(refused, mdlm_folder, tmp_path, kind):
+    sentence = refused("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "nowhere" / f"a.{kind}")
+    assert "nowhere" in sentence
+    assert "make it first" in sentence
+    assert f"does not end in .{kind}" in refused("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "a.txt")
     assert list(tmp_path.iterdir()) == []
 
 

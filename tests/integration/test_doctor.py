@@ -8,13 +8,13 @@ import math
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from tests.conftest import make_checkpoint
 
 from unmask import laws
-from unmask.cli import main
 from unmask.doctor import lawful, packages
 from unmask.doctor.packages import Extra, Package
 from unmask.generation import load
@@ -22,20 +22,9 @@ from unmask.schedules import LogLinear
 
 
 @pytest.fixture
-def doctor(monkeypatch, capsys):
-    """Run the verb in this process; gives (exit code, standard output, standard error)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unmask", "doctor", "--device", "cpu", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+def doctor(run):
+    """Run the verb; gives (exit code, standard output, standard error)."""
+    return partial(run, "doctor", "--device", "cpu")
 
 
 @pytest.fixture

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import LENGTH, make_checkpoint
+from tests.runs import StopAt, assert_same_tensors, write_cats
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from unmask import checkpoint
 from unmask.checkpoint import Card
-from unmask.cli import main
 from unmask.config import Recipe, parse_recipe, read_recipe
 from unmask.conversion import convert, export
 from unmask.errors import UnmaskError
 from unmask.models import CheckpointSpec
-from unmask.training import Interrupted, Progress, train
+from unmask.training import Interrupted, train
 from unmask.training.finetune import recipe_from
 from unmask.training.log import read_log
-from unmask.training.runfolder import find_latest
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=4", "training.save_every=2"]
 STILL = [*SHORT, "training.steps=1", "optimizer.learning_rate=1e-12"]
@@ -31,36 +28,15 @@ STILL = [*SHORT, "training.steps=1", "optimizer.learning_rate=1e-12"]
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "my.txt"
-    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(120)))
-    return path
+    return write_cats(tmp_path_factory.mktemp("text") / "my.txt", 120)
 
 
 def recipe(text: Path, folder: Path, *overrides: str) -> Recipe:
     return recipe_from(str(text), str(folder), [*SHORT, *overrides])
 
 
-class StopAt(Progress):
-    """Presses Ctrl-C when a step begins."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def stepped(self) -> None:
-        self.left -= 1
-        if not self.left:
-            signal.raise_signal(signal.SIGINT)
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
-
-
-def everything(out: Path) -> dict[str, torch.Tensor]:
-    latest = find_latest(out)
-    assert latest is not None
-    files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
-    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def test_what_belongs_to_the_network_is_the_checkpoints(text: Path, tmp_path: Path) -> None:
@@ -114,9 +90,7 @@ def test_stop_and_resume_equals_an_unbroken_run(
         train(recipe(text, mdlm_folder, *overrides), broken, progress=StopAt(3))
     torch.rand(100)
     train(recipe(text, mdlm_folder, *overrides), broken, resume=True)
-    left, right = everything(whole), everything(broken)
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert_same_tensors(whole, broken)
 
 
 @pytest.mark.parametrize(("length", "longest"), [(LENGTH + 16, LENGTH + 16), (16, LENGTH)])
@@ -219,17 +193,12 @@ def test_a_checkpoint_that_is_not_there_is_named(text: Path, mdlm_folder: Path, 
         train(parse_recipe(gone), tmp_path / "run")
 
 
-def test_the_command_line_goes_on_from_a_checkpoint(
-    text: Path, ar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unmask(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["unmask", "train", str(text), "--from", str(ar_folder), *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return int(stopped.value.code or 0)
-
-    assert unmask("--out", str(tmp_path / "run"), "--json", *SHORT) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 6
+def test_the_command_line_goes_on_from_a_checkpoint(run, text: Path, ar_folder: Path, tmp_path: Path) -> None:
+    begun = ("train", text, "--from", ar_folder)
+    code, out, _ = run(*begun, "--out", tmp_path / "run", "--json", *SHORT)
+    assert code == 0
+    assert json.loads(out)["steps"] == 6
     assert checkpoint.load(tmp_path / "run").card.objective.name == "ar"
-    assert unmask("model.size=small") == 2
-    assert "brings its network along" in capsys.readouterr().err
+    code, _, err = run(*begun, "model.size=small")
+    assert code == 2
+    assert "brings its network along" in err

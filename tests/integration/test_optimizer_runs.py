@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from tests.runs import StopAt, assert_same_tensors, everything, write_cats
 
 from unmask.config import Recipe, parse_recipe, read_recipe
 from unmask.errors import UnmaskError
 from unmask.optimizers.adamw import AdamW
 from unmask.optimizers.muon import Muon
-from unmask.training import Interrupted, Progress, train
+from unmask.training import Interrupted, train
 from unmask.training.checksums import write_checksums
 from unmask.training.log import read_log
-from unmask.training.runfolder import find_latest
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(60)))
-    return path
+    return write_cats(tmp_path_factory.mktemp("text") / "text.txt", 60)
 
 
 def recipe(text: Path, optimizer: dict[str, Any], steps: int = 12) -> Recipe:
@@ -42,25 +38,6 @@ def recipe(text: Path, optimizer: dict[str, Any], steps: int = 12) -> Recipe:
     )  # fmt: skip
 
 
-class StopAt(Progress):
-    """Presses Ctrl-C when a step begins."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def stepped(self) -> None:
-        self.left -= 1
-        if not self.left:
-            signal.raise_signal(signal.SIGINT)
-
-
-def everything(out: Path) -> dict[str, torch.Tensor]:
-    latest = find_latest(out)
-    assert latest is not None
-    files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
-    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
-
-
 def test_muon_resumes_to_the_bit(text: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     muon = recipe(text, {"name": "muon", "cooldown": 0.5, "weight_decay": 0.1})
@@ -69,10 +46,8 @@ def test_muon_resumes_to_the_bit(text: Path, tmp_path: Path) -> None:
         train(muon, broken, progress=StopAt(7))
     torch.rand(100)
     train(muon, broken, resume=True)
-    left, right = everything(whole), everything(broken)
-    assert left.keys() == right.keys()
-    assert "optimizer.safetensors:blocks.0.attn_qkv.weight.momentum_buffer" in left
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert_same_tensors(whole, broken)
+    assert "optimizer.safetensors:blocks.0.attn_qkv.weight.momentum_buffer" in everything(whole)
 
 
 def test_the_log_shows_the_falling_rate(text: Path, tmp_path: Path) -> None:
@@ -87,8 +62,7 @@ def test_more_steps_are_possible_until_the_rate_falls(text: Path, tmp_path: Path
         train(recipe(text, falling, steps=12), tmp_path / "early", progress=StopAt(7))
     train(recipe(text, falling, steps=16), tmp_path / "early", resume=True)
     train(recipe(text, falling, steps=16), tmp_path / "unbroken")
-    left, right = everything(tmp_path / "early"), everything(tmp_path / "unbroken")
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert_same_tensors(tmp_path / "early", tmp_path / "unbroken")
     with pytest.raises(UnmaskError, match=r"falling towards its last step, 16, so it cannot go on to 20; .*--from"):
         train(recipe(text, falling, steps=20), tmp_path / "early", resume=True)
 

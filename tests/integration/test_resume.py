@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.runs import StopAt, assert_same_tensors, everything, write_cats
 
 from unmask import checkpoint
 from unmask.config import Recipe, parse_recipe
@@ -25,9 +25,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(60)))
-    return path
+    return write_cats(tmp_path_factory.mktemp("text") / "text.txt", 60)
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +55,6 @@ def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
     return parse_recipe(values)
 
 
-class StopAt(Progress):
-    """Presses Ctrl-C when a step begins."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def stepped(self) -> None:
-        self.left -= 1
-        if not self.left:
-            signal.raise_signal(signal.SIGINT)
-
-
-def tensors(out: Path) -> dict[str, torch.Tensor]:
-    """Everything in the newest checkpoint: averaged weights, raw weights, optimiser, random state."""
-    latest = find_latest(out)
-    assert latest is not None
-    files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
-    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
-
-
 def timeless(out: Path) -> list[dict[str, Any]]:
     """The log without what a clock says."""
     measured = ("seconds", "tokens_per_second", "memory_gib", "mfu")
@@ -84,9 +62,7 @@ def timeless(out: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    left, right = tensors(one), tensors(other)
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert_same_tensors(one, other)
     assert timeless(one) == timeless(other)
 
 
@@ -116,7 +92,7 @@ def test_a_schedule_that_learns_goes_on_where_it_was(text: Path, tmp_path: Path)
     assert result.bound == expected.bound
     saved = [checkpoint.read_card(out).schedule for out in (whole, broken)]
     assert saved[0] == saved[1]
-    assert saved[0].knots == tuple(tensors(whole)["trainer.safetensors:schedule.knots"].tolist())
+    assert saved[0].knots == tuple(everything(whole)["trainer.safetensors:schedule.knots"].tolist())
     assert saved[0].knots != checkpoint.read_card(whole / "checkpoints" / "step-00000005").schedule.knots
 
 

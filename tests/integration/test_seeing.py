@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.runs import LETTERS, write_markov
 
 from unmask.config import Recipe, parse_recipe
 from unmask.errors import UnmaskError
@@ -22,23 +22,10 @@ from unmask.training.log import read_log
 from unmask.training.runfolder import find_latest
 from unmask.training.samples import CALLS
 
-LETTERS = "abcdefgh"
-
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Lines of a Markov chain: a letter is followed by the next one with probability 0.9, else by any."""
-    draw = np.random.default_rng(0)
-    lines = []
-    for _ in range(400):
-        letter, line = draw.integers(8), ""
-        for _ in range(96):
-            letter = (letter + 1) % 8 if draw.random() < 0.9 else draw.integers(8)
-            line += LETTERS[letter]
-        lines.append(line)
-    path = tmp_path_factory.mktemp("text") / "markov.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return write_markov(tmp_path_factory.mktemp("text") / "markov.txt", 400)
 
 
 def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import make_checkpoint
-from tests.integration.test_finetune import StopAt, everything, weights
+from tests.integration.test_finetune import weights
+from tests.runs import StopAt, assert_same_tensors, write_cats
 from transformers import AutoModelForMaskedLM
 
 import unmask
@@ -28,9 +29,7 @@ SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "my.txt"
-    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(400)))
-    return path
+    return write_cats(tmp_path_factory.mktemp("text") / "my.txt", 400)
 
 
 def recipe(text: Path, folder: Path, *overrides: str) -> Recipe:
@@ -110,9 +109,7 @@ def test_stop_and_resume_equals_an_unbroken_run(text: Path, mdlm_folder: Path, t
         train(recipe(text, mdlm_folder), broken, progress=StopAt(3))
     assert str(broken / "recipe.yaml") in stopped.value.resume_command
     train(recipe_from(str(broken / "recipe.yaml"), None), broken, resume=True)
-    left, right = everything(whole), everything(broken)
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert_same_tensors(whole, broken)
 
 
 def test_what_a_planners_recipe_leaves_out_is_the_checkpoints(text: Path, tmp_path: Path) -> None:

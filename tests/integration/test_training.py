@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.runs import LETTERS, StopAt, write_markov
 from torch import Tensor
 
 from unmask import checkpoint
@@ -21,7 +21,7 @@ from unmask.bounds import Bound
 from unmask.config import Recipe, TrainingConfig, parse_recipe
 from unmask.errors import UnmaskError
 from unmask.likelihood import bound
-from unmask.training import Interrupted, Progress, loop, train
+from unmask.training import Interrupted, loop, train
 from unmask.training.device import make_accelerator
 from unmask.training.log import read_log
 from unmask.training.meter import Meter
@@ -30,25 +30,13 @@ from unmask.training.runfolder import all_checkpoints
 from unmask.training.step import Stepper
 from unmask.training.world import World
 
-LETTERS = "abcdefgh"
 UNIGRAM_BITS = math.log2(len(LETTERS))
 TINY = {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0}
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Lines of a Markov chain: a letter is followed by the next one with probability 0.9, else by any."""
-    draw = np.random.default_rng(0)
-    lines = []
-    for _ in range(40):
-        letter, line = draw.integers(8), ""
-        for _ in range(96):
-            letter = (letter + 1) % 8 if draw.random() < 0.9 else draw.integers(8)
-            line += LETTERS[letter]
-        lines.append(line)
-    path = tmp_path / "markov.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return write_markov(tmp_path / "markov.txt", 40)
 
 
 def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
@@ -69,18 +57,6 @@ def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
     for section, options in changes.items():
         values[section] = {**values[section], **options}
     return parse_recipe(values)
-
-
-class StopAt(Progress):
-    """Presses Ctrl-C when a step begins."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def stepped(self) -> None:
-        self.left -= 1
-        if not self.left:
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(("objective", "bits"), [("subs", 2.2), ("ar", 1.2)])

@@ -20,8 +20,7 @@ from unmask.evaluation.code.contest import Contest
 from unmask.evaluation.code.filling import fill, row_of, text_with
 from unmask.evaluation.code.picture import panels
 from unmask.evaluation.code.syntax import PIECES, Body
-from unmask.evaluation.puzzles.contest import ORDERS, ways_of
-from unmask.evaluation.puzzles.solving import Way
+from unmask.evaluation.contests.ways import ORDERS, Way, ways_of
 from unmask.generation import MaskedDiffusionLM
 from unmask.laws.tables import TableConfig
 

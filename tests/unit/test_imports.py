@@ -20,6 +20,7 @@ LAYERS = [
     {"tally", "scribe"},
     {"likelihood", "streaming", "lengths", "editing"},
     {"writing", "opened", "foresight"},
+    {"authoring"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},
     {"plots"},

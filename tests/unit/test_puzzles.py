@@ -13,11 +13,12 @@ from unmask.checkpoint import Card
 from unmask.data.sources.paths import PathsSource
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.evaluation.puzzles.contest import Contest, parse_rules, ways_of
+from unmask.evaluation.contests.picture import contenders
+from unmask.evaluation.contests.report import wilson
+from unmask.evaluation.contests.ways import Way, parse_rules, ways_of
+from unmask.evaluation.puzzles.contest import Contest
 from unmask.evaluation.puzzles.items import puzzles_of, rows_of_items
-from unmask.evaluation.puzzles.picture import contenders
-from unmask.evaluation.puzzles.report import wilson
-from unmask.evaluation.puzzles.solving import Way, solve
+from unmask.evaluation.puzzles.solving import solve
 from unmask.generation import MaskedDiffusionLM
 from unmask.laws.tables import TableConfig
 
@@ -106,7 +107,7 @@ def test_more_steps_are_better_and_given_tokens_stay(lm):
     assert solved[0] < 0.2
     assert solved[0] <= solved[1] < solved[3] == solved[4] == 1.0
     assert [row.figures["calls"].value for row in contest.rows[:4]] == [1, 2, 3, 4]
-    (errors, _) = contenders(contest.rows)
+    (errors, _) = contenders(contest.rows, "accuracy")
     assert [trial.calls for trial in errors.trials] == [1, 2, 3, 4]
 
 

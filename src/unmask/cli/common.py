@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -14,22 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unmask.errors import UnmaskError, is_out_of_memory
 
+if TYPE_CHECKING:
+    from unmask.generation import MaskedDiffusionLM
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + i.")]
 Steps = Annotated[
     int | None, typer.Option(min=1, help="At most this many network calls; without it one token a call, the exact law.")
 ]
-Temperature = Annotated[float, typer.Option(min=0.0, help="Below 1 is safer, 0 takes the most likely token.")]
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k most likely tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Draw among the tokens that make up this mass, in (0, 1].")]
-MinP = Annotated[
-    float | None, typer.Option(help="Cut tokens below this share of the most likely one's probability, in [0, 1].")
-]
-GreedyTail = Annotated[
-    float | None, typer.Option(help="Take the most likely token in this last fraction of the calls, in [0, 1].")
-]
-GreedyAbove = Annotated[
-    float | None, typer.Option(help="Take the most likely token where it is likelier than this, in [0, 1].")
+BoundSteps = Annotated[
+    list[int] | None, typer.Option("--steps", min=1, help="Also the bound of the T-step process; repeatable.")
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="How many at a time; the result does not depend on it.")]
 Checkpoint = Annotated[
@@ -41,17 +36,39 @@ Checkpoint = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU where there is one.")]
-Dtype = Annotated[
-    Literal["auto", "float32", "bf16"], typer.Option(help="What the network computes in; auto: bf16 on a GPU.")
-]
 
 console = Console()
 errors = Console(stderr=True)
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where a network computes, and in what."""
+
+    device: Device = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bf16"], typer.Option(help="What the network computes in; auto: bf16 on a GPU.")
+    ] = "auto"
+
+    def load(self, checkpoint: str | None) -> MaskedDiffusionLM:
+        """The checkpoint that is named, there."""
+        from unmask.generation import load
+
+        return load(checkpoint, device=self.device, dtype=self.dtype)
+
+    def load_all(self, *checkpoints: str | None) -> list[MaskedDiffusionLM]:
+        """Those of several checkpoints that are named, there."""
+        return [self.load(checkpoint) for checkpoint in checkpoints if checkpoint is not None]
+
+
+def json_text(result: Any) -> str:
+    """One JSON object, as every verb writes it."""
+    return json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+
+
 def print_json(result: Any) -> None:
     """One JSON object on standard output."""
-    sys.stdout.write(json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    sys.stdout.write(json_text(result))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,32 +13,42 @@ from unmask.errors import UnmaskError
 if TYPE_CHECKING:
     from unmask.constraints import Constraint
 
-Match = Annotated[str | None, typer.Option(help="A regular expression that the whole text matches.", metavar="REGEX")]
-With = Annotated[list[str] | None, typer.Option("--with", help="A word that appears; may be repeated.", metavar="WORD")]
-Without = Annotated[list[str] | None, typer.Option(help="A word that does not; may be repeated.", metavar="WORD")]
-Characters = Annotated[str | None, typer.Option(help="Length of the text in characters: 50, or 40-60.", metavar="N-M")]
-Particles = Annotated[
-    int,
-    typer.Option(min=1, help="Weighed walks a text; the more, the closer to the model's law under the constraint."),
-]
+
+@dataclass(frozen=True)
+class Constraining:
+    """What a text must hold to, and how hard its law is sought."""
+
+    match: Annotated[
+        str | None, typer.Option(help="A regular expression that the whole text matches.", metavar="REGEX")
+    ] = None
+    with_words: Annotated[
+        list[str] | None, typer.Option("--with", help="A word that appears; may be repeated.", metavar="WORD")
+    ] = None
+    without: Annotated[
+        list[str] | None, typer.Option(help="A word that does not; may be repeated.", metavar="WORD")
+    ] = None
+    characters: Annotated[
+        str | None, typer.Option(help="Length of the text in characters: 50, or 40-60.", metavar="N-M")
+    ] = None
+    particles: Annotated[
+        int,
+        typer.Option(min=1, help="Weighed walks a text; the more, the closer to the model's law under the constraint."),
+    ] = 1
+
+    def wish(self) -> dict[str, Any]:
+        """What is asked for, as a model takes it."""
+        from unmask.constraints import NoWords, Regex, Words
+
+        asked: list[Constraint] = [] if self.match is None else [Regex(self.match)]
+        asked += [Words(*self.with_words)] if self.with_words else []
+        asked += [NoWords(*self.without)] if self.without else []
+        asked += [_characters(self.characters)] if self.characters is not None else []
+        return {"constraint": asked or None, "particles": self.particles}
 
 
-def constraints(
-    match: str | None, words: list[str] | None, no_words: list[str] | None, characters: str | None
-) -> list[Constraint] | None:
-    """What the options ask for; None if nothing."""
-    from unmask.constraints import NoWords, Regex, Words
-
-    asked: list[Constraint] = [] if match is None else [Regex(match)]
-    asked += [Words(*words)] if words else []
-    asked += [NoWords(*no_words)] if no_words else []
-    asked += [_characters(characters)] if characters is not None else []
-    return asked or None
-
-
-def told(asked: list[Constraint] | None, particles: int) -> dict[str, Any]:
+def told(wish: dict[str, Any]) -> dict[str, Any]:
     """What was asked for, for machines."""
-    return {"constraints": [str(one) for one in asked or []], "particles": particles}
+    return {"constraints": [str(one) for one in wish["constraint"] or []], "particles": wish["particles"]}
 
 
 def _characters(text: str) -> Constraint:

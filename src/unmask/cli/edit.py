@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import Device, Dtype, Json, Seed, Steps, Temperature, TopK, TopP, print_json, room_for
-from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
+from unmask.cli.common import Json, Seed, Steps, Where, print_json, room_for
+from unmask.cli.drawing import Drawing
+from unmask.cli.grouping import grouped
+from unmask.cli.ordering import Ordering
 from unmask.cli.words import split_texts
 from unmask.errors import UnmaskError
 
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        help="The text; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, "
+        "or a model that ships ('unmask list shipped'); without it 'stories'.",
+        metavar="[CKPT] TEXT...",
+    ),
+]
 
-def edit(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            help="The text; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, "
-            "or a model that ships ('unmask list shipped'); without it 'stories'.",
-            metavar="[CKPT] TEXT...",
-        ),
-    ],
+
+@dataclass(frozen=True)
+class Places:
+    """What is written anew."""
+
     strength: Annotated[
         float | None, typer.Option(help="The share of the tokens to write anew, the least likely ones; 0.3 by default.")
-    ] = None,
+    ] = None
     span: Annotated[
         list[str] | None,
         typer.Option(help="Characters to write anew: 4-9 is from 4 to before 9, from 0 on; may be repeated."),
-    ] = None,
+    ] = None
     keep: Annotated[
         list[str] | None,
         typer.Option(help="Words to keep; all else is written anew; repeatable.", metavar="WORDS"),
-    ] = None,
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """What is asked for, as a model takes it; where nothing is, the least likely share."""
+        from unmask.editing import STRENGTH
+
+        spans = [_span(one) for one in self.span or []] or None
+        strength = STRENGTH if self.strength is None and not self.keep and not spans else self.strength
+        return {"strength": strength, "keep": self.keep or None, "spans": spans}
+
+
+@grouped
+def edit(
+    words: Words,
+    *,
+    places: Places,
     steps: Steps = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    order: Order = None,
-    sampler: SamplerSpec = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    drawing: Drawing,
+    ordering: Ordering,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Write a part of a text anew, where the model finds it least likely or where you say.
@@ -57,17 +74,10 @@ def edit(
 
         unmask edit "One day Tim went to the park with his dog." --keep "Tim" --keep "his dog." --steps 8
     """
-    from unmask.editing import STRENGTH
-    from unmask.generation import load, token_rule
-
-    spans = [_span(one) for one in span or []] or None
-    if strength is None and not keep and not spans:
-        strength = STRENGTH
-    options: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans}
-    rule = token_rule(temperature, top_k, top_p)
-    way: dict[str, Any] = {"steps": steps, "order": order, "sampler": sampler_spec(sampler)}
+    options, rule = places.chosen(), drawing.rule()
+    way = {"steps": steps, **ordering.way()}
     checkpoint, texts = split_texts(words, "edit")
-    lm = load(checkpoint, device=device, dtype=dtype)
+    lm = where.load(checkpoint)
     with room_for(1):
         done = [lm.edit_details(text, **options, **way, seed=seed + i, rule=rule) for i, text in enumerate(texts)]
     if as_json:

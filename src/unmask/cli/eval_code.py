@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, Device, Dtype, Json, Seed, console, print_json, progress, room_for
-from unmask.cli.contests import (
-    Out,
-    WayOrders,
-    WayRules,
-    WaySamplers,
-    WaySteps,
-    chosen_ways,
-    opened,
-    steps_word,
-    write_contest,
-)
-from unmask.cli.eval_generation import check_outputs
+from unmask.cli.common import BatchSize, Json, Seed, Where, console
+from unmask.cli.contests import Ways, hold, steps_word
+from unmask.cli.grouping import grouped
+from unmask.cli.outputs import Out, check_outputs, deliver
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,32 +20,32 @@ if TYPE_CHECKING:
     from unmask.evaluation.code.report import Row
     from unmask.evaluation.generation.bootstrap import Estimate
 
+Run = Annotated[str, typer.Argument(help="A run of 'unmask train code', or of its twin 'code-ar'.", metavar="CKPT")]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What is taken out: expression (2 to 8 tokens), line (6 to 20), lines (21 to 48); repeatable. Without it "
+        "each of them."
+    ),
+]
+Count = Annotated[
+    int, typer.Option(min=1, help="Held-out functions with a blank of each kind, where there are as many.")
+]
 
+
+@grouped
 def code(
-    checkpoint: Annotated[
-        str, typer.Argument(help="A run of 'unmask train code', or of its twin 'code-ar'.", metavar="CKPT")
-    ],
+    checkpoint: Run,
+    *,
     twin: Annotated[str | None, typer.Option(help="An autoregressive checkpoint of the same functions.")] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What is taken out: expression (2 to 8 tokens), line (6 to 20), lines (21 to 48); repeatable. "
-            "Without it each of them."
-        ),
-    ] = None,
-    order: WayOrders = None,
-    sampler: WaySamplers = None,
-    rule: WayRules = None,
-    steps: WaySteps = None,
-    count: Annotated[
-        int, typer.Option(min=1, help="Held-out functions with a blank of each kind, where there are as many.")
-    ] = 500,
+    kind: Kinds = None,
+    ways: Ways,
+    count: Count = 500,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     out: Out = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rates against calls: .png, .svg, .pdf.")] = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """How often a function with a filled blank parses, and the blank holds what it held, for every way to unmask.
@@ -73,26 +64,18 @@ def code(
 
         unmask eval code runs/code --kind line --order margin --order left_to_right --count 100 --json
     """
-    from unmask.evaluation.code.blanks import check_twin, parse_kinds
+    from unmask.evaluation.code.blanks import parse_kinds
     from unmask.evaluation.code.contest import Contest
     from unmask.evaluation.code.picture import draw
 
     check_outputs(out, plot)
-    ways_for = chosen_ways(order, sampler, rule, steps)
+    ways_for = ways.chosen()
     kinds = parse_kinds(kind or ["expression", "line", "lines"])
-    models = opened((checkpoint, twin), device, dtype)
+    models = where.load_all(checkpoint, twin)
     entries = [(lm, ways_for(lm)) for lm in models]
     contest = Contest.of(models[0], kinds, count, seed, batch_size)
-    check_twin(models[0], models[-1])
-    work = contest.size * sum(len(ways) for _, ways in entries)
-    with room_for(batch_size), progress("filling", work, quiet=as_json) as advance:
-        for lm, ways in entries:
-            contest.enter(lm, ways, advance)
-    if as_json:
-        print_json(contest.as_dict())
-    else:
-        _show(contest)
-    write_contest(contest.as_dict(), out)
+    hold(contest, entries, "filling", batch_size, quiet=as_json)
+    deliver(contest.as_dict(), lambda: _show(contest), out, as_json)
     if plot is not None:
         draw(contest.rows, plot)
 

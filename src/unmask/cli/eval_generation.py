@@ -2,92 +2,70 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask import shelf
-from unmask.cli.common import (
-    BatchSize,
-    Device,
-    Dtype,
-    GreedyAbove,
-    GreedyTail,
-    Json,
-    MinP,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    errors,
-    print_json,
-    progress,
-    room_for,
-)
+from unmask.cli.common import BatchSize, Json, Seed, Where, errors, progress, room_for
+from unmask.cli.drawing import HybridDrawing
+from unmask.cli.grouping import grouped
+from unmask.cli.held_out import HeldOut
 from unmask.cli.ordering import Orders, SamplerSpecs, sampler_spec
+from unmask.cli.outputs import Out, check_outputs, deliver
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     from unmask.evaluation.generation.frontier import Frontier
-    from unmask.evaluation.generation.plan import Way
-    from unmask.evaluation.generation.texts import Draw, Texts
+    from unmask.evaluation.generation.plan import Part, Way
+    from unmask.evaluation.generation.texts import Texts
     from unmask.generation import MaskedDiffusionLM
     from unmask.tally import Progress
 
+JudgeName = Annotated[
+    str, typer.Option(help="A causal language model: its folder (one of our AR checkpoints too) or hub name.")
+]
+Checkpoints = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Folders written by 'unmask train' or 'unmask convert', or models that ship; without any, and without "
+        "--texts, the shipped model 'stories'.",
+        metavar="CKPT",
+    ),
+]
+StepCounts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="At most this many network calls; repeatable. 'none', and without it: one token a call, the exact law, "
+        "which is also all that an AR checkpoint does."
+    ),
+]
+TextFiles = Annotated[
+    list[Path] | None,
+    typer.Option(help="Also judge these texts: a .json list of strings, or a text a line; repeatable."),
+]
 
+
+@grouped
 def generation(
-    judge: Annotated[
-        str, typer.Option(help="A causal language model: its folder (one of our AR checkpoints too) or hub name.")
-    ],
-    checkpoints: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Folders written by 'unmask train' or 'unmask convert', or models that ship; without any, and without "
-            "--texts, the shipped model 'stories'.",
-            metavar="CKPT",
-        ),
-    ] = None,
-    steps: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="At most this many network calls; repeatable. 'none', and without it: one token a call, the exact "
-            "law, which is also all that an AR checkpoint does."
-        ),
-    ] = None,
+    judge: JudgeName,
+    checkpoints: Checkpoints = None,
+    *,
+    steps: StepCounts = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many texts; of held-out data at most as many.")] = 256,
-    texts: Annotated[
-        list[Path] | None,
-        typer.Option(help="Also judge these texts: a .json list of strings, or a text a line; repeatable."),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Held-out text, of any kind that 'unmask train' reads; without it the validation split of the "
-            "(first) checkpoint's training data."
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None, typer.Option(help="Line that separates documents in --data; or line, paragraph.")
-    ] = None,
-    field: Annotated[str | None, typer.Option(help="Field of the records in --data that holds the text.")] = None,
+    texts: TextFiles = None,
+    held_out: HeldOut,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of a canvas; the model's own without it.")] = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    greedy_tail: GreedyTail = None,
-    greedy_above: GreedyAbove = None,
+    drawing: HybridDrawing,
     orders: Orders = None,
     samplers: SamplerSpecs = None,
     batch_size: BatchSize = None,
-    out: Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")] = None,
+    out: Out = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier: a .png, .svg or .pdf.")] = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Judge perplexity, always beside entropy, repetition, distinct n-grams, length, calls and seconds.
@@ -112,35 +90,24 @@ def generation(
     from unmask.cli.generation_tables import show_frontier
     from unmask.evaluation.generation.frontier import Frontier
     from unmask.evaluation.generation.judge import open_judge
+    from unmask.evaluation.generation.picture import draw
     from unmask.evaluation.generation.plan import make_plan, parse_steps
     from unmask.evaluation.generation.texts import Draw, read_texts
-    from unmask.generation import load, token_rule
 
-    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
-    draw = Draw(n, seed, rule, length, batch_size)
+    wanted = Draw(n, seed, drawing.rule(), length, batch_size)
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     ways = _ways(orders or [], samplers or [])
     plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
     given = {path.name: read_texts(path) for path in texts or []}
     check_outputs(out, plot)
-    frontier = Frontier(open_judge(judge, device, dtype), draw)
-    held_out = partial(_held_out, draw=draw, data=data, separator=separator, field=field)
+    frontier = Frontier(open_judge(judge, where.device, where.dtype), wanted)
     work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())
     with room_for(batch_size), progress("judging", work, quiet=as_json) as advance:
-        for number, part in enumerate(plan):
-            lm = load(part.path, device=device, dtype=dtype)
-            if number == 0:
-                _add_data(frontier, held_out(lm), advance)
-            frontier.add_model(part, lm, advance)
-        if not plan and data:
-            _add_data(frontier, held_out(None), advance)
-        for name, one in given.items():
-            frontier.add_texts(name, "texts", one, advance)
-    if as_json:
-        print_json(frontier.as_dict())
-    else:
-        show_frontier(frontier)
-    _write(frontier, out, plot)
+        _add_models(frontier, plan, where, held_out, advance)
+        _add_given(frontier, given, advance)
+    deliver(frontier.as_dict(), lambda: show_frontier(frontier), out, as_json)
+    if plot is not None:
+        draw(frontier.rows, plot)
 
 
 def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
@@ -151,43 +118,32 @@ def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
     return [*by_order, *(Way(sampler=sampler_spec(text), name=text) for text in samplers)] or [Way()]
 
 
-def check_outputs(out: Path | None, plot: Path | None) -> None:
-    """Say before the work begins what would be wrong after it."""
-    from unmask.plots.style import check_suffix, drawing
+def _add_models(frontier: Frontier, plan: Sequence[Part], where: Where, held_out: HeldOut, advance: Progress) -> None:
+    """What the checkpoints write, behind held-out data in the form of the first one's texts."""
+    for number, part in enumerate(plan):
+        lm = where.load(part.path)
+        if number == 0:
+            _add_data(frontier, lm, held_out, advance)
+        frontier.add_model(part, lm, advance)
+    if not plan and held_out.data:
+        _add_data(frontier, None, held_out, advance)
 
-    if out is not None and out.is_dir():
-        raise UnmaskError(f"--out '{out}' is a folder; name a file in it.")
-    if plot is not None:
-        check_suffix(plot)
-        with drawing():
-            pass
 
-
-def _held_out(
-    lm: MaskedDiffusionLM | None, draw: Draw, data: list[str] | None, separator: str | None, field: str | None
-) -> Texts | None:
-    """Held-out texts; where none are named and the checkpoint's own are gone, a word on it and None."""
+def _add_data(frontier: Frontier, lm: MaskedDiffusionLM | None, held_out: HeldOut, advance: Progress) -> None:
+    """Held-out texts; where none are named and the checkpoint's own are gone, a word on it."""
     from unmask.evaluation.generation.texts import held_out_texts
 
+    wanted = frontier.draw
     try:
-        return held_out_texts(lm, draw.n, data, separator, field, draw.length)
+        texts = held_out_texts(lm, wanted.n, held_out.data, held_out.separator, held_out.field, wanted.length)
     except UnmaskError as error:
-        if data:
+        if held_out.data:
             raise
         errors.print(f"No row of held-out data: {error}", highlight=False, soft_wrap=True, markup=False)
-        return None
-
-
-def _add_data(frontier: Frontier, texts: Texts | None, advance: Progress) -> None:
-    if texts is not None:
+    else:
         frontier.add_texts("held-out data", "data", texts, advance)
 
 
-def _write(frontier: Frontier, out: Path | None, plot: Path | None) -> None:
-    from unmask.evaluation.generation.picture import draw
-    from unmask.files import atomic_text
-
-    if out is not None:
-        atomic_text(out, json.dumps(frontier.as_dict(), ensure_ascii=False, allow_nan=False, indent=2) + "\n")
-    if plot is not None:
-        draw(frontier.rows, plot)
+def _add_given(frontier: Frontier, given: Mapping[str, Texts], advance: Progress) -> None:
+    for name, texts in given.items():
+        frontier.add_texts(name, "texts", texts, advance)

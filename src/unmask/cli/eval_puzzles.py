@@ -7,45 +7,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, Device, Dtype, Json, Seed, console, print_json, progress, room_for
-from unmask.cli.contests import (
-    Out,
-    WayOrders,
-    WayRules,
-    WaySamplers,
-    WaySteps,
-    chosen_ways,
-    opened,
-    steps_word,
-    write_contest,
-)
-from unmask.cli.eval_generation import check_outputs
+from unmask.cli.common import BatchSize, Json, Seed, Where, console
+from unmask.cli.contests import Ways, hold, steps_word
+from unmask.cli.grouping import grouped
+from unmask.cli.outputs import Out, check_outputs, deliver
 
 if TYPE_CHECKING:
+    from unmask.evaluation.contests.report import Row
     from unmask.evaluation.puzzles.contest import Contest
-    from unmask.evaluation.puzzles.report import Row
+
+Run = Annotated[str, typer.Argument(help="A run of 'unmask train sudoku', 'paths', or of their twins.", metavar="CKPT")]
+Count = Annotated[int | None, typer.Option(min=1, help="How many held-out items; 1,000, or all where they are fewer.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw accuracies, and errors against calls: .png, .svg, .pdf.")]
 
 
+@grouped
 def puzzles(
-    checkpoint: Annotated[
-        str, typer.Argument(help="A run of 'unmask train sudoku', 'paths', or of their twins.", metavar="CKPT")
-    ],
+    checkpoint: Run,
+    *,
     twin: Annotated[str | None, typer.Option(help="An autoregressive checkpoint of the same puzzles.")] = None,
-    order: WayOrders = None,
-    sampler: WaySamplers = None,
-    rule: WayRules = None,
-    steps: WaySteps = None,
-    count: Annotated[
-        int | None, typer.Option(min=1, help="How many held-out items; 1,000, or all where they are fewer.")
-    ] = None,
+    ways: Ways,
+    count: Count = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     out: Out = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw accuracies, and errors against calls: .png, .svg, .pdf.")
-    ] = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    plot: Plot = None,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Items solved exactly, cells right, answers that break no rule, calls and seconds, for every way to unmask.
@@ -65,21 +52,12 @@ def puzzles(
     from unmask.evaluation.puzzles.picture import draw
 
     check_outputs(out, plot)
-    ways_for = chosen_ways(order, sampler, rule, steps)
-    models = opened((checkpoint, twin), device, dtype)
+    ways_for = ways.chosen()
+    models = where.load_all(checkpoint, twin)
     contest = Contest.of(models[0], count, seed, batch_size)
     entries = [(lm, ways_for(lm)) for lm in models]
-    for lm in models:
-        contest.admit(lm)
-    work = len(contest.items) * sum(len(ways) for _, ways in entries)
-    with room_for(batch_size), progress("solving", work, quiet=as_json) as advance:
-        for lm, ways in entries:
-            contest.enter(lm, ways, advance)
-    if as_json:
-        print_json(contest.as_dict())
-    else:
-        _show(contest)
-    write_contest(contest.as_dict(), out)
+    hold(contest, entries, "solving", batch_size, quiet=as_json)
+    deliver(contest.as_dict(), lambda: _show(contest), out, as_json)
     if plot is not None:
         draw(contest.rows, contest.source.name, plot)
 

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unmask.cli.common import BatchSize, Checkpoint, Device, Dtype, Json, Seed, progress, room_for
+from unmask.cli.common import BatchSize, BoundSteps, Checkpoint, Json, Seed, Where, progress, room_for
 from unmask.cli.eval_code import code
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_puzzles import puzzles
+from unmask.cli.grouping import grouped
+from unmask.cli.held_out import HeldOut
 
 DEFAULT = "perplexity"
 
@@ -30,24 +32,12 @@ app.command("puzzles")(puzzles)
 
 
 @app.command(DEFAULT)
+@grouped
 def perplexity(
     checkpoint: Checkpoint = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Files or folders of any kind that 'unmask train' reads, hf:NAME, or '-'; "
-            "without it the validation split of the training data."
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None, typer.Option(help="Line that separates documents in --data; or line, paragraph.")
-    ] = None,
-    field: Annotated[
-        str | None, typer.Option(help="Field of the records in --data (JSON, CSV, Parquet, ...) that holds the text.")
-    ] = None,
-    steps: Annotated[
-        list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
-    ] = None,
+    *,
+    held_out: HeldOut,
+    steps: BoundSteps = None,
     precision: Annotated[
         float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is this many bits per token.")
     ] = None,
@@ -56,8 +46,7 @@ def perplexity(
     ] = None,
     batch_size: BatchSize = None,
     seed: Seed = 0,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Bits per token, byte and character and perplexity, each with its error; exit code 1 if the estimators disagree.
@@ -77,20 +66,14 @@ def perplexity(
     """
     from unmask.cli.report import finish
     from unmask.evaluation.perplexity import held_out_rows
-    from unmask.generation import load
     from unmask.likelihood import evaluation_work
 
-    lm = load(checkpoint, device=device, dtype=dtype)
-    table = held_out_rows(lm, data, separator, rows, field)
+    lm = where.load(checkpoint)
+    table = held_out_rows(lm, held_out.data, held_out.separator, rows, held_out.field)
     wanted = tuple(steps or ())
     total = None if precision else evaluation_work(lm.card.objective, table, len(wanted))
     with room_for(batch_size), progress("scoring", total, quiet=as_json) as advance:
         result = lm.evaluate(
-            table,
-            steps=wanted,
-            seed=seed,
-            precision=precision,
-            batch_size=batch_size,
-            progress=advance,
+            table, steps=wanted, seed=seed, precision=precision, batch_size=batch_size, progress=advance
         )
     finish(result, as_json)

@@ -2,61 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import (
-    BatchSize,
-    Device,
-    Dtype,
-    GreedyAbove,
-    GreedyTail,
-    Json,
-    MinP,
-    Seed,
-    Steps,
-    Temperature,
-    TopK,
-    TopP,
-    print_json,
-    room_for,
-)
-from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
-from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
+from unmask.cli.common import BatchSize, Json, Seed, Steps, Where, print_json, room_for
+from unmask.cli.constraining import Constraining, told
+from unmask.cli.drawing import HybridDrawing
+from unmask.cli.grouping import grouped
+from unmask.cli.ordering import Ordering
 from unmask.cli.words import split_blanks
 
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        help="Texts with [MASK], [MASK:n] or [MASK:n-m] blanks; '-' reads lines from stdin. A first word without a "
+        "blank is the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it 'stories'.",
+        metavar="[CKPT] TEXT...",
+    ),
+]
 
+
+@grouped
 def fill(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            help="Texts with [MASK], [MASK:n] or [MASK:n-m] blanks; '-' reads lines from stdin. A first word "
-            "without a blank is the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it "
-            "'stories'.",
-            metavar="[CKPT] TEXT...",
-        ),
-    ],
+    words: Words,
+    *,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
     steps: Steps = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    greedy_tail: GreedyTail = None,
-    greedy_above: GreedyAbove = None,
-    match: Match = None,
-    with_words: With = None,
-    without: Without = None,
-    characters: Characters = None,
-    particles: Particles = 1,
-    order: Order = None,
-    sampler: SamplerSpec = None,
+    drawing: HybridDrawing,
+    constraining: Constraining,
+    ordering: Ordering,
     batch_size: BatchSize = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Fill the blanks of texts of any lengths.
@@ -75,27 +54,16 @@ def fill(
 
         cat lines.txt | unmask fill - --greedy --json
     """
-    from unmask.generation import load, token_rule
-
-    rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
-    constraint = constraints(match, with_words, without, characters)
-    way: dict[str, Any] = {"order": order, "sampler": sampler_spec(sampler)}
+    rule = (replace(drawing, temperature=0.0) if greedy else drawing).rule()
+    wish, way = constraining.wish(), ordering.way()
     checkpoint, lines = split_blanks(words)
-    lm = load(checkpoint, device=device, dtype=dtype)
+    lm = where.load(checkpoint)
+    options: dict[str, Any] = {"steps": steps, "seed": seed, "rule": rule, **wish, **way}
     with room_for(batch_size):
-        done = lm.fill_details(
-            lines,
-            steps=steps,
-            seed=seed,
-            rule=rule,
-            batch_size=batch_size,
-            constraint=constraint,
-            particles=particles,
-            **way,
-        )
+        done = lm.fill_details(lines, **options, batch_size=batch_size)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump()}
-        print_json({**how, **told(constraint, particles), "texts": [asdict(one) for one in done]})
+        print_json({**how, **told(wish), "texts": [asdict(one) for one in done]})
         return
     for one in done:
         typer.echo(one.text)

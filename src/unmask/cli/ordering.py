@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +17,20 @@ _ORDER = (
 )
 _SAMPLER = "A sampler ('unmask list sampler') by name or with options: 'name: remdm, strategy: loop, eta: 0.05'."
 
-Order = Annotated[str | None, typer.Option(help=_ORDER, metavar="ORDER")]
 Orders = Annotated[list[str] | None, typer.Option("--order", help=f"{_ORDER} Repeatable.", metavar="ORDER")]
-SamplerSpec = Annotated[str | None, typer.Option("--sampler", help=_SAMPLER, metavar="SPEC")]
 SamplerSpecs = Annotated[list[str] | None, typer.Option("--sampler", help=f"{_SAMPLER} Repeatable.", metavar="SPEC")]
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """One way to unmask."""
+
+    order: Annotated[str | None, typer.Option(help=_ORDER, metavar="ORDER")] = None
+    sampler: Annotated[str | None, typer.Option(help=_SAMPLER, metavar="SPEC")] = None
+
+    def way(self) -> dict[str, Any]:
+        """What is asked for, as a model takes it."""
+        return {"order": self.order, "sampler": sampler_spec(self.sampler)}
 
 
 def sampler_spec(text: str | None) -> str | Mapping[str, Any] | None:

@@ -8,22 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unmask.cli.common import (
-    Checkpoint,
-    Device,
-    Dtype,
-    GreedyAbove,
-    GreedyTail,
-    Json,
-    MinP,
-    Seed,
-    Steps,
-    Temperature,
-    TopK,
-    TopP,
-    console,
-    print_json,
-)
+from unmask.cli.common import Checkpoint, Json, Seed, Steps, Where, console, print_json
+from unmask.cli.drawing import HybridDrawing
+from unmask.cli.grouping import grouped
 from unmask.cli.ordering import sampler_spec
 
 if TYPE_CHECKING:
@@ -74,8 +61,10 @@ def run(
 
 
 @app.command("order")
+@grouped
 def order(
     checkpoint: Checkpoint = None,
+    *,
     orders: Annotated[
         list[str] | None, typer.Option("--order", help="As of 'unmask sample'; repeatable, one panel each.")
     ] = None,
@@ -86,15 +75,9 @@ def order(
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt included.")] = None,
     steps: Steps = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    greedy_tail: GreedyTail = None,
-    greedy_above: GreedyAbove = None,
+    drawing: HybridDrawing,
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("order.png"),
-    device: Device = None,
-    dtype: Dtype = "auto",
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Draw which position was written in which network call, coloured by confidence; rings were masked again.
@@ -107,15 +90,14 @@ def order(
 
         unmask plot order runs/mine --prompt "Once" --steps 64 --sampler "name: remdm, eta: 0.1" --out remdm.png
     """
-    from unmask.generation import load, token_rule
     from unmask.plots.order import Walk, draw_orders
     from unmask.plots.style import check_suffix
 
     check_suffix(out)
-    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
+    rule = drawing.rule()
     ways: list[dict[str, Any]] = [{"order": one} for one in orders or []]
     ways += [{"sampler": sampler_spec(one)} for one in samplers or []]
-    lm = load(checkpoint, device=device, dtype=dtype)
+    lm = where.load(checkpoint)
     chosen = [_sampler(lm, steps, way) for way in ways or [{}]]
     walks = []
     for sampler in chosen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,39 +13,36 @@ from unmask.cli import watching
 from unmask.cli.common import (
     BatchSize,
     Checkpoint,
-    Device,
-    Dtype,
-    GreedyAbove,
-    GreedyTail,
     Json,
-    MinP,
     Seed,
     Steps,
-    Temperature,
-    TopK,
-    TopP,
+    Where,
     console,
     errors,
     print_json,
     progress,
     room_for,
 )
-from unmask.cli.constraining import Characters, Match, Particles, With, Without, constraints, told
-from unmask.cli.ordering import Order, SamplerSpec, sampler_spec
+from unmask.cli.constraining import Constraining, told
+from unmask.cli.drawing import HybridDrawing
+from unmask.cli.grouping import grouped
+from unmask.cli.ordering import Ordering
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.scribe import Frame
+    from unmask.generation import MaskedDiffusionLM
+    from unmask.scribe import Frame, Generation
 
 
-def sample(
-    checkpoint: Checkpoint = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many texts.")] = 1,
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "",
-    suffix: Annotated[str, typer.Option(help="The text to end with.")] = "",
+@dataclass(frozen=True)
+class Opening:
+    """The canvas that is written on."""
+
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = ""
+    suffix: Annotated[str, typer.Option(help="The text to end with.")] = ""
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt and suffix included; any number.")
-    ] = None,
+    ] = None
     stride: Annotated[
         int | None,
         typer.Option(
@@ -53,32 +50,47 @@ def sample(
             help="What is longer than the model is written in windows, each so many tokens behind the one before; half "
             "of the model's length by default.",
         ),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How people see the text come about."""
+
+    watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False
+    html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None
+    gif: Annotated[Path | None, typer.Option(help="Draw the first text being unmasked, as an animation.")] = None
+    png: Annotated[Path | None, typer.Option(help="Draw several moments of it side by side.")] = None
+
+    def pictures(self, as_json: bool) -> list[Path]:
+        """The files to write; what cannot be shown is refused now."""
+        from unmask.pictures.drawing import check_pictures
+
+        if self.watch and as_json:
+            raise UnmaskError("--watch is for people and --json for machines; give one of them.")
+        return check_pictures(html=self.html, gif=self.gif, png=self.png)
+
+
+Guidance = Annotated[
+    float, typer.Option(min=0.0, help="How much more than by itself the model holds to the prompt; 0: no more.")
+]
+
+
+@grouped
+def sample(
+    checkpoint: Checkpoint = None,
+    *,
+    n: Annotated[int, typer.Option("-n", min=1, help="How many texts.")] = 1,
+    opening: Opening,
     steps: Steps = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    greedy_tail: GreedyTail = None,
-    greedy_above: GreedyAbove = None,
-    match: Match = None,
-    with_words: With = None,
-    without: Without = None,
-    characters: Characters = None,
-    particles: Particles = 1,
-    guidance: Annotated[
-        float, typer.Option(min=0.0, help="How much more than by itself the model holds to the prompt; 0: no more.")
-    ] = 0.0,
-    order: Order = None,
-    sampler: SamplerSpec = None,
+    drawing: HybridDrawing,
+    constraining: Constraining,
+    guidance: Guidance = 0.0,
+    ordering: Ordering,
     batch_size: BatchSize = None,
-    watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None,
-    gif: Annotated[Path | None, typer.Option(help="Draw the first text being unmasked, as an animation.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw several moments of it side by side.")] = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    showing: Showing,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Generate texts, and see how they come about.
@@ -108,23 +120,12 @@ def sample(
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
-    from unmask.generation import load, token_rule
-    from unmask.pictures.drawing import check_pictures
-
-    if watch and as_json:
-        raise UnmaskError("--watch is for people and --json for machines; give one of them.")
-    pictures = check_pictures(html=html, gif=gif, png=png)
-    rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
-    constraint = constraints(match, with_words, without, characters)
-    way: dict[str, Any] = {"order": order, "sampler": sampler_spec(sampler)}
-    lm = load(checkpoint, device=device, dtype=dtype)
-    options: dict[str, Any] = {"prompt": prompt, "length": length, "steps": steps, "rule": rule}
-    options |= {"suffix": suffix, "stride": stride, "guidance": guidance}
-    options |= {"constraint": constraint, "particles": particles, **way}
-    if watch:
-        with room_for(1):
-            first, *_ = [_watch(lm.stream(**options, seed=one), one) for one in range(seed, seed + n)]
-        _draw(first, pictures, seed)
+    pictures = showing.pictures(as_json)
+    rule, wish, way = drawing.rule(), constraining.wish(), ordering.way()
+    lm = where.load(checkpoint)
+    options: dict[str, Any] = {**asdict(opening), "steps": steps, "rule": rule, "guidance": guidance, **wish, **way}
+    if showing.watch:
+        _draw(_watch_all(lm, options, range(seed, seed + n)), pictures, seed)
         return
     with room_for(batch_size), progress("sampling", n, quiet=as_json) as advance:
         done = lm.sample(n, **options, seed=seed, batch_size=batch_size, progress=advance)
@@ -132,11 +133,22 @@ def sample(
         _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
-        print_json({**how, **told(constraint, particles), "texts": [asdict(x) for x in done]})
-        return
-    for text in done:
+        print_json({**how, **told(wish), "texts": [asdict(x) for x in done]})
+    else:
+        _print(done)
+
+
+def _print(texts: list[Generation]) -> None:
+    for text in texts:
         console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
         typer.echo(text.text)
+
+
+def _watch_all(lm: MaskedDiffusionLM, options: dict[str, Any], seeds: range) -> list[Frame]:
+    """Show one text after the other; the frames of the first are for its pictures."""
+    with room_for(1):
+        first, *_ = [_watch(lm.stream(**options, seed=seed), seed) for seed in seeds]
+    return first
 
 
 def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, Device, Dtype, Json, Seed, room_for
+from unmask.cli.common import BatchSize, BoundSteps, Json, Seed, Where, room_for
+from unmask.cli.grouping import grouped
 from unmask.cli.words import split_texts
 
 
+@grouped
 def score(
     words: Annotated[
         list[str],
@@ -19,15 +21,13 @@ def score(
             metavar="[CKPT] TEXT...",
         ),
     ],
+    *,
     given: Annotated[str | None, typer.Option(help="Condition on this text, which is read but not counted.")] = None,
-    steps: Annotated[
-        list[int] | None, typer.Option(min=1, help="Also the bound of the T-step process; repeatable.")
-    ] = None,
+    steps: BoundSteps = None,
     precision: Annotated[float, typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token.")] = 0.02,
     batch_size: BatchSize = None,
     seed: Seed = 0,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Bound -log p(text) by two estimators that must agree; exit code 1 if they do not.
@@ -41,10 +41,9 @@ def score(
         unmask score runs/mine "of the list." --given "Return a copy " --steps 64 --json
     """
     from unmask.cli.report import finish
-    from unmask.generation import load
 
     checkpoint, lines = split_texts(words)
-    lm = load(checkpoint, device=device, dtype=dtype)
+    lm = where.load(checkpoint)
     with room_for(batch_size):
         result = lm.judge(lines, given, steps=tuple(steps or ()), precision=precision, seed=seed, batch_size=batch_size)
     finish(result, as_json)

@@ -12,7 +12,8 @@ from unmask.cli.common import Json, console, errors, print_json
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.training import TrainingResult
+    from unmask.config import Recipe
+    from unmask.training import Interrupted, TrainingResult
 
 NEWEST = "newest"
 PLANNED = " --steps 64 --order planner"
@@ -32,34 +33,40 @@ class TrainCommand(TyperCommand):
         )
 
 
+What = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe (name or .yaml); a file or folder of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet, .arrow or "
+        "FASTA, also packed (.gz, .bz2, .xz, .zst); a saved dataset; hf:NAME for one on the Hugging Face hub; or '-' "
+        "for stdin."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="key.sub=value, e.g. training.steps=2000; before them, the text for a recipe, as one would name it "
+        "without one."
+    ),
+]
+From = Annotated[
+    str | None, typer.Option("--from", help="Go on from this checkpoint's weights: fine-tune it.", metavar="CKPT")
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[auto]",
+        help="Go on from the last checkpoint in the folder; auto also begins where there is none, and steps over "
+        "damaged ones.",
+    ),
+]
+
+
 def train(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe (name or .yaml); a file or folder of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet, "
-            ".arrow or FASTA, also packed (.gz, .bz2, .xz, .zst); a saved dataset; hf:NAME for one on the Hugging "
-            "Face hub; or '-' for stdin."
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="key.sub=value, e.g. training.steps=2000; before them, the text for a recipe, as one would name it "
-            "without one."
-        ),
-    ] = None,
-    from_: Annotated[
-        str | None, typer.Option("--from", help="Go on from this checkpoint's weights: fine-tune it.", metavar="CKPT")
-    ] = None,
+    what: What,
+    overrides: Overrides = None,
+    from_: From = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME without it.")] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[auto]",
-            help="Go on from the last checkpoint in the folder; auto also begins where there is none, and steps over "
-            "damaged ones.",
-        ),
-    ] = None,
+    resume: Resume = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Without a terminal, print a line now and then.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -85,28 +92,44 @@ def train(
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
-    from unmask.config import source_override
     from unmask.training import Interrupted, progress_for, speaks
     from unmask.training import train as run
-    from unmask.training.finetune import recipe_from
 
-    chosen = overrides or []
-    if chosen and "=" not in chosen[0]:
-        chosen = [source_override(chosen[0]), *chosen[1:]]
-    recipe = recipe_from(what, from_, chosen)
-    if speaks() and (left_out := recipe.data.source.left_out()):
-        counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
-        errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)
+    recipe = _recipe(what, from_, overrides or [])
+    if speaks():
+        _tell_left_out(recipe)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
         result = run(recipe, folder, resume=_resume(resume), progress=progress_for(errors, verbose))
     except Interrupted as stop:
-        report = {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
-        if speaks():
-            _say(report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}", as_json)
-        return
+        report, words = _stopped(stop)
+    else:
+        report, words = result.as_dict(), _words(result)
     if speaks():
-        _say(result.as_dict(), _words(result), as_json)
+        _say(report, words, as_json)
+
+
+def _recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:
+    """What is to be trained; a word before the overrides is the text for a recipe."""
+    from unmask.config import source_override
+    from unmask.training.finetune import recipe_from
+
+    if overrides and "=" not in overrides[0]:
+        overrides = [source_override(overrides[0]), *overrides[1:]]
+    return recipe_from(what, from_, overrides)
+
+
+def _tell_left_out(recipe: Recipe) -> None:
+    """Which files of a folder are not read."""
+    if left_out := recipe.data.source.left_out():
+        counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
+        errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)
+
+
+def _stopped(stop: Interrupted) -> tuple[dict[str, Any], str]:
+    """What to tell machines and people of a run that was stopped."""
+    report = {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
+    return report, f"Stopped and saved after step {stop.step}. Go on with:\n  {stop.resume_command}"
 
 
 def _words(result: TrainingResult) -> str:

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from unmask.models.attention import see_before
 from unmask.models.cache import SlotCache
 from unmask.models.config import CausalConfig
-from unmask.models.layers import Trunk, label_loss
+from unmask.models.trunk import Trunk, label_loss
 
 
 class CausalLM(Trunk, GenerationMixin):

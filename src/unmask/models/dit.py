@@ -10,8 +10,8 @@ from transformers.utils.generic import can_return_tuple
 
 from unmask.models.attention import see_all, waves
 from unmask.models.config import EPSILON, DiTConfig
-from unmask.models.layers import Trunk, label_loss
 from unmask.models.planner import PlannerHead, no_planner
+from unmask.models.trunk import Trunk, label_loss
 
 
 class PositionEmbedding(nn.Module):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.plots.puzzles import MARKS, Contender
-from unmask.plots.style import INK, colour, dashes, drawing, write_figure
+from unmask.plots.contests import Contender, count_calls, draw_line
+from unmask.plots.style import INK, colour, drawing, write_figure
 
 WIDTH, HEIGHT = 3.0, 2.5
 
@@ -45,30 +45,12 @@ def draw_code(panels: Sequence[Sequence[Panel]], path: Path) -> None:
 
 
 def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     for one in panel.contenders:
-        _draw_line(axis, one, INK if one.is_twin else colour(names.index(one.name)))
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(LogLocator(2.0, numticks=12))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter("{x:g}")
+        draw_line(axis, one, INK if one.is_twin else colour(names.index(one.name)), _label(one))
+    count_calls(axis)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _draw_line(axis: Any, one: Contender, ink: str) -> None:
-    """Greedy tokens are filled marks, stochastic ones open; the twin's rate is a level through all calls."""
-    trials = sorted(one.trials, key=lambda trial: trial.calls)
-    style = "-" if one.rule == "greedy" else dashes(7)
-    if one.is_twin:
-        axis.axhline(one.full.accuracy[0], color=ink, linewidth=0.9, linestyle=style, zorder=1, alpha=0.5)
-    shares = [trial.accuracy for trial in trials]
-    bars = [[max(0.0, value - low) for value, low, _ in shares], [max(0.0, high - value) for value, _, high in shares]]
-    filled = {} if one.rule == "greedy" else {"markerfacecolor": "white"}
-    axis.errorbar(
-        [trial.calls for trial in trials], [value for value, _, _ in shares], yerr=bars, marker=MARKS[one.rule],
-        markersize=3.5, color=ink, linestyle=style, elinewidth=0.8, label=_label(one), **filled,
-    )  # fmt: skip
 
 
 def _label(one: Contender) -> str:

@@ -10,8 +10,8 @@ from unmask.evaluation.code.blanks import SIZES, Blank, blanks_of, check_twin
 from unmask.evaluation.code.filling import fill
 from unmask.evaluation.code.report import Row, figures_of
 from unmask.evaluation.code.syntax import Kind
+from unmask.evaluation.contests.ways import Way
 from unmask.evaluation.generation.bootstrap import LEVEL
-from unmask.evaluation.puzzles.solving import Way
 from unmask.generation import MaskedDiffusionLM
 from unmask.tally import Progress
 
@@ -47,9 +47,13 @@ class Contest:
         """Blanks of all kinds."""
         return sum(map(len, self.blanks.values()))
 
-    def enter(self, lm: MaskedDiffusionLM, ways: Sequence[Way], progress: Progress | None = None) -> None:
-        """Let a model fill the blanks in each of the ways; one that has learnt other functions is refused."""
+    def admit(self, lm: MaskedDiffusionLM) -> None:
+        """Refuse a model that has learnt other functions, or the same as other tokens."""
         check_twin(self.home, lm)
+
+    def enter(self, lm: MaskedDiffusionLM, ways: Sequence[Way], progress: Progress | None = None) -> None:
+        """Let a model fill the blanks in each of the ways."""
+        self.admit(lm)
         for kind, blanks in self.blanks.items():
             for way in ways:
                 filled = fill(lm, blanks, way, self.seed, self.batch_size, progress)

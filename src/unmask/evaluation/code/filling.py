@@ -10,8 +10,8 @@ import numpy as np
 
 from unmask.data.functions import parsed
 from unmask.evaluation.code.blanks import Blank
+from unmask.evaluation.contests.ways import RULES, Way, at_once
 from unmask.evaluation.generation.measures import Values
-from unmask.evaluation.puzzles.solving import AT_ONCE, AT_ONCE_ELSEWHERE, RULES, Way
 from unmask.generation import MaskedDiffusionLM
 from unmask.scribe import Generation
 from unmask.tally import Progress
@@ -49,12 +49,11 @@ def fill(
     progress: Progress | None = None,
 ) -> Filled:
     """Let a model fill all blanks; blank i has the seed `seed + i`."""
-    size = batch_size or AT_ONCE.get(lm.device.type, AT_ONCE_ELSEWHERE)
     since = time.perf_counter()
     written = lm.fill_rows(
         [row_of(lm, blank) for blank in blanks],
         seed=seed,
-        batch_size=size,
+        batch_size=at_once(lm, batch_size),
         progress=progress,
         sampler=None if lm.causal else way.on(lm),
         rule=RULES[way.rule],

@@ -1,4 +1,4 @@
-"""The rows of a contest as lines to be drawn: one for each way under each token rule, in a panel a kind and rate."""
+"""The picture of a contest on code: a panel for each rate and kind of blank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unmask.evaluation.code.report import Row
+from unmask.evaluation.contests.picture import contenders
 from unmask.plots.code import Panel, draw_code
-from unmask.plots.puzzles import Contender, Trial
 
 RATES = {"parses": "functions that parse", "exact": "blanks filled exactly"}
 
@@ -19,23 +19,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def panels(rows: Sequence[Row]) -> list[list[Panel]]:
     """A line of panels for each rate, one panel for each kind of blank."""
-    kinds = list(dict.fromkeys(row.kind for row in rows))
-    return [[Panel(kind, words, contenders(rows, kind, rate)) for kind in kinds] for rate, words in RATES.items()]
-
-
-def contenders(rows: Sequence[Row], kind: str, rate: str) -> list[Contender]:
-    """Rows of one model, way and rule become one line."""
-    found: dict[tuple[bool, str, str], list[Trial]] = {}
+    by_kind: dict[str, list[Row]] = {}
     for row in rows:
-        if row.kind == kind:
-            found.setdefault((row.causal, row.way, row.rule), []).append(_trial(row, rate))
-    return [
-        Contender("AR twin" if causal else way, rule, trials, causal) for (causal, way, rule), trials in found.items()
-    ]
-
-
-def _trial(row: Row, rate: str) -> Trial:
-    share = row.figures[rate]
-    assert share.low is not None
-    assert share.high is not None
-    return Trial(row.figures["calls"].value, (share.value, share.low, share.high))
+        by_kind.setdefault(row.kind, []).append(row)
+    return [[Panel(kind, words, contenders(of, rate)) for kind, of in by_kind.items()] for rate, words in RATES.items()]

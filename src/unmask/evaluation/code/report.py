@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from unmask.evaluation.code.filling import Filled
 from unmask.evaluation.code.syntax import Kind
-from unmask.evaluation.generation.bootstrap import Estimate, ratio, resamples
-from unmask.evaluation.puzzles import report
-from unmask.evaluation.puzzles.report import wilson
+from unmask.evaluation.contests import report
+from unmask.evaluation.contests.report import costs, pooled, wilson
+from unmask.evaluation.generation.bootstrap import Estimate
 
 RATES = ("parses", "exact", "same_tokens")
 
@@ -23,11 +23,8 @@ class Row(report.Row):
 def figures_of(filled: Filled) -> dict[str, Estimate]:
     """Functions that parse, blanks filled exactly (but for white space; to the token), tokens right (bootstrap over
     blanks), calls and seconds a blank."""
-    tokens = ratio(filled.right_tokens, filled.tokens, resamples(len(filled.tokens)))
-    assert tokens is not None
     return {
         **{name: wilson(getattr(filled, name)) for name in RATES},
-        "tokens": tokens,
-        "calls": Estimate(float(filled.calls.mean())),
-        "seconds": Estimate(float(filled.seconds.mean())),
+        "tokens": pooled(filled.right_tokens, filled.tokens),
+        **costs(filled.calls, filled.seconds),
     }

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from unmask.data.rows import Rows
 from unmask.data.sources.puzzle import PuzzleSource
-from unmask.errors import UnmaskError, did_you_mean
+from unmask.evaluation.contests.report import Row
+from unmask.evaluation.contests.ways import Way
 from unmask.evaluation.generation.bootstrap import LEVEL
 from unmask.evaluation.puzzles.items import check_twin, held_out_items, puzzles_of, rows_of_items
-from unmask.evaluation.puzzles.report import Row, figures_of
-from unmask.evaluation.puzzles.solving import RULES, Rule, Way, solve
+from unmask.evaluation.puzzles.report import figures_of
+from unmask.evaluation.puzzles.solving import solve
 from unmask.generation import MaskedDiffusionLM
-from unmask.samplers.choice import Spec
 from unmask.tally import Progress
-
-ORDERS = ("uniform", "left_to_right", "confidence", "margin", "entropy", "threshold")
 
 
 @dataclass
@@ -38,6 +36,11 @@ class Contest:
         source = puzzles_of(lm)
         return cls(source, held_out_items(source, count), seed, batch_size)
 
+    @property
+    def size(self) -> int:
+        """How many items there are."""
+        return len(self.items)
+
     def admit(self, lm: MaskedDiffusionLM) -> Rows:
         """The items as a model sees them; one that has learnt other puzzles is refused."""
         check_twin(self.source, lm)
@@ -54,26 +57,3 @@ class Contest:
         """For JSON: what was asked, and the rows."""
         asked = {"source": self.source.model_dump(mode="json"), "items": len(self.items), "seed": self.seed}
         return {**asked, "interval": {"level": LEVEL}, "rows": [row.as_dict() for row in self.rows]}
-
-
-def ways_of(
-    lm: MaskedDiffusionLM,
-    orders: Sequence[str],
-    samplers: Sequence[Spec],
-    rules: Sequence[Rule],
-    steps: Sequence[int | None],
-) -> list[Way]:
-    """Every combination that makes sense for a model: an order that adapts has no number of steps, a twin no order."""
-    if lm.causal:
-        return [Way(rule) for rule in rules]
-    bare = [Way(order=order) for order in orders] + [Way(sampler=sampler) for sampler in samplers]
-    counted = [replace(way, steps=n) for way in bare for n in ([None] if way.on(lm).adaptive else steps)]
-    return [replace(way, rule=rule) for rule in rules for way in counted]
-
-
-def parse_rules(words: Sequence[str]) -> list[Rule]:
-    """Token rules as a user writes them."""
-    for word in words:
-        if word not in RULES:
-            raise UnmaskError(f"There is no token rule '{word}'.{did_you_mean(word, RULES)}")
-    return [rule for rule in RULES if rule in words]

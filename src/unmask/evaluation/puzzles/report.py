@@ -1,76 +1,17 @@
-"""The table of an evaluation on puzzles: one row for each way to solve them, every share with its interval."""
+"""The figures of an evaluation on puzzles."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
-
-from unmask.evaluation.generation.bootstrap import Estimate, ratio, resamples
-from unmask.evaluation.generation.measures import Values
-from unmask.evaluation.puzzles.solving import Rule, Solved, Way
-from unmask.generation import MaskedDiffusionLM
-
-Z = 1.959964
-"""A 95% interval reaches so many standard errors."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way and what came of it. `causal`: it was the twin's. `steps` is None for one cell a call."""
-
-    checkpoint: str
-    way: str
-    rule: Rule
-    steps: int | None
-    items: int
-    sampler: dict[str, Any]
-    figures: dict[str, Estimate]
-    causal: bool = False
-    adaptive: bool = False
-
-    @classmethod
-    def of(cls, lm: MaskedDiffusionLM, way: Way, items: int, figures: dict[str, Estimate], **more: Any) -> Self:
-        """The row of a model's way through so many items."""
-        sampler = way.on(lm)
-        return cls(
-            checkpoint=Path(str(lm.path)).name,
-            way="ar" if lm.causal else way.name,
-            rule=way.rule,
-            steps=way.steps,
-            items=items,
-            sampler=sampler.model_dump(mode="json"),
-            figures=figures,
-            causal=lm.causal,
-            adaptive=sampler.adaptive,
-            **more,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        about = {name: value for name, value in vars(self).items() if name != "figures"}
-        return {**about, **{name: one.as_dict() for name, one in self.figures.items()}}
-
-
-def wilson(right: Values) -> Estimate:
-    """A share of n yes-or-no answers and Wilson's interval, which is honest near 0 and 1 too."""
-    n, share = len(right), float(right.mean())
-    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    reach = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    return Estimate(share, max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach)))
+from unmask.evaluation.contests.report import costs, pooled, wilson
+from unmask.evaluation.generation.bootstrap import Estimate
+from unmask.evaluation.puzzles.solving import Solved
 
 
 def figures_of(solved: Solved) -> dict[str, Estimate]:
     """Items solved, cells right (bootstrap over items), answers that break no rule, calls and seconds an item."""
-    cells = ratio(solved.right_cells, solved.cells, resamples(len(solved.cells)))
-    assert cells is not None
     return {
         "accuracy": wilson(solved.right),
-        "cells": cells,
+        "cells": pooled(solved.right_cells, solved.cells),
         "valid": wilson(solved.valid),
-        "calls": Estimate(float(solved.calls.mean())),
-        "seconds": Estimate(float(solved.seconds.mean())),
+        **costs(solved.calls, solved.seconds),
     }

@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from unmask.data.rows import Flags, RowBatch, Rows
 from unmask.data.sources.puzzle import PuzzleSource
+from unmask.evaluation.contests.ways import RULES, Way, at_once
 from unmask.evaluation.generation.measures import Values
 from unmask.generation import MaskedDiffusionLM
-from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.choice import Spec
+from unmask.samplers.base import Canvas, State
 from unmask.samplers.control import Control, walks
-from unmask.samplers.draws import TokenRule
 from unmask.tally import Progress
 
-Rule = Literal["greedy", "stochastic"]
-RULES: dict[Rule, TokenRule] = {"greedy": TokenRule(temperature=0.0), "stochastic": TokenRule()}
-AT_ONCE = {"cuda": 1024}
-AT_ONCE_ELSEWHERE = 64
-
 Answers = tuple[Any, Any, float]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How puzzles are solved: an order by its name or any sampler, a token rule, a number of steps."""
-
-    rule: Rule = "greedy"
-    order: str | None = None
-    sampler: Spec | None = None
-    steps: int | None = None
-
-    @property
-    def name(self) -> str:
-        """What to call it beside other ways."""
-        if self.order is not None:
-            return self.order
-        return str(self.sampler["name"] if isinstance(self.sampler, Mapping) else self.sampler or "reveal")
-
-    def on(self, lm: MaskedDiffusionLM) -> Sampler:
-        """The sampler that this is; a model that reads from left to right has but one."""
-        return lm.sampler() if lm.causal else lm.sampler(self.steps, self.order, self.sampler)
 
 
 @dataclass(frozen=True)
@@ -77,7 +50,7 @@ def solve(
     progress: Progress | None = None,
 ) -> Solved:
     """Let a model solve all rows; row i has the seed `seed + i`."""
-    size = batch_size or AT_ONCE.get(lm.device.type, AT_ONCE_ELSEWHERE)
+    size = at_once(lm, batch_size)
     sampler = way.on(lm)
     walk = walks(sampler, Control(RULES[way.rule]), lm.device)
     calls = min(getattr(sampler, "steps", None) or rows.length, rows.length)

@@ -1,0 +1,62 @@
+"""Short runs for the tests that train: texts to learn, a Ctrl-C at a step, all that a checkpoint holds."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from unmask.training import Progress
+from unmask.training.runfolder import find_latest
+
+LETTERS = "abcdefgh"
+
+
+def write_cats(path: Path, lines: int) -> Path:
+    """Lines that differ in their numbers alone."""
+    path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(lines)))
+    return path
+
+
+def write_markov(path: Path, lines: int) -> Path:
+    """Lines of a Markov chain: a letter is followed by the next one with probability 0.9, else by any."""
+    draw = np.random.default_rng(0)
+    written = []
+    for _ in range(lines):
+        letter, line = draw.integers(8), ""
+        for _ in range(96):
+            letter = (letter + 1) % 8 if draw.random() < 0.9 else draw.integers(8)
+            line += LETTERS[letter]
+        written.append(line)
+    path.write_text("\n".join(written) + "\n")
+    return path
+
+
+class StopAt(Progress):
+    """Presses Ctrl-C when a step begins."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def stepped(self) -> None:
+        self.left -= 1
+        if not self.left:
+            signal.raise_signal(signal.SIGINT)
+
+
+def everything(out: Path) -> dict[str, torch.Tensor]:
+    """All in the newest checkpoint of a run: averaged weights, raw weights, optimiser, random state."""
+    latest = find_latest(out)
+    assert latest is not None
+    files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
+    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """Two runs have come to the same, to the bit."""
+    left, right = everything(one), everything(other)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
