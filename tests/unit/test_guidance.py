@@ -14,6 +14,7 @@ from unmask.laws.tables import Table, Watched, every_canvas, random_table
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.control import Control, walks
 from unmask.samplers.draws import TokenRule
+from unmask.samplers.ending import Ending
 from unmask.samplers.guidance import Guided
 from unmask.samplers.particles import walk_together
 from unmask.samplers.reveal import Reveal
@@ -124,11 +125,12 @@ def test_scored_particles_converge_to_the_tilted_law(steps):
     assert chi_square(counts(last.ids), law / z) > 1e-3
 
 
-def test_a_single_scored_walk_is_the_plain_one():
+@pytest.mark.parametrize("rule", [TokenRule(), TokenRule(greedy_tail=0.5), Ending(TokenRule(), eos=3)])
+def test_a_single_scored_walk_is_the_plain_one(rule):
     canvas = Canvas.of(torch.full((40, L), MASK), MASK)
     for steps in (2, None):
-        plain = sample(Reveal(steps=steps), random_table(), canvas)
-        scored = sample(Reveal(steps=steps), random_table(), canvas, Scored(TokenRule(), lambda ids, real: ids.sum(1)))
+        plain = sample(Reveal(steps=steps), random_table(), canvas, rule)
+        scored = sample(Reveal(steps=steps), random_table(), canvas, Scored(rule, lambda ids, real: ids.sum(1)))
         assert torch.equal(plain.ids, scored.ids)
         assert torch.equal(plain.confidence, scored.confidence)
 

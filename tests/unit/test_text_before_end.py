@@ -9,19 +9,26 @@ import torch
 from tests.chains import counts
 from torch import Tensor
 
+from unmask.constraints import Banned
+from unmask.constraints.binding import bind
+from unmask.constraints.vocabulary import Vocabulary
 from unmask.laws.chains import MASK, L, V
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, every_canvas, odds, oracle, random_table
 from unmask.samplers import draws
 from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.base import Canvas, JointRule, State, sample
+from unmask.samplers.conditioned import Conditioned
+from unmask.samplers.control import Control, walks
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.ending import Ending
 from unmask.samplers.looking import look, part_written, score
 from unmask.samplers.ordered import Ordered
+from unmask.samplers.outlook import Outlook, as_predicted
 from unmask.samplers.scored import Scored
 
 EOS = 0
+CPU = torch.device("cpu")
 ENDING = Ending(TokenRule(), EOS)
 KINDS = ("confidence", "margin", "entropy", "planner")
 
@@ -82,6 +89,13 @@ def test_other_rules_leave_predictions_alone(kind):
     assert not torch.allclose(scores(kind, ENDING), scores(kind, TokenRule()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_a_score_or_a_constraint_texts_end_as_well(kind):
+    free = bind([Banned([2], [0])], Vocabulary(None, V, MASK), [])
+    for rule in (Scored(ENDING, lambda ids, real: ids.sum(dim=1)), Conditioned(TokenRule(), free, CPU, eos=EOS)):
+        assert torch.equal(scores(kind, rule), scores(kind, ENDING))
+
+
 @pytest.mark.parametrize("order", KINDS)
 def test_one_at_a_time_a_consistent_network_still_writes_the_law_of_its_data(order):
     """An order decides where, by the canvas alone, and not what: rows that end keep their law."""
@@ -116,7 +130,8 @@ class Flooding(SameRow):
 class Plain(Ending):
     """Draws ends, and shows an order the predictions themselves."""
 
-    outlook = JointRule.outlook
+    def outlook(self, state: State) -> Outlook:
+        return as_predicted
 
 
 SAMPLERS = [
@@ -144,6 +159,19 @@ def test_a_network_that_floods_writes_text_before_its_end(sampler, temperature):
     assert not bool(done.masked.any())
     assert int((size == 0).sum()) <= 5
     assert 4 < float(size.double().mean()) < 9
+
+
+@pytest.mark.parametrize("order", KINDS[:3])
+def test_a_score_or_a_constraint_does_not_bring_the_flood_back(order):
+    beginning = bind([Banned([4], [0])], Vocabulary(None, 5, MASK), [])
+    canvas = Canvas.of(torch.full((100, SIZE), MASK), MASK)
+    asked = {"constraint": {"automaton": beginning}, "score": {"score": lambda ids, real: (ids == 4).sum(dim=1)}}
+    for name, wish in asked.items():
+        control = Control(end=EOS, ends_fill=True, particles=2, **wish)
+        *_, done = walks(Ordered(order=order), control, CPU)(Flooding(), canvas)
+        before_end = (done.ids == EOS).long().cummax(dim=1).values == 0
+        assert int((before_end.sum(dim=1) == 0).sum()) <= 5, name
+        assert not (name == "constraint" and bool((done.ids[:, 0] == 4).any()))
 
 
 @pytest.mark.parametrize("order", KINDS[:3])

@@ -13,6 +13,7 @@ from torch import Tensor
 from unmask.errors import UnmaskError
 from unmask.registry import Component
 from unmask.samplers.draws import TokenRule, is_fused
+from unmask.samplers.outlook import Outlook, as_predicted, text_first
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ class State:
         """[B, L] the positions that are."""
         return self.canvas.masked & ~self.masked
 
+    def late(self, rule: TokenRule, rows: Tensor) -> Tensor | None:
+        """[N] whether sequences are in the greedy tail of a rule; None where it has none."""
+        late = rule.late_from(self.calls)
+        return None if late is None else (self.call >= late)[rows]
+
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
         """The state before the first call."""
@@ -147,33 +153,17 @@ class Drawn(NamedTuple):
     evidence: Evidence | None
 
 
-class Prospect(NamedTuple):
-    """By what an order judges N positions: their predictions `log_p` [N, V], whether all is `settled` [N] whatever the
-    network says, and the chance [N] of `text`, beside which a planner's word is for nothing."""
-
-    log_p: Tensor
-    settled: Tensor
-    text: Tensor
-
-
-Outlook = Callable[[Tensor, Positions], Prospect]
-"""Predictions [N, V], in logs, at positions of a canvas to what an order may make of them."""
-
-
-def as_predicted(log_p: Tensor, at: Positions) -> Prospect:
-    """An order goes by the predictions themselves."""
-    return Prospect(log_p, torch.zeros_like(at.rows, dtype=torch.bool), log_p.new_ones(len(at.rows)))
-
-
 class JointRule(ABC):
     """Chooses the tokens of a sequence together."""
 
     sees_all: ClassVar[bool] = True
     """Whether it must be shown every masked position, whichever are to be written."""
+    eos: int | None = None
+    """What ends a text and fills the row behind it; an order then puts text before its end."""
 
     def outlook(self, state: State) -> Outlook:
         """How an order is to see predictions at the masked positions of a state."""
-        return as_predicted
+        return as_predicted if self.eos is None else text_first(state, self.eos)
 
     @abstractmethod
     def choose_jointly(
@@ -195,15 +185,8 @@ def write_tokens(
 
 def write_each(denoiser: Any, state: State, hidden_ND: Tensor, rule: TokenRule, row: Tensor, position: Tensor) -> State:
     """The next state, every token at (row, position) [N] chosen from its own row of the network."""
-    late = rule.late_from(state.calls)
-    chosen = rule.choose(
-        denoiser.head(hidden_ND),
-        state.canvas.seeds[row],
-        state.call,
-        position,
-        is_fused(denoiser),
-        None if late is None else (state.call >= late)[row],
-    )
+    seeds, late = state.canvas.seeds[row], state.late(rule, row)
+    chosen = rule.choose(denoiser.head(hidden_ND), seeds, state.call, position, is_fused(denoiser), late)
     return state.write(row, position, *chosen)
 
 

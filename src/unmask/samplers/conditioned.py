@@ -25,11 +25,19 @@ class Conditioned(JointRule):
     """A token rule under a constraint. `weigh` counts what particles need, at the price of a second filter a call.
 
     Where truncation leaves no path to a sequence, it is lifted for that sequence and that call. What a hybrid rule
-    takes for sure is such a truncation, to one token.
+    takes for sure is such a truncation, to one token. `eos` is what fills a row behind its text, if anything does.
     """
 
-    def __init__(self, rule: TokenRule, automaton: Automaton, device: torch.device, weigh: bool = False) -> None:
+    def __init__(
+        self,
+        rule: TokenRule,
+        automaton: Automaton,
+        device: torch.device,
+        weigh: bool = False,
+        eos: int | None = None,
+    ) -> None:
         self.rule = rule
+        self.eos = eos
         self.untruncated = TokenRule(temperature=rule.temperature)
         self.weigh = weigh
         self.automaton = automaton
@@ -75,8 +83,7 @@ class Conditioned(JointRule):
         """Log-probabilities [N, V] that tokens of sequences [N] are drawn with, untruncated where `lifted` [B]."""
         if self.greedy or self.rule == TokenRule():
             return log_p
-        late = self.rule.late_from(state.calls)
-        log_w = self.rule.truncate(log_p, None if late is None else (state.call >= late)[row])
+        log_w = self.rule.truncate(log_p, state.late(self.rule, row))
         if bool(lifted.any()):
             log_w = torch.where(lifted[row, None], self.untruncated.truncate(log_p), log_w)
         return log_w.log_softmax(-1)

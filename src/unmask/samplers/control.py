@@ -74,11 +74,11 @@ def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
 
 
 def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
+    eos = control.end if control.ends_fill else None
     if control.automaton is not None:
-        return Conditioned(control.rule, control.automaton, device, weigh=control.particles > 1)
-    if control.score is not None:
-        return Scored(control.rule, control.score)
-    return Ending(control.rule, control.end) if control.ends_fill and control.end is not None else control.rule
+        return Conditioned(control.rule, control.automaton, device, weigh=control.particles > 1, eos=eos)
+    rule = control.rule if eos is None else Ending(control.rule, eos)
+    return rule if control.score is None else Scored(rule, control.score)
 
 
 def _view(denoiser: Any, canvas: Canvas, control: Control) -> Any:

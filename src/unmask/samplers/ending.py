@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import Drawn, JointRule, Outlook, Positions, Prospect, State
+from unmask.samplers.base import Drawn, JointRule, Positions, State
 from unmask.samplers.draws import TokenRule, draw, rows_at_once
+from unmask.samplers.outlook import Known
 
 Head = Callable[[Tensor], Tensor]
 
@@ -24,9 +23,6 @@ class Ending(JointRule):
     u decides for all positions of a call: position i is EOS where u < e_i, its chance of EOS. Every position then
     ends with just the chance it was given, and where these chances rise along the row, as those of an end do, so do
     the positions together. What is known comes first: all is text before a text's token, all is EOS behind EOS.
-
-    To an order, an end that is only foreseen says nothing about the text: of all tokens of a blank row the last EOS is
-    the surest, and the surest first would be no text at all. Its chance is spread over the vocabulary.
     """
 
     sees_all: ClassVar[bool] = False
@@ -35,10 +31,10 @@ class Ending(JointRule):
         self.rule = rule
         self.soft = TokenRule() if rule.temperature == 0 else rule.model_copy(update=SOFT)
         """By which the end is drawn: where every token is the most likely one, EOS is, and hardly any row has text."""
-        self.eos = eos
+        self.eos: int = eos
 
     def choose_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
-        known = _known(state, self.eos)
+        known = Known.of(state, self.eos)
         number = torch.zeros_like(state.ids)
         number[at] = torch.arange(len(at.rows), device=number.device)
         parts = [
@@ -49,20 +45,6 @@ class Ending(JointRule):
         ends = self._ends(options.end, state, known, wanted)
         tokens = options.token.masked_fill(ends, self.eos)
         return Drawn(tokens, torch.where(ends, options.sure_of_end, options.sure), None)
-
-    def outlook(self, state: State) -> Outlook:
-        return partial(self._foreseen, _known(state, self.eos))
-
-    def _foreseen(self, known: Known, log_p: Tensor, at: Positions) -> Prospect:
-        text, over = known.settled(at)
-        torn, size = known.torn[at.rows], log_p.shape[1]
-        is_eos = torch.arange(size, device=log_p.device) == self.eos
-        words = log_p.masked_fill(is_eos, -torch.inf)
-        seen = torch.logaddexp(words, log_p[:, self.eos, None] - math.log(size))
-        seen = words.log_softmax(-1).where(text[:, None], seen)
-        seen = torch.zeros_like(log_p).masked_fill(~is_eos, -torch.inf).where(over[:, None], seen)
-        chance = (1.0 - log_p[:, self.eos].exp()).masked_fill(text | torn, 1.0)
-        return Prospect(log_p.where(torn[:, None], seen), over, chance)
 
     def _options(self, logits: Tensor, state: State, known: Known, at: Positions) -> Options:
         log_p = logits.float().log_softmax(-1)
@@ -75,8 +57,7 @@ class Ending(JointRule):
     def _tokens(self, log_p: Tensor, state: State, at: Positions) -> Tensor:
         if self.rule.temperature == 0:
             return log_p.argmax(-1)
-        late = self.rule.late_from(state.calls)
-        log_w = self.rule.truncate(log_p, None if late is None else (state.call >= late)[at.rows])
+        log_w = self.rule.truncate(log_p, state.late(self.rule, at.rows))
         return draw(log_w, state.canvas.seeds[at.rows], state.call, at.places)
 
     def _ends(self, end: Tensor, state: State, known: Known, at: Positions) -> Tensor:
@@ -100,20 +81,6 @@ class Options(NamedTuple):
     sure_of_end: Tensor
 
 
-class Known(NamedTuple):
-    """[B] each: the last place that is text and the first that is EOS, as far as is known; `torn` rows have text behind
-    EOS, and there tokens are drawn each by itself."""
-
-    last_text: Tensor
-    first_end: Tensor
-    torn: Tensor
-
-    def settled(self, at: Positions) -> tuple[Tensor, Tensor]:
-        """[N] whether positions must be text, and whether they must be EOS."""
-        row, place = at
-        return (place < self.last_text[row]) & ~self.torn[row], (place > self.first_end[row]) & ~self.torn[row]
-
-
 def rising(chance: Tensor, shape: torch.Size, at: Positions) -> Tensor:
     """[N] the chances of positions of canvases, made to rise along each row.
 
@@ -122,15 +89,6 @@ def rising(chance: Tensor, shape: torch.Size, at: Positions) -> Tensor:
     above = torch.full(shape, -torch.inf, dtype=chance.dtype, device=chance.device).index_put(at, chance)
     below = torch.full_like(above, torch.inf).index_put(at, chance)
     return 0.5 * (above.cummax(dim=1).values[at] + below.flip(1).cummin(dim=1).values.flip(1)[at])
-
-
-def _known(state: State, eos: int) -> Known:
-    place = torch.arange(state.ids.shape[1], device=state.ids.device)
-    there = ~state.masked & state.canvas.attention_mask
-    ends = state.ids == eos
-    last_text = place.where(there & ~ends, -1).amax(dim=1)
-    first_end = place.where(there & ends, len(place)).amin(dim=1)
-    return Known(last_text, first_end, last_text > first_end)
 
 
 def _size(hidden: Tensor, head: Head) -> int:

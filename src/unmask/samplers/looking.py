@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.samplers.base import JointRule, Outlook, Positions, State, as_predicted, write_each
+from unmask.samplers.base import JointRule, Positions, State, write_each
 from unmask.samplers.draws import TokenRule, rows_at_once
+from unmask.samplers.outlook import Outlook, as_predicted
 from unmask.samplers.views import seen_by
 
 Score = Literal["confidence", "margin", "entropy", "planner"]
