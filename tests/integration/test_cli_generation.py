@@ -37,6 +37,7 @@ def test_an_order_is_for_those_that_have_one(run, place):
     assert code == 0, err
     _, margin, remasked, causal = json.loads(out)["rows"]
     assert (margin["name"], margin["sampler"]["order"], margin["calls"]["value"]) == ("mdlm, margin", "margin", 3)
+    assert remasked["name"] == "mdlm, remdm, eta: 0.1"
     assert (remasked["sampler"]["eta"], remasked["sampler"]["steps"], remasked["calls"]["value"]) == (0.1, 3, 3)
     assert (causal["sampler"]["name"], causal["calls"]["value"]) == ("ar", 12)
 

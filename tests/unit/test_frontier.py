@@ -165,6 +165,15 @@ def test_steps_are_numbers_or_none():
             parse_steps([word])
 
 
+def test_a_line_of_many_points_is_named_at_its_ends(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(picture, "write_figure", lambda figure, path: drawn.append(figure))
+    points = [picture.Point((9.0 - n, None, None), (4.0, None, None), (n, None, None), f"T={n}") for n in (2, 4, 8)]
+    picture.draw_frontier([picture.Curve("model", points)], tmp_path / "a.png")
+    (figure,) = drawn
+    assert [text.get_text() for text in figure.axes[1].texts] == ["T=2", "T=8"]
+
+
 def test_the_picture_shows_the_figures(judge, mdlm_folder, mdlm, ar_folder, ar, tmp_path, monkeypatch):
     frontier = Frontier(judge, Draw(4, length=12))
     frontier.add_texts("held-out data", "data", Texts(["some words", "and others", "more"]))

@@ -115,7 +115,8 @@ def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
     from unmask.evaluation.generation.plan import Way
 
     by_order = [Way(order, name=order) for order in orders]
-    return [*by_order, *(Way(sampler=sampler_spec(text), name=text) for text in samplers)] or [Way()]
+    by_sampler = [Way(sampler=sampler_spec(text), name=text.removeprefix("name: ")) for text in samplers]
+    return [*by_order, *by_sampler] or [Way()]
 
 
 def _add_models(frontier: Frontier, plan: Sequence[Part], where: Where, held_out: HeldOut, advance: Progress) -> None:

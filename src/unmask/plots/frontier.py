@@ -74,8 +74,9 @@ def _draw_calls(panel: Any, curve: Curve, ink: str) -> None:
 
 
 def _draw_entropy(panel: Any, curve: Curve, ink: str) -> None:
+    """A line whose ends say their steps; between them there may be a dozen."""
     _dots(panel, [point.entropy for point in curve.points], curve.points, ink, "-", label=curve.name)
-    for point in curve.points:
+    for point in (*curve.points[:1], *curve.points[1:][-1:]):
         panel.annotate(
             point.label, (point.entropy[0], point.perplexity[0]), xytext=(5, 4), textcoords="offset points",
             fontsize=6.5, color=GREY,

@@ -10,6 +10,8 @@ from unmask.plots.contests import Contender, bars, count_calls, draw_line, mark
 from unmask.plots.style import GREY, INK, colour, drawing, write_figure
 
 SIZE = (8.4, 3.6)
+ABOVE = {"greedy": 0.12, "stochastic": -0.12}
+"""How far the marks of two rules stand from the line of their way."""
 
 
 def draw_puzzles(contenders: Sequence[Contender], title: str, path: Path) -> None:
@@ -18,23 +20,24 @@ def draw_puzzles(contenders: Sequence[Contender], title: str, path: Path) -> Non
         figure = plt.figure(figsize=SIZE, layout="constrained")
         by_way, by_calls = figure.subplots(1, 2)
         names = list(dict.fromkeys(one.name for one in contenders))
+        rules = {one.rule for one in contenders}
         for one in contenders:
             ink = INK if one.is_twin else colour(names.index(one.name))
-            _draw_accuracy(by_way, one, len(names) - 1 - names.index(one.name), ink)
+            height = len(names) - 1 - names.index(one.name) + (ABOVE[one.rule] if len(rules) > 1 else 0.0)
+            _draw_accuracy(by_way, one, height, ink)
             draw_line(by_calls, one, ink, one.name.replace("_", " "), wrong=True)
         lines = {text: line for line, text in zip(*by_calls.get_legend_handles_labels(), strict=True)}
-        _finish_accuracy(by_way, names, {one.rule for one in contenders}, title)
+        _finish_accuracy(by_way, names, rules, title)
         _finish_errors(by_calls, contenders)
         figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=7, fontsize=7)
         write_figure(figure, path)
         plt.close(figure)
 
 
-def _draw_accuracy(panel: Any, one: Contender, height: int, ink: str) -> None:
+def _draw_accuracy(panel: Any, one: Contender, height: float, ink: str) -> None:
     value, _, high = share = one.full.share
-    offset = 0.12 if one.rule == "greedy" else -0.12
-    panel.errorbar([value], [height + offset], xerr=bars([share]), color=ink, markersize=4.5, **mark(one.rule))
-    panel.annotate(f"{value:.1%}", (high, height + offset), xytext=(4, -2.5), textcoords="offset points", fontsize=6.5)
+    panel.errorbar([value], [height], xerr=bars([share]), color=ink, markersize=4.5, **mark(one.rule))
+    panel.annotate(f"{value:.1%}", (high, height), xytext=(4, -2.5), textcoords="offset points", fontsize=6.5)
 
 
 def _finish_accuracy(panel: Any, names: Sequence[str], rules: set[str], title: str) -> None:
