@@ -174,6 +174,16 @@ def test_a_line_of_many_points_is_named_at_its_ends(tmp_path, monkeypatch):
     assert [text.get_text() for text in figure.axes[1].texts] == ["T=2", "T=8"]
 
 
+def test_curves_of_one_colour_are_told_apart(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(picture, "write_figure", lambda figure, path: drawn.append(figure))
+    point = picture.Point((9.0, None, None), (4.0, None, None), (2.0, None, None))
+    picture.draw_frontier([picture.Curve(f"model {n}", [point]) for n in range(14)], tmp_path / "a.png")
+    dots = [bars[0] for bars in drawn[0].axes[1].containers]
+    assert len({(dot.get_color(), dot.get_markerfacecolor(), dot.get_linestyle()) for dot in dots}) == 14
+    assert len({(dot.get_color(), dot.get_markerfacecolor()) for dot in dots}) == 14
+
+
 def test_the_picture_shows_the_figures(judge, mdlm_folder, mdlm, ar_folder, ar, tmp_path, monkeypatch):
     frontier = Frontier(judge, Draw(4, length=12))
     frontier.add_texts("held-out data", "data", Texts(["some words", "and others", "more"]))

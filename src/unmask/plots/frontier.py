@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unmask.plots.style import GREY, INK, colour, drawing, write_figure
+from unmask.plots.style import GREY, INK, colour, dashes, drawing, write_figure
 
 SIZE = (8.4, 3.6)
 
@@ -44,9 +44,9 @@ def draw_frontier(curves: Sequence[Curve], path: Path) -> None:
         by_calls, by_entropy = figure.subplots(1, 2, sharey=True)
         models = [curve for curve in curves if not curve.is_data]
         for curve in curves:
-            ink = INK if curve.is_data else colour(models.index(curve))
-            _draw_calls(by_calls, curve, ink)
-            _draw_entropy(by_entropy, curve, ink)
+            look = {"color": INK} if curve.is_data else _look(models.index(curve))
+            _draw_calls(by_calls, curve, look)
+            _draw_entropy(by_entropy, curve, look)
         _finish(by_calls, "Judge perplexity against network calls", "network calls a text")
         _finish(by_entropy, "Judge perplexity against entropy", "unigram entropy of a text, nats")
         if any(point.calls for curve in curves for point in curve.points):
@@ -60,22 +60,28 @@ def draw_frontier(curves: Sequence[Curve], path: Path) -> None:
         plt.close(figure)
 
 
-def _draw_calls(panel: Any, curve: Curve, ink: str) -> None:
+def _look(number: int) -> dict[str, str]:
+    """Of the n-th model: where colours come again, lines are broken and dots are empty."""
+    line = dashes(number)
+    return {"color": colour(number), "linestyle": line, "markerfacecolor": colour(number) if line == "-" else "white"}
+
+
+def _draw_calls(panel: Any, curve: Curve, look: dict[str, str]) -> None:
     """A line through the numbers of steps; held-out data, which took no calls, as a level with its interval."""
     if curve.is_data:
         for point in curve.points:
             value, low, high = point.perplexity
-            panel.axhline(value, color=ink, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            panel.axhline(value, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
             if low is not None:
-                panel.axhspan(low, high, color=ink, alpha=0.08, linewidth=0, zorder=0)
+                panel.axhspan(low, high, color=INK, alpha=0.08, linewidth=0, zorder=0)
         return
     points = sorted((point for point in curve.points if point.calls), key=lambda point: point.calls or ())
-    _dots(panel, [point.calls for point in points if point.calls], points, ink, "-")
+    _dots(panel, [point.calls for point in points if point.calls], points, **look)
 
 
-def _draw_entropy(panel: Any, curve: Curve, ink: str) -> None:
+def _draw_entropy(panel: Any, curve: Curve, look: dict[str, str]) -> None:
     """A line whose ends say their steps; between them there may be a dozen."""
-    _dots(panel, [point.entropy for point in curve.points], curve.points, ink, "-", label=curve.name)
+    _dots(panel, [point.entropy for point in curve.points], curve.points, label=curve.name, **look)
     for point in (*curve.points[:1], *curve.points[1:][-1:]):
         panel.annotate(
             point.label, (point.entropy[0], point.perplexity[0]), xytext=(5, 4), textcoords="offset points",
@@ -83,12 +89,10 @@ def _draw_entropy(panel: Any, curve: Curve, ink: str) -> None:
         )  # fmt: skip
 
 
-def _dots(panel: Any, x: Sequence[Interval], points: Sequence[Point], ink: str, line: str, **options: Any) -> None:
+def _dots(panel: Any, x: Sequence[Interval], points: Sequence[Point], **look: Any) -> None:
     y = [point.perplexity for point in points]
-    style = {"linewidth": 1.1, "elinewidth": 0.9, "markersize": 3.8, "linestyle": line}
-    panel.errorbar(
-        _values(x), _values(y), xerr=_bars(x), yerr=_bars(y), marker="o", color=ink, **style, **options, zorder=3
-    )
+    style = {"linewidth": 1.1, "elinewidth": 0.9, "markersize": 3.8, "marker": "o", "zorder": 3}
+    panel.errorbar(_values(x), _values(y), xerr=_bars(x), yerr=_bars(y), **style, **look)
 
 
 def _values(intervals: Sequence[Interval]) -> list[float]:
