@@ -74,6 +74,9 @@ def print_json(result: Any) -> None:
 @contextmanager
 def progress(description: str, total: int | None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """A bar with rate and time left on a terminal; nothing elsewhere. Yields the function that advances it."""
+    if quiet or not errors.is_terminal:
+        yield lambda done: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -82,7 +85,7 @@ def progress(description: str, total: int | None, quiet: bool = False) -> Iterat
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors, disable=quiet or not errors.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
 
