@@ -182,11 +182,13 @@ def _interrupted(process):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=15)
-    raise AssertionError("the process went on")
+    process.send_signal(signal.SIGABRT)
+    raise AssertionError(f"the process went on: {process.communicate()[1]}")
 
 
 def test_ctrl_c_stops_cleanly():
-    command = [sys.executable, "-u", "-c", "from unmask.cli import main; main()", "doctor", "--device", "cpu"]
+    start = [sys.executable, "-u", "-X", "faulthandler", "-c", "from unmask.cli import main; main()"]
+    command = [*start, "doctor", "--device", "cpu"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert any(line.startswith("Extras") for line in process.stdout)
