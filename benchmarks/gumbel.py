@@ -26,7 +26,7 @@ from unmask.evaluation.generation.judge import Judge, open_judge
 from unmask.evaluation.generation.texts import Draw, Texts, write
 from unmask.generation import MaskedDiffusionLM, load
 
-PRECISIONS = (torch.float32, torch.float64)
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 ENTRIES = 1 << 28
 """Numbers of noise that are held at a time."""
 
@@ -88,16 +88,17 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--judge", required=True)
     parser.add_argument("--steps", type=int, action="append", required=True)
+    parser.add_argument("--noise", choices=PRECISIONS, action="append", help="both without it")
     parser.add_argument("-n", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     lm, judge = load(options.checkpoint, dtype="float32"), open_judge(options.judge)
     for steps in options.steps:
-        for dtype in PRECISIONS:
+        for noise in options.noise or PRECISIONS:
             begun = time.perf_counter()
-            ids = naive_walk(lm, options.n, steps, dtype, options.seed)
+            ids = naive_walk(lm, options.n, steps, PRECISIONS[noise], options.seed)
             texts = Texts([lm.decode(row) for row in ids.tolist()], np.full(options.n, float(steps)))
-            say(judged(judge, texts, steps=steps, noise=str(dtype), seconds=time.perf_counter() - begun))
+            say(judged(judge, texts, steps=steps, noise=noise, seconds=time.perf_counter() - begun))
         exact = write(lm, lm.sampler(steps), Draw(options.n, seed=options.seed))
         say(judged(judge, exact, steps=steps, noise="exact, given that a text ends once"))
 

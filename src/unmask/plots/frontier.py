@@ -56,6 +56,7 @@ def draw_frontier(curves: Sequence[Curve], path: Path) -> None:
         _plain(by_calls.yaxis, 10.0)
         by_entropy.set_title("bars: 95% intervals", loc="right", fontsize=6.5, color=GREY)
         figure.legend(*by_entropy.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+        _name_ends(by_entropy, curves)
         write_figure(figure, path)
         plt.close(figure)
 
@@ -80,13 +81,24 @@ def _draw_calls(panel: Any, curve: Curve, look: dict[str, str]) -> None:
 
 
 def _draw_entropy(panel: Any, curve: Curve, look: dict[str, str]) -> None:
-    """A line whose ends say their steps; between them there may be a dozen."""
     _dots(panel, [point.entropy for point in curve.points], curve.points, label=curve.name, **look)
-    for point in (*curve.points[:1], *curve.points[1:][-1:]):
-        panel.annotate(
-            point.label, (point.entropy[0], point.perplexity[0]), xytext=(5, 4), textcoords="offset points",
-            fontsize=6.5, color=GREY,
-        )  # fmt: skip
+
+
+def _name_ends(panel: Any, curves: Sequence[Curve]) -> None:
+    """Say the steps at both ends of each line (between them there may be a dozen), where no other end says its own."""
+    panel.figure.draw_without_rendering()
+    taken: list[Any] = []
+    for curve in curves:
+        for point in (*curve.points[:1], *curve.points[1:][-1:]):
+            label = panel.annotate(
+                point.label, (point.entropy[0], point.perplexity[0]), xytext=(5, 4), textcoords="offset points",
+                fontsize=6.5, color=GREY,
+            )  # fmt: skip
+            place = label.get_window_extent()
+            if any(place.overlaps(other) for other in taken):
+                label.remove()
+            else:
+                taken.append(place)
 
 
 def _dots(panel: Any, x: Sequence[Interval], points: Sequence[Point], **look: Any) -> None:
