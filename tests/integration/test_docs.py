@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from unmask import registry
-from unmask.laws import LawBroken, chains
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +24,6 @@ def blocks(page: Path, language: str) -> list[str]:
 def own_registry(monkeypatch):
     """What a page registers is forgotten afterwards."""
     monkeypatch.setattr(registry, "AXES", {axis: dict(members) for axis, members in registry.AXES.items()})
-    monkeypatch.setattr(chains, "_CHAINS", dict(chains._CHAINS))
 
 
 def test_the_extending_page_runs(own_registry):
@@ -34,12 +32,6 @@ def test_the_extending_page_runs(own_registry):
         exec(compile("from __future__ import annotations\n" + block, "extending.md", "exec", dont_inherit=True), space)
     assert registry.build("schedule", "falling").name == "falling"
     assert registry.build("sampler", "left-first").name == "left-first"
-
-
-def test_a_sampler_without_its_chain_is_told_what_to_write(own_registry):
-    chains._CHAINS.clear()
-    with pytest.raises(LawBroken, match=r"@chain\(Reveal\)"):
-        chains.chain_of(registry.build("sampler", "reveal"), None, chains.BLANK)
 
 
 def readme_commands() -> list[str]:

@@ -75,7 +75,8 @@ def test_a_new_schedule_is_in_the_laws_of_samplers_too(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("axis", "member", "tool"), [("sampler", Stranger, "@chain"), ("objective", Unheard, "@expectation")]
+    ("axis", "member", "tool"),
+    [("sampler", Stranger, "@chain_of.register"), ("objective", Unheard, "@draws_of.register")],
 )
 def test_a_new_member_without_its_enumeration_fails_with_what_to_write(monkeypatch, axis, member, tool):
     register(monkeypatch, axis, member)
@@ -87,7 +88,7 @@ def test_a_new_member_without_its_enumeration_fails_with_what_to_write(monkeypat
 def test_run_reports_what_cannot_be_judged_as_broken(monkeypatch):
     monkeypatch.setitem(registry.AXES, "sampler", {"stranger": Stranger})
     verdicts = list(laws.run(("sampler",)))
-    assert any(not law.passed and "@chain(Stranger)" in law.words for law in verdicts)
+    assert any(not law.passed and "@chain_of.register(Stranger)" in law.words for law in verdicts)
 
 
 def test_run_judges_the_schedules():

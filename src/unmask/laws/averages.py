@@ -1,15 +1,15 @@
 """Exact averages of objectives over their noise, and what those averages should be.
 
 For a few tokens all masks are enumerated and time is integrated by quadrature, by handing the objective noise made to
-produce each case. How an objective reads its noise is the one thing that must be known about it: `expectation`
-registers it for a class (and its subclasses).
+produce each case. How an objective reads its noise is the one thing that must be known about it: `draws_of.register`
+says it for a class and its subclasses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -35,33 +35,19 @@ class Draws:
     weight: Tensor
 
 
-Expectation = Callable[[Any, Schedule, Tensor], Draws]
-_EXPECTATIONS: dict[type[Objective], Expectation] = {}
-
-
-def expectation(*classes: type[Objective]) -> Callable[[Expectation], Expectation]:
-    """Say how classes of objectives read their noise: `(objective, schedule, open [L]) -> Draws`."""
-
-    def add(function: Expectation) -> Expectation:
-        _EXPECTATIONS.update(dict.fromkeys(classes, function))
-        return function
-
-    return add
-
-
+@singledispatch
 def draws_of(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
     """All cases of the noise of an objective, or a message that says what to write for a new one."""
-    for parent in type(objective).__mro__:
-        if parent in _EXPECTATIONS:
-            return _EXPECTATIONS[parent](objective, schedule, open_)
     raise LawBroken(
         f"The laws cannot average {describe(objective)} over its noise: write a function (objective, schedule, open) "
-        f"-> Draws that enumerates it and register it with @expectation({type(objective).__name__}), see "
+        f"-> Draws that enumerates it and register it with @draws_of.register({type(objective).__name__}), see "
         "unmask.laws.averages."
     )
 
 
-@expectation(Subs, D3PM, SEDD)
+@draws_of.register(Subs)
+@draws_of.register(D3PM)
+@draws_of.register(SEDD)
 def threshold_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
     """Those that mask where u < 1 - alpha(t), t uniform or on the grid i/T: every t with every set of small u."""
     steps = getattr(objective, "steps", None)
@@ -73,7 +59,7 @@ def threshold_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> 
     return Draws(Noise(t.repeat_interleave(len(small)), u.flatten(0, 1)), (weight[:, None] * chance).flatten())
 
 
-@expectation(MaskCount)
+@draws_of.register(MaskCount)
 def count_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
     """n = ceil(t L) of the open u are the smallest, any set of them, and the n-th of them is Beta(n, L - n + 1).
 
@@ -93,7 +79,7 @@ def count_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> Draw
     return Draws(Noise(t.flatten(), u.flatten(0, 1)), chance.flatten())
 
 
-@expectation(AR)
+@draws_of.register(AR)
 def no_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> Draws:
     """Nothing is random."""
     one = torch.ones(1, dtype=torch.float64)

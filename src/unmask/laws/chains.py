@@ -1,11 +1,12 @@
 """The Markov chain of every sampler, enumerated: the law of what it makes of a small canvas.
 
-`chain` registers it for a class and its subclasses.
+`chain_of.register` says it for a class and its subclasses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -26,32 +27,18 @@ from unmask.samplers.reveal import Reveal
 V, L, MASK = 4, 3, 1
 BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
 
-Chain = Callable[[Any, Any, Tensor], Tensor]
-_CHAINS: dict[type[Sampler], Chain] = {}
 
-
-def chain(*classes: type[Sampler]) -> Callable[[Chain], Chain]:
-    """Enumerate the chain of samplers of some classes: `(sampler, denoiser, start [L]) -> law [V^L] of the result`."""
-
-    def add(function: Chain) -> Chain:
-        _CHAINS.update(dict.fromkeys(classes, function))
-        return function
-
-    return add
-
-
+@singledispatch
 def chain_of(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
     """[V^L] the law of what a sampler makes of a canvas [L], or a message that says what to write for a new one."""
-    for parent in type(sampler).__mro__:
-        if parent in _CHAINS:
-            return _CHAINS[parent](sampler, denoiser, start)
     raise LawBroken(
         f"The laws do not know the Markov chain of {describe(sampler)}: write a function (sampler, denoiser, start) -> "
-        f"law [V^L] that enumerates it and register it with @chain({type(sampler).__name__}) in unmask.laws.chains."
+        f"law [V^L] that enumerates it and register it with @chain_of.register({type(sampler).__name__}), see "
+        "unmask.laws.chains."
     )
 
 
-@chain(Reveal)
+@chain_of.register(Reveal)
 def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
     """Ancestral sampling in T steps of the posterior, or the limit of one position at a time."""
     if sampler.steps is None:
@@ -60,32 +47,32 @@ def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
     return exact.step_law(denoiser, start, rates)
 
 
-@chain(LeftToRight)
+@chain_of.register(LeftToRight)
 def left_to_right_chain(sampler: LeftToRight, denoiser: Any, start: Tensor) -> Tensor:
     """Every masked position from the tokens before it."""
     return over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
 
 
-@chain(Ordered)
+@chain_of.register(Ordered)
 def ordered_chain(sampler: Ordered, denoiser: Any, start: Tensor) -> Tensor:
     """The planned number of positions in their order, or any of them by lot."""
     portions = ordered.portions(int((start == MASK).sum()), sampler.steps, sampler.pace)
     return orders.chosen_law(denoiser, start, orders.in_portions(sampler.order, portions))
 
 
-@chain(Threshold)
+@chain_of.register(Threshold)
 def threshold_chain(sampler: Threshold, denoiser: Any, start: Tensor) -> Tensor:
     """All positions that are sure enough."""
     return orders.chosen_law(denoiser, start, orders.above(sampler.above, sampler.by))
 
 
-@chain(EntropyBounded)
+@chain_of.register(EntropyBounded)
 def entropy_bounded_chain(sampler: EntropyBounded, denoiser: Any, start: Tensor) -> Tensor:
     """The largest set in order of entropy that the bound allows."""
     return orders.chosen_law(denoiser, start, orders.within_entropy(sampler.gamma))
 
 
-@chain(ReMDM)
+@chain_of.register(ReMDM)
 def remasking_chain(sampler: ReMDM, denoiser: Any, start: Tensor) -> Tensor:
     """T steps that mask again with the chance of the strategy."""
     return remasking.remasking_law(denoiser, start, turns(sampler))
@@ -114,7 +101,7 @@ def _held(sampler: ReMDM, time: float, hold: float) -> float:
     return hold if time >= sampler.t_off else hold * time / sampler.t_off
 
 
-@chain(Corrector)
+@chain_of.register(Corrector)
 def correcting_chain(sampler: Corrector, denoiser: Any, start: Tensor) -> Tensor:
     """Steps of ancestral sampling and corrections by turns."""
     steps = -(-sampler.steps // 2)
