@@ -34,6 +34,7 @@ AXES: dict[str, dict[str, str | type]] = {
     },
     "sampler": {
         "reveal": "unmask.samplers.reveal:Reveal",
+        "analytic": "unmask.samplers.analytic:Analytic",
         "ar": "unmask.samplers.ar:LeftToRight",
         "ordered": "unmask.samplers.ordered:Ordered",
         "threshold": "unmask.samplers.adaptive:Threshold",

@@ -17,6 +17,7 @@ from unmask.laws.base import LawBroken, describe
 from unmask.laws.tables import every_canvas
 from unmask.samplers import ordered
 from unmask.samplers.adaptive import EntropyBounded, Threshold
+from unmask.samplers.analytic import Analytic
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Sampler
 from unmask.samplers.corrector import Corrector
@@ -45,6 +46,13 @@ def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
         return over_canvases(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
     rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
     return exact.step_law(denoiser, start, rates)
+
+
+@chain_of.register(Analytic)
+def analytic_chain(sampler: Analytic, denoiser: Any, start: Tensor) -> Tensor:
+    """Steps of the scores themselves, whatever their mass."""
+    rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
+    return exact.score_law(denoiser, start, rates)
 
 
 @chain_of.register(LeftToRight)

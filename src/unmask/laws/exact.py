@@ -143,6 +143,27 @@ def step_law(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: bool = Fal
     return law
 
 
+def score_law(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
+    """[V^L] the law of z_0 when the logits f of a denoiser are SEDD's, log s = f + log(alpha/(1 - alpha)) - log(V - 1).
+
+    From t to s a masked token becomes y with (alpha_s/alpha_t - 1) s_y, as far as chances go; in the last step it does
+    become something.
+    """
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    canvases = every_canvas(V, len(start))
+    law, kept = (canvases == start).all(dim=1).double(), torch.nn.functional.one_hot(canvases, V).double()
+    for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
+        alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
+        f = denoiser.head(denoiser.hidden(canvases, alpha=alpha_t.expand(len(canvases)))).double()
+        becomes = (alpha_s - alpha_t) / (1.0 - alpha_t) * f.exp() / (V - 1)
+        total = becomes.sum(dim=-1, keepdim=True)
+        becomes = becomes / (total if rate_s == 0 else total.clamp_min(1.0))
+        becomes[..., mask] = 1.0 - becomes.sum(dim=-1)
+        reverse = torch.where((canvases == mask)[..., None], becomes, kept)
+        law = torch.einsum("z,zs->s", law, _jointly(reverse, canvases))
+    return law
+
+
 def rewritten(denoiser: Any, law: Tensor, open_: Tensor, mask_logit: bool) -> Tensor:
     """[V^L] the law of x when z_0 has the law [V^L] and the network writes every open position [L] anew from z_0."""
     V = denoiser.config.vocab_size

@@ -44,8 +44,11 @@ UNLIKELY = 4.0
 
 
 def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
-    """Random tables of the kind that a sampler walks."""
-    return [random_causal_table()] if sampler.causal else [random_table(), random_table(conditioned=True)]
+    """Random tables of the kind that a sampler walks; of scores, those of too little and of too much mass too."""
+    if sampler.causal:
+        return [random_causal_table()]
+    masses = (0.6, 2.5, 1.0) if sampler.needs_scores else (1.0,)
+    return [*(random_table(mass=mass) for mass in masses), random_table(conditioned=True)]
 
 
 @law("sampler")

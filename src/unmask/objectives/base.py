@@ -151,6 +151,8 @@ class Objective(Component):
 
     plans: ClassVar[bool] = False
     """Whether it trains a planner beside a network that stays as it is, and bounds no text."""
+    scores: ClassVar[bool] = False
+    """Whether it teaches the network scores, whose mass counts, and not only predictions."""
 
     @property
     def needs_mask_logit(self) -> bool:

@@ -8,7 +8,7 @@ it is w(t) [mean_y e^f_y - (f_x - log(V - 1)) - 1], which is how it is computed.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class SEDD(Objective):
     """Denoising score entropy of the absorbing process in continuous time; 0 at visible tokens."""
 
     name: Literal["sedd"] = "sedd"
+    scores: ClassVar[bool] = True
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         mask_rate = schedule.mask_rate(noise.t)

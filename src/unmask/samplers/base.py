@@ -199,6 +199,8 @@ class Sampler(Component):
     """Whether what is written may be masked again."""
     adaptive: ClassVar[bool] = False
     """Whether the network decides how many calls there are."""
+    needs_scores: ClassVar[bool] = False
+    """Whether the network's outputs must be scores, which say by their mass how likely a position is to be written."""
 
     @property
     def one_at_a_time(self) -> bool:

@@ -18,16 +18,25 @@ Spec = str | Mapping[str, Any] | Sampler
 
 
 def choose_sampler(
-    schedule: Schedule, steps: int | None = None, order: str | None = None, sampler: Spec | None = None
+    schedule: Schedule,
+    steps: int | None = None,
+    order: str | None = None,
+    sampler: Spec | None = None,
+    scores: bool = False,
 ) -> Sampler:
     """The sampler of a masked model; where it has these options and nothing is said of them, in `steps` and with the
-    `schedule` of the model."""
+    `schedule` of the model. `scores`: whether its objective teaches it scores."""
     if order is not None and sampler is not None:
         raise UnmaskError(f"order='{order}' and sampler={sampler!r} are two ways to unmask; give one of them.")
     spec = sampler if sampler is not None else _ordered(order) if order is not None else "reveal"
     chosen: Sampler = spec if isinstance(spec, Sampler) else build("sampler", _completed(spec, schedule, steps))
     if chosen.causal:
         raise UnmaskError("The sampler 'ar' reads from left to right, and this model does not; give another.")
+    if chosen.needs_scores and not scores:
+        raise UnmaskError(
+            "The sampler 'analytic' goes by the mass of scores, which only the objective 'sedd' teaches a network; take "
+            "'reveal', which is the same walk for predictions."
+        )
     if steps is not None and getattr(chosen, "steps", steps) != steps:
         raise UnmaskError(
             f"The sampler has steps={getattr(chosen, 'steps', None)} of its own; leave out steps={steps}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -42,14 +43,19 @@ def part_written(state: State) -> Tensor:
 
 
 def score(denoiser: Any, state: State, seen: Look, kind: Score, rule: TokenRule | JointRule) -> Tensor:
-    """[B, L] how sure the network is of each masked position as the rule sees it, minus infinity at the others.
-
-    Some rows go through the head at a time and one number is kept of each, so that no logits of a canvas are held.
-    """
+    """[B, L] how sure the network is of each masked position as the rule sees it, minus infinity at the others."""
     outlook = rule.outlook(state) if isinstance(rule, JointRule) else as_predicted
-    size = rows_at_once(seen.hidden.device, denoiser.config.vocab_size)
+    return of_each(state, seen, denoiser.config.vocab_size, partial(_worth, denoiser, kind, outlook))
+
+
+def of_each(state: State, seen: Look, vocab_size: int, worth: Callable[[Tensor, Positions], Tensor]) -> Tensor:
+    """[B, L] one number of each masked position, which `worth` makes of hidden rows [N, D]; minus infinity elsewhere.
+
+    It is given some rows at a time, so that no logits of a canvas are held.
+    """
+    size = rows_at_once(seen.hidden.device, vocab_size)
     parts = [
-        _worth(denoiser, hidden, kind, outlook, Positions(row, place))
+        worth(hidden, Positions(row, place))
         for hidden, row, place in zip(*(x.split(size) for x in (seen.hidden, *seen.at)), strict=True)
     ]
     out = torch.full(state.ids.shape, -torch.inf, device=state.ids.device)
@@ -74,7 +80,7 @@ def write_chosen(denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rul
     return write_each(denoiser, state, seen.hidden[index], rule, *wanted)
 
 
-def _worth(denoiser: Any, rows_ND: Tensor, kind: Score, outlook: Outlook, at: Positions) -> Tensor:
+def _worth(denoiser: Any, kind: Score, outlook: Outlook, rows_ND: Tensor, at: Positions) -> Tensor:
     """[N] the score of each hidden row; a planner's is the chance that it gives to the most likely token."""
     log_p = denoiser.head(rows_ND).float().log_softmax(-1)
     prospect = outlook(log_p, at)

@@ -1,0 +1,68 @@
+"""The analytic sampler of SEDD (tau-leaping): a score says itself how likely a position is to be written.
+
+From t to s a masked token becomes y with the chance (e^d - 1) s_y, d = sigma_t - sigma_s, and else stays masked. With
+log s = f + log(alpha_t / (1 - alpha_t)) - log(V - 1) it is the process's chance (alpha_s - alpha_t) / (1 - alpha_t)
+times the mass S = sum_y e^f_y / (V - 1) of the score, and then a token of x_theta = softmax(f). With a mass of 1 it is
+ancestral sampling. A free score may ask for more than 1, which is 1; the last step leaves no mask.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from unmask.process import reveal_probability
+from unmask.random import Purpose, uniform
+from unmask.registry import field
+from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
+from unmask.samplers.draws import TokenRule
+from unmask.samplers.looking import look, of_each, write_chosen
+from unmask.schedules import LogLinear
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of each call [T] in float64: alpha before it, and the chance `reveal` that a score of mass 1 is written."""
+
+    alpha: Tensor
+    reveal: Tensor
+
+
+class Analytic(Sampler):
+    """T calls, for networks that were trained to give scores (the objective `sedd`): each position is written with the
+    chance that the mass of its score says."""
+
+    name: Literal["analytic"] = "analytic"
+    needs_scores: ClassVar[bool] = True
+    steps: int = Field(default=128, ge=1)
+    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
+
+    def begin(self, canvas: Canvas) -> State:
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        rate = self.schedule.mask_rate(torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps)
+        plan = Plan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
+        return State.start(canvas, calls, int(calls.max()), plan)
+
+    def take(self, state: State, rows: Tensor) -> State:
+        return state.take(rows, state.canvas, state.plan)
+
+    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
+        plan: Plan = state.plan
+        seen = look(denoiser, state, plan.alpha[state.call].float().to(state.ids.device).expand(len(state.ids)))
+        if state.call + 1 == self.steps:
+            return write_chosen(denoiser, state, seen, state.masked, rule)
+        mass = of_each(state, seen, denoiser.config.vocab_size, partial(_log_mass, denoiser)).exp()
+        position = torch.arange(state.ids.shape[1], device=state.ids.device)
+        lot = uniform(state.canvas.seeds[:, None], Purpose.REVEAL, state.call, position=position[None])
+        return write_chosen(denoiser, state, seen, state.masked & (lot < mass * plan.reveal[state.call].item()), rule)
+
+
+def _log_mass(denoiser: Any, rows_ND: Tensor, at: Positions) -> Tensor:
+    """[N] log S of the scores that hidden rows give."""
+    return denoiser.head(rows_ND).float().logsumexp(-1) - math.log(denoiser.config.vocab_size - 1)
