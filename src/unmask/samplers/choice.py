@@ -34,7 +34,7 @@ def choose_sampler(
         raise UnmaskError("The sampler 'ar' reads from left to right, and this model does not; give another.")
     if chosen.needs_scores and not scores:
         raise UnmaskError(
-            "The sampler 'analytic' goes by the mass of scores, which only the objective 'sedd' teaches a network; take "
+            "The sampler 'analytic' goes by the mass of scores, which only the objective 'sedd' teaches; take "
             "'reveal', which is the same walk for predictions."
         )
     if steps is not None and getattr(chosen, "steps", steps) != steps:
