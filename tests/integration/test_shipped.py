@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -42,17 +42,23 @@ def test_a_recipe_names_no_place_on_somebody_s_machine(name):
         assert not re.search(r"[\s\"'](/|~|[A-Z]:)\w", (shelf.ROOT / name / file).read_text(encoding="utf-8"))
 
 
+FIRST_OPENING = """
+import torch
+from transformers import PreTrainedModel
+start = time.process_time()
+import unmask
+unmask.load({name!r}, device="cpu")
+print(time.process_time() - start)
+"""
+
+
 @pytest.mark.parametrize("name", shelf.names())
 def test_a_model_opens_in_under_two_seconds(name):
-    """The best of three, since machines hiccup; what Python imports is imported by then."""
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        load(name, device="cpu")
-        return time.perf_counter() - start
-
-    load(name, device="cpu")
-    assert min(seconds() for _ in range(3)) < 2
+    """The first time in a process that has the libraries imported, by the processor's clock: machines are shared."""
+    command = [sys.executable, "-c", FIRST_OPENING.format(name=name)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert float(done.stdout) < 2
 
 
 @needs_stories
