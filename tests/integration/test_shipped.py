@@ -58,7 +58,7 @@ def test_a_model_opens_in_under_two_seconds(name):
     command = [sys.executable, "-c", FIRST_OPENING.format(name=name)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert float(done.stdout) < 2
+    assert float(done.stdout.split()[-1]) < 2
 
 
 @needs_stories
