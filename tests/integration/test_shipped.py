@@ -43,6 +43,7 @@ def test_a_recipe_names_no_place_on_somebody_s_machine(name):
 
 
 FIRST_OPENING = """
+import time
 import torch
 from transformers import PreTrainedModel
 start = time.process_time()
