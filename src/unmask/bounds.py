@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+SCORE_PRECISION = 0.05
+"""Bits per token to which `score` knows a bound unless asked otherwise."""
+FILL_COUNTS = (
+    "Tokens include the EOS that fill a row, which lowers bits per token and perplexity; bits per character are over "
+    "the text alone, however many EOS there are."
+)
+"""What is to be said beside the figures of a length policy whose pads are learnt."""
 AGREEMENT = 4.0
 """Two estimators of one bound agree when they are at most this many joint standard errors apart."""
 

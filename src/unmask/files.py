@@ -75,6 +75,16 @@ def must_be_a_place_for(path: Path, ending: str) -> None:
         raise UnmaskError(f"'{path}' cannot be written, the folder '{path.parent}' is closed to you; choose another.")
 
 
+def must_be_writable(path: Path) -> None:
+    """Refuse a path that could not be made with all the folders above it; by trying, and nothing is left of that."""
+    path = Path(path).absolute()
+    try:
+        nearest = next(folder for folder in path.parents if folder.exists())
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise UnmaskError(f"'{path}' cannot be written ({error.strerror}); choose another place.") from error
+
+
 def must_be_new(path: Path, remedy: str) -> None:
     """Refuse to write over a folder that holds something."""
     if path.is_file():

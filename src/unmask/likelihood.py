@@ -26,6 +26,8 @@ from unmask.schedules import Schedule
 from unmask.tally import OFFSETS, Draws, Progress, Tally, tally
 
 MAX_PASSES = 1024
+SHARE_OF_OTHERS = 4
+"""The first estimator's passes over those of the others, which only have to agree with it within both their errors."""
 
 
 def evaluate(
@@ -45,7 +47,7 @@ def evaluate(
     """Judge rows by all estimators of an objective; `steps` asks for T-step bounds too.
 
     `precision`: draw until the Monte-Carlo error of the first estimator is at most this many bits per token. The others
-    get as many draws as it took.
+    get a quarter of the passes that it took, and at least one.
     """
     (name, first), *others = objective.estimators().items()
     others += [(f"discrete T={T}", Subs(steps=T)) for T in steps if not objective.exact]
@@ -57,7 +59,7 @@ def evaluate(
         headline = bound_to(precision, denoiser, first, schedule, rows, name=name, **options)
     bounds = {name: headline}
     for other, estimator in others:
-        passes = headline.draws // offsets
+        passes = max(1, headline.draws // offsets // SHARE_OF_OTHERS)
         bounds[other] = bound(denoiser, estimator, schedule, rows, name=other, passes=passes, **options)
     discrete = {T: bounds.pop(f"discrete T={T}") for T in steps if not objective.exact}
     return Evaluation(bounds, discrete)

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from unmask.bounds import Bound, Evaluation
+from unmask.bounds import SCORE_PRECISION, Bound, Evaluation
 from unmask.checkpoint import Card
 from unmask.data.rows import Rows
 from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Engine
 from unmask.scribe import Scribe
-
-SCORE_PRECISION = 0.02
-"""Bits per token to which `score` knows a bound unless asked otherwise."""
+from unmask.tally import Progress
 
 
 class Opened:
@@ -83,11 +81,16 @@ class Opened:
         precision: float | None = SCORE_PRECISION,
         seed: int = 0,
         batch_size: int | None = None,
+        progress: Progress | None = None,
     ) -> Evaluation:
-        """`score` by every estimator of the objective, and by T-step bounds for T in `steps`."""
+        """`score` by every estimator of the objective, and by T-step bounds for T in `steps`.
+
+        `progress` is told of every few draws how many they were; how many will be needed nobody knows before.
+        """
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows = self.scribe.scored_rows(texts, given)
-        return self.evaluate(rows, steps=steps, seed=seed, precision=precision, batch_size=batch_size, each=True)
+        options: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
+        return self.evaluate(rows, steps=steps, each=True, progress=progress, **options)
 
     def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
         """Judge rows of tokens; the options are those of `unmask.likelihood.evaluate`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.conftest import LENGTH, make_checkpoint
 
 VERBS = ("demo", "train", "eval", "sample", "fill", "score", "convert", "ship", "list", "doctor")
 
@@ -64,6 +67,45 @@ def test_score_reports_every_unit_with_its_error(run, mdlm_folder, ar_folder):
     assert exact["exact"]
     assert exact["mc_stderr"] == 0
     assert exact["data_stderr"] > 0
+
+
+def test_score_says_how_to_get_a_smaller_error_where_there_is_one(run, mdlm_folder, ar_folder):
+    code, out, _ = run("score", mdlm_folder, "some text", "--precision", 0.3)
+    assert code == 0
+    assert "an error of 0.3 bits per token; --precision asks" in " ".join(out.split())
+    assert "--precision" not in run("score", ar_folder, "some text")[1]
+
+
+def test_score_and_eval_say_that_tokens_include_a_fill_that_counts(run, mdlm_folder, tmp_path):
+    filled = make_checkpoint(tmp_path / "filled", policy="supervised_eos")
+    text = tmp_path / "book.txt"
+    text.write_text("a few words")
+    for words in (("score", filled, "some text", "--precision", 0.5), ("eval", filled, "--data", text)):
+        out = " ".join(run(*words)[1].split())
+        assert f"{LENGTH} tokens" in out
+        assert "Tokens include the EOS that fill a row" in out
+    assert "EOS" not in run("score", mdlm_folder, "some text", "--precision", 0.5)[1]
+
+
+def test_score_is_not_silent_while_it_draws(run, mdlm_folder, monkeypatch):
+    heard = []
+
+    @contextmanager
+    def bar(description, total, quiet):
+        yield heard.append
+
+    monkeypatch.setattr("unmask.cli.score.progress", bar)
+    _, out, _ = run("score", mdlm_folder, "some text", "--precision", 0.3, "--json")
+    assert sum(heard) >= sum(bound["draws"] for bound in json.loads(out)["bounds"].values())
+
+
+def test_the_default_precision_of_score_is_one_number():
+    from unmask import bounds
+    from unmask.cli.score import score
+    from unmask.opened import Opened
+
+    defaults = {inspect.signature(one).parameters["precision"].default for one in (score, Opened.score, Opened.judge)}
+    assert defaults == {bounds.SCORE_PRECISION}
 
 
 def test_the_shipped_model_is_meant_where_none_is_named(run, shipped_models, tmp_path, monkeypatch):

@@ -101,6 +101,33 @@ def test_texts_that_exist_already_are_judged(run, place):
     assert "1 of 3 texts are empty" in out
 
 
+def test_texts_of_one_name_are_told_apart_by_their_paths(run, place):
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "s.json").write_text(json.dumps([f"a text of {folder}"] * (1 + (folder == "b"))))
+    Path("c.txt").write_text("a line")
+    files = [word for file in ("a/s.json", "b/s.json", "c.txt") for word in ("--texts", file)]
+    code, out, err = run("eval", "generation", "--judge", "ar", *files, "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert [(row["name"], row["texts"]) for row in rows] == [("a/s.json", 1), ("b/s.json", 2), ("c.txt", 1)]
+
+
+def test_text_that_is_not_here_is_asked_for(run, place, mdlm_folder):
+    """A shipped model was trained on files that its user never had."""
+    shutil.copytree(mdlm_folder, "shipped")
+    card = json.loads(Path("shipped/unmask.json").read_text())
+    card["protocol"] = {"data": {"source": {"name": "text", "paths": ["stories-0.txt"]}, "tokenizer": "byte"}}
+    Path("shipped/unmask.json").write_text(json.dumps(card))
+    words = "The text that this checkpoint was trained on cannot be read (stories-0.txt does not exist); name texts"
+    code, out, err = run("eval", "shipped")
+    assert (code, out) == (2, "")
+    assert words in " ".join(err.split())
+    code, _, err = run("eval", "generation", "shipped", "--judge", "judge", "-n", 1, "--length", 8, "--steps", 2)
+    assert code == 0
+    assert f"No row of held-out data: {words} with --data." in " ".join(err.split())
+
+
 def test_a_checkpoint_called_generation_is_reached_by_its_path(run, place, mdlm_folder):
     shutil.copytree(mdlm_folder, "generation")
     for words in (("./generation",), ("perplexity", "generation"), ("mdlm",)):
@@ -125,7 +152,7 @@ def test_help_of_both(run):
     [
         (("mdlm",), "--judge"),
         (("mdlm", "--judge", "./nowhere"), "no judge at './nowhere'"),
-        (("mdlm", "--judge", "mdlm"), "causal language model"),
+        (("mdlm", "--judge", "mdlm"), "'mdlm' is a masked diffusion model, which cannot judge"),
         (("nowhere", "--judge", "judge"), "no checkpoint at 'nowhere'"),
         (("mdlm", "nowhere", "--judge", "judge"), "no checkpoint at 'nowhere'"),
         (("mdlm", "--judge", "judge", "-n", 0), "-n"),
@@ -135,7 +162,9 @@ def test_help_of_both(run):
         (("ar", "--judge", "judge", "--length", 4000), "longer than the 48"),
         (("mdlm", "--judge", "judge", "--data", "nowhere.txt"), "nowhere.txt"),
         (("mdlm", "--judge", "judge", "--plot", "f.jpg"), "no kind of picture"),
-        (("mdlm", "--judge", "judge", "--out", "."), "is a folder"),
+        (("mdlm", "--judge", "judge", "--out", "."), "--out '.' is a folder"),
+        (("mdlm", "--judge", "judge", "--out", "book.txt/x.json"), "x.json' cannot be written"),
+        (("mdlm", "--judge", "judge", "--plot", "book.txt/x.png"), "x.png' cannot be written"),
         (("--judge", "judge", "--texts", "nowhere.json"), "nowhere.json"),
     ],
 )

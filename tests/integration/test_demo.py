@@ -12,7 +12,7 @@ from unmask import checkpoint
 from unmask.cli import watching
 from unmask.config import read_recipe
 from unmask.evaluation import demo
-from unmask.training import Progress
+from unmask.training import Progress, train
 from unmask.training.log import read_log
 
 SMALL = [
@@ -93,9 +93,34 @@ def test_a_folder_in_use_is_refused_before_anything_is_shown(run, small_demo):
     for extra in ((), ("--fresh",)):
         code, out, err = run("demo", *extra)
         assert code == 2
-        assert "not empty" in err
+        assert "not empty; choose another --out." in " ".join(err.split())
         assert "took" not in out
     assert (small_demo / "letter.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("letter.txt", "is a file, not a folder; choose another --out."),
+        ("letter.txt/x", "cannot be written"),
+        ("/proc/nope/x", "cannot be written"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_before_anything_is_shown(run, small_demo, out, words):
+    Path("letter.txt").write_text("mine")
+    code, shown, err = run("demo", "--out", out)
+    assert code == 2
+    assert words in " ".join(err.split())
+    assert "took" not in shown
+
+
+def test_another_run_is_not_gone_on_with(run, small_demo):
+    train(read_recipe("demo", [*SMALL, "training.steps=2", "optimizer.learning_rate=0.5"]), small_demo)
+    code, out, err = run("demo")
+    assert (code, "took" in out) == (2, False)
+    assert "another than the demonstration's; choose another --out, or remove it" in " ".join(err.split())
+    code, _, err = run("demo", "--fresh", "--json")
+    assert code == 0, err
 
 
 def test_ctrl_c_while_it_trains_saves_and_the_next_goes_on(run, small_demo, monkeypatch):

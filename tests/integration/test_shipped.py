@@ -8,8 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from unmask import shelf
+from unmask.bounds import FILL_COUNTS
+from unmask.config import parse_recipe
 from unmask.evaluation.demo import STORY, score
 from unmask.generation import load
 
@@ -34,6 +37,16 @@ def test_a_card_has_every_section_and_bounds_with_errors(name):
     for section in ("Data", "Budget", "Size", "Likelihood", "Limits"):
         assert f"\n## {section}\n" in card
     assert re.search(r"\| (≤ )?\d\.\d{3} ± \d\.\d{3}", card)
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_a_card_says_of_its_recipe_what_ship_would_say(name):
+    card = (shelf.ROOT / name / "README.md").read_text(encoding="utf-8")
+    recipe = parse_recipe(yaml.safe_load((shelf.ROOT / name / "recipe.yaml").read_text(encoding="utf-8")))
+    files = getattr(recipe.data.source, "validation_files", None)
+    assert (f"| held out | the files `{files}` |" in card) == (files is not None)
+    assert (FILL_COUNTS in card) == recipe.data.policy.learnt_pads
+    assert ("which goes on from the weights" in card) == (recipe.model.name == "checkpoint")
 
 
 @pytest.mark.parametrize("name", shelf.names())

@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from unmask.errors import UnmaskError
-from unmask.files import atomic_folder, atomic_text, must_be_new
+from unmask.files import atomic_folder, atomic_text, must_be_new, must_be_writable
 
 
 def test_a_folder_takes_its_name_when_it_is_complete(tmp_path: Path):
@@ -52,3 +52,13 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path):
         must_be_new(tmp_path / "file", "choose another")
     with pytest.raises(UnmaskError, match="not empty; choose another"):
         must_be_new(tmp_path, "choose another")
+
+
+def test_a_place_is_tried_before_it_is_needed_and_nothing_is_left_of_that(tmp_path: Path):
+    (tmp_path / "file.txt").write_text("mine")
+    must_be_writable(tmp_path / "deep" / "down" / "x.json")
+    must_be_writable(tmp_path / "file.txt")
+    for wrong in (tmp_path / "file.txt" / "x.json", tmp_path / "file.txt" / "deep" / "x.json", Path("/proc/nope/x")):
+        with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another place"):
+            must_be_writable(wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]

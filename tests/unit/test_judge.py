@@ -163,7 +163,7 @@ def test_what_is_no_judge_is_refused_in_one_sentence(tmp_path, folder, mdlm_fold
     cases = {
         str(tmp_path / "nowhere"): "no judge at",
         "./nowhere": "no judge at",
-        str(mdlm_folder): "cannot be opened",
+        str(mdlm_folder): "is a masked diffusion model, which cannot judge",
         str(bert(tmp_path / "bert")): "no causal language model",
         str(without): "tokenizer of the judge",
     }

@@ -13,6 +13,7 @@ from unmask.errors import UnmaskError
 from unmask.laws.exact import any_order_nll
 from unmask.likelihood import bound as estimate
 from unmask.objectives.subs import MaskCount, Subs
+from unmask.tally import OFFSETS
 
 TEXTS = ["abc", "hello, world", "one more text of some length"]
 
@@ -35,6 +36,23 @@ def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
         assert bound.nats >= exact - 4 * bound.mc_stderr
         assert bound.tokens == 6
     assert result.headline.error("bits_per_token") <= 0.01
+
+
+def test_the_other_estimators_get_a_quarter_of_the_passes_and_at_least_one(mdlm):
+    result = mdlm.judge("qu1ck", precision=0.02, steps=(4,))
+    passes = result.headline.draws // OFFSETS
+    assert passes >= 8
+    assert result.bounds["continuous"].draws == result.discrete[4].draws == OFFSETS * passes // 4
+    assert {bound.draws for bound in mdlm.judge("qu1ck", precision=None).bounds.values()} == {OFFSETS}
+
+
+def test_progress_hears_of_every_draw_of_every_try(mdlm):
+    heard = []
+    result = mdlm.judge("qu1ck", precision=0.02, progress=heard.append)
+    assert sum(heard) > sum(bound.draws for bound in result.bounds.values())
+    heard.clear()
+    result = mdlm.judge("qu1ck", precision=None, progress=heard.append)
+    assert sum(heard) == sum(bound.draws for bound in result.bounds.values())
 
 
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):

@@ -161,6 +161,23 @@ def test_colours_behind_tokens_say_what_they_are():
         assert colour == tuple(round(a + cover * (b - a)) for a, b in zip(PAPER, full, strict=True))
 
 
+def test_a_token_that_was_just_written_stands_out():
+    frame = walk_of(["a", "b", "c"], [0, 1, 2], [0.5] * 3)[2]
+    old, fresh = (sum(abs(a - b) for a, b in zip(PAPER, chip_colour(frame, token), strict=True)) for token in range(2))
+    assert fresh > 2 * old > 0
+
+
+def test_a_walk_that_ended_early_is_drawn_as_one_of_so_many_calls(tmp_path):
+    """Until its last frame nobody knows how many there will be, and a bar that fills must be full at the end."""
+    frames = story()
+    early = [*(replace(frame, calls=40) for frame in frames[:-1]), frames[-1]]
+    for kind in ("gif", "png"):
+        known, found = tmp_path / f"known.{kind}", tmp_path / f"found.{kind}"
+        draw(frames, [known])
+        draw(early, [found])
+        assert found.read_bytes() == known.read_bytes()
+
+
 def colours_of(image) -> set[tuple[int, int, int]]:
     return {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
 

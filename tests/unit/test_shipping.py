@@ -13,11 +13,13 @@ from safetensors.torch import load_file
 
 import unmask.models  # noqa: F401  (the Auto classes know our networks)
 from unmask import checkpoint
-from unmask.bounds import Bound, figure
+from unmask.bounds import FILL_COUNTS, Bound, figure
 from unmask.config import parse_recipe, read_recipe
+from unmask.data.policies import SupervisedEOS
 from unmask.data.sources import TextSource
 from unmask.errors import UnmaskError
 from unmask.generation import load
+from unmask.models.build import CheckpointSpec
 from unmask.shipping import ship
 from unmask.shipping.facts import Entropy, Evidence, read_facts
 from unmask.shipping.model_card import model_card
@@ -162,6 +164,22 @@ def test_a_bar_in_a_recipe_does_not_break_the_card_and_unknown_bits_are_not_comp
     assert "22 bytes in 2 files" in card
     assert "bits per character above" not in card
     assert "nan" not in card
+
+
+def test_the_card_says_what_the_recipe_leaves_to_others(run_folder):
+    """Files that are held out by name, EOS that fill rows, and weights that another run has left."""
+    facts, _ = read_facts(run_folder)
+    plain = model_card("m", facts, Evidence(), [10])
+    assert "| held out | 5.0% of the documents" in plain
+    assert FILL_COUNTS not in plain
+    assert "beside this page with unmask" in plain
+    source = TextSource(paths=["a.txt", "valid-b.txt"], validation_files="valid*")
+    data = facts.recipe.data.model_copy(update={"source": source, "policy": SupervisedEOS()})
+    recipe = facts.recipe.model_copy(update={"data": data, "model": CheckpointSpec(path="runs/first")})
+    card = model_card("m", replace(facts, recipe=recipe), Evidence(), [10])
+    assert "| held out | the files `valid*` |" in card
+    assert FILL_COUNTS in card.split("## Likelihood")[1]
+    assert "beside this page, which goes on from the weights of an earlier run, with unmask" in card
 
 
 def test_it_can_be_packed_again_and_nothing_else_is_written_over(run_folder, tmp_path):

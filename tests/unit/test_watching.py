@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.walks import story, walk_of
 
-from unmask.cli.watching import LONGEST_PAUSE, SECONDS, canvas, watch
+from unmask.cli.watching import LONGEST_PAUSE, SECONDS, canvas, show, watch
 from unmask.pictures.colours import code, of_confidence
 
 
@@ -32,8 +32,9 @@ class Time:
             yield frame
 
 
-def terminal(**options: object) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=60, height=20, color_system="truecolor", **options)
+def terminal(width: int = 60, height: int = 20) -> Console:
+    size = {"width": width, "height": height}
+    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", **size)
 
 
 def shown(console: Console) -> str:
@@ -59,11 +60,22 @@ def test_a_slow_network_is_not_waited_for():
 def test_the_terminal_shows_masks_then_text_and_keeps_the_end():
     console, time = terminal(), Time()
     watch(story(), console, time, time.sleep)
-    first, last = shown(console).split("call 0 of 3")[0], shown(console).split("call 2 of 3")[-1]
+    first, last = shown(console).split("call 1 of 3")[0], shown(console).split("call 3 of 3 · 0.8 s")[-1]
+    assert "call 0 of 3" in first
     assert "▄" in first
     assert "there" not in first
     assert "▄" not in last
-    assert "call 3 of 3 · 0.8 s" in last
+    assert "there" in last
+
+
+def test_a_terminal_that_is_too_low_still_says_how_far_it_is_and_shows_all_of_it_at_last():
+    console, time = terminal(width=40, height=8), Time()
+    pieces = [f" word{i}" for i in range(100)]
+    watch(walk_of(pieces, [i // 10 for i in range(100)], [0.5] * 100), console, time, time.sleep)
+    painted = shown(console).split("call ")[1:]
+    assert [part.split(" ")[0] for part in painted[:11]] == [str(call) for call in range(11)]
+    assert "word99" not in "".join(painted[:10])
+    assert "word99" in painted[-1]
 
 
 def test_fast_calls_are_not_all_painted():
@@ -78,6 +90,20 @@ def test_nothing_is_shown_and_nothing_waits_without_a_terminal():
     assert watch(iter(story()), console, time, time.sleep) == story()
     assert shown(console) == ""
     assert time.slept == 0.0
+
+
+def test_a_dumb_terminal_is_none(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console, time = terminal(), Time()
+    assert watch(iter(story()), console, time, time.sleep) == story()
+    assert (shown(console), time.slept) == ("", 0.0)
+
+
+def test_on_a_dumb_terminal_the_text_is_printed_once(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("unmask.cli.watching.standard_output", terminal())
+    show(iter(story()))
+    assert capsys.readouterr().out == f"{story()[-1].text}\n"
 
 
 def test_colours_are_confidences():

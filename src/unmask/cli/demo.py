@@ -35,7 +35,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the run is trained; a second demonstration shows it again.")] = Path(
         "runs/demo"
     ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Train again even if the run is there.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the run if it is there, and train again.")] = False,
     as_json: Json = False,
 ) -> None:
     """See a shipped model write stories, fill blanks, rewrite a middle and score; then train one of your own.

@@ -91,14 +91,16 @@ def generation(
     from unmask.evaluation.generation.frontier import Frontier
     from unmask.evaluation.generation.judge import open_judge
     from unmask.evaluation.generation.picture import draw
-    from unmask.evaluation.generation.plan import make_plan, parse_steps
+    from unmask.evaluation.generation.plan import make_plan, parse_steps, told_apart
     from unmask.evaluation.generation.texts import Draw, read_texts
 
     wanted = Draw(n, seed, drawing.rule(), length, batch_size)
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     ways = _ways(orders or [], samplers or [])
     plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
-    given = {path.name: read_texts(path) for path in texts or []}
+    files = texts or []
+    titles = told_apart([path.name for path in files], [str(path) for path in files])
+    given = dict(zip(titles, map(read_texts, files), strict=True))
     check_outputs(out, plot)
     frontier = Frontier(open_judge(judge, where.device, where.dtype), wanted)
     work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())

@@ -64,7 +64,7 @@ def perplexity(
     'unmask eval generation --help' judges the texts that a checkpoint writes, 'unmask eval puzzles --help' counts the
     puzzles that it solves.
     """
-    from unmask.cli.report import finish
+    from unmask.cli.report import fill_words, finish, precision_words
     from unmask.evaluation.perplexity import held_out_rows
     from unmask.likelihood import evaluation_work
 
@@ -76,4 +76,4 @@ def perplexity(
         result = lm.evaluate(
             table, steps=wanted, seed=seed, precision=precision, batch_size=batch_size, progress=advance
         )
-    finish(result, as_json)
+    finish(result, as_json, fill_words(lm.card.policy), precision_words(result.headline, precision))

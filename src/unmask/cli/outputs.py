@@ -16,10 +16,14 @@ Out = Annotated[Path | None, typer.Option(help="Write what --json prints into th
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:
     """Say before the work begins what would be wrong after it."""
+    from unmask.files import must_be_writable
     from unmask.plots.style import check_suffix, drawing
 
-    if out is not None and out.is_dir():
-        raise UnmaskError(f"--out '{out}' is a folder; name a file in it.")
+    for option, path in {"--out": out, "--plot": plot}.items():
+        if path is not None and path.is_dir():
+            raise UnmaskError(f"{option} '{path}' is a folder; name a file in it.")
+        if path is not None:
+            must_be_writable(path)
     if plot is not None:
         check_suffix(plot)
         with drawing():

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from unmask.bounds import Bound, Evaluation, figure
+from unmask.bounds import FILL_COUNTS, Bound, Evaluation, figure
 from unmask.cli.common import console, errors, print_json
 
 if TYPE_CHECKING:
+    from unmask.data.policies import Policy
     from unmask.foresight import Foresight
 
 UNITS = {
@@ -22,14 +23,15 @@ UNITS = {
 }
 
 
-def finish(result: Evaluation, as_json: bool) -> None:
-    """Print an evaluation; exit with 1 when the estimators of one bound disagree."""
+def finish(result: Evaluation, as_json: bool, *notes: str) -> None:
+    """Print an evaluation and what is to be said of it; exit with 1 when the estimators of one bound disagree."""
     if as_json:
         print_json(result.as_dict())
     else:
         for table in evaluation_tables(result):
             console.print(table)
-        console.print("± error of the draws, ± error of the data (spread over documents)", style="dim", highlight=False)
+        for note in ("± error of the draws, ± error of the data (spread over documents)", *filter(None, notes)):
+            console.print(note, style="dim", highlight=False)
     if result.disagreement:
         errors.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
         raise typer.Exit(1)
@@ -47,6 +49,21 @@ def evaluation_tables(result: Evaluation) -> Iterator[Table]:
         for unit, words in UNITS.items():
             table.add_row(words, *(figure(bound, unit) for bound in shown))
         yield table
+
+
+def fill_words(policy: Policy) -> str:
+    """What tokens are, where a row is filled with EOS that count."""
+    return FILL_COUNTS if policy.learnt_pads else ""
+
+
+def precision_words(bound: Bound, precision: float | None) -> str:
+    """Why there were not more draws, and how to get them; nothing where none were needed or no error was asked for."""
+    if bound.exact or precision is None:
+        return ""
+    reached = (bound.error("bits_per_token") or 0.0) <= precision
+    if reached:
+        return f"The draws stop at an error of {precision:g} bits per token; --precision asks for a smaller one."
+    return f"The error is above the {precision:g} bits per token of --precision after {bound.draws:,} draws, the most."
 
 
 def bound_words(bound: Bound) -> str:

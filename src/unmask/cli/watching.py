@@ -34,10 +34,11 @@ def watch(
 ) -> list[Frame]:
     """Show frames as they come, not faster than an eye can follow; the finished canvas stays. Returns all frames.
 
-    Where the console is no terminal nothing is shown and nothing waited for.
+    Where the console is no terminal, or one on which nothing can be painted over, nothing is shown and nothing waited
+    for.
     """
     console = console or standard_output
-    if not console.is_terminal:
+    if not can_show(console):
         return list(frames)
     seen: list[Frame] = []
     start = painted = clock()
@@ -55,16 +56,21 @@ def watch(
 
 
 def show(frames: Iterable[Frame]) -> list[Frame]:
-    """Watch a walk on standard output, or print its text where that is no terminal. Returns all frames."""
+    """Watch a walk on standard output, or print its text where that cannot be. Returns all frames."""
     seen = watch(frames)
-    if not standard_output.is_terminal:
+    if not can_show(standard_output):
         typer.echo(seen[-1].text)
     return seen
 
 
+def can_show(console: Console) -> bool:
+    """Whether a canvas can be painted over an earlier one."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def picture(frame: Frame, seconds: float) -> Group:
-    """The canvas and below it how far it is."""
-    return Group(canvas(frame), Text(), _status(frame, seconds))
+    """How far it is, and below that the canvas, whose end a low terminal cuts off."""
+    return Group(_status(frame, seconds), Text(), canvas(frame))
 
 
 def canvas(frame: Frame) -> Text:

@@ -10,12 +10,14 @@ from unmask import shelf
 from unmask.bounds import Bound
 from unmask.config import Recipe, read_recipe
 from unmask.data.tokenizers import encode
+from unmask.errors import UnmaskError
+from unmask.files import must_be_new, must_be_writable
 from unmask.generation import MaskedDiffusionLM, load
 from unmask.plots.runs import read_run
 from unmask.samplers.draws import TokenRule
 from unmask.training.loop import train
 from unmask.training.progress import Progress
-from unmask.training.runfolder import find_latest
+from unmask.training.runfolder import clear_abandoned, find_latest
 from unmask.training.start import find_start
 
 STORIES = 2
@@ -23,7 +25,7 @@ CALLS = 64
 WRITING = TokenRule(top_p=0.9)
 FILLING = TokenRule(top_p=0.5)
 PRECISION = 0.1
-"""Bits per token to which the story's bound is known."""
+"""Bits per token to which the bound of the story and its reverse together is known; that of each is known less well."""
 BLANKS = (
     "Once upon a time, there was a little [MASK] named Tom.",
     "Lily was very [MASK] because she had lost her favorite toy.",
@@ -86,11 +88,25 @@ def score(lm: MaskedDiffusionLM) -> Scores:
 def prepare_run(out: Path, fresh: bool) -> Learner:
     """The run in its folder, an earlier one removed if a `fresh` one is wanted; a folder in use is refused at once."""
     learner = Learner(read_recipe(RECIPE), out)
-    if fresh and find_latest(out) is not None:
+    if find_latest(out) is None:
+        clear_abandoned(out)
+        must_be_new(out, "choose another --out")
+        must_be_writable(out)
+    elif fresh:
         shutil.rmtree(out)
-    if not learner.finished:
-        find_start(out, learner.recipe, "auto")
+    elif not learner.finished:
+        _check_goes_on(learner)
     return learner
+
+
+def _check_goes_on(learner: Learner) -> None:
+    try:
+        find_start(learner.folder, learner.recipe, "auto")
+    except UnmaskError as error:
+        raise UnmaskError(
+            f"The run in '{learner.folder}' is damaged or another than the demonstration's; choose another --out, or "
+            "remove it and train again with --fresh."
+        ) from error
 
 
 def train_run(learner: Learner, progress: Progress) -> Bound:

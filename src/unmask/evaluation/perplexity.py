@@ -51,4 +51,10 @@ def _corpus(lm: MaskedDiffusionLM) -> Corpus:
     data = DataConfig(**described)
     if not data.source.lasting:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
-    return prepare(data.source, lm.words, data.validation, data.seed)
+    try:
+        return prepare(data.source, lm.words, data.validation, data.seed)
+    except UnmaskError as error:
+        reason = str(error).partition(". ")[0].removesuffix(".")
+        raise UnmaskError(
+            f"The text that this checkpoint was trained on cannot be read ({reason}); name texts with --data."
+        ) from error

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from unmask.bounds import Bound, figure
+from unmask.bounds import FILL_COUNTS, Bound, figure
+from unmask.config import DataConfig
 from unmask.evaluation.generation import bootstrap
 from unmask.shipping.facts import Entropy, Evidence, Facts
 
@@ -38,12 +39,13 @@ def _title(name: str, facts: Facts) -> Iterator[str]:
     causal = facts.recipe.objective.causal
     kind, tag = ("An autoregressive", "autoregressive") if causal else ("A masked diffusion", "masked-diffusion")
     network = facts.network
+    later = ", which goes on from the weights of an earlier run," if facts.recipe.model.name == "checkpoint" else ""
     yield from ("---", "library_name: unmask", f"tags: [{tag}, language-model]", "---", "")
     yield from (f"# {name}", "")
     yield (
         f"{kind} language model of {facts.parameters:,} parameters ({network.num_hidden_layers} blocks of width "
-        f"{network.hidden_size}, {network.num_attention_heads} heads), trained by the `recipe.yaml` beside this page "
-        f"with unmask {facts.version}."
+        f"{network.hidden_size}, {network.num_attention_heads} heads), trained by the `recipe.yaml` beside this page"
+        f"{later} with unmask {facts.version}."
     )
     yield from ("", "```python", "import unmask", "", f'lm = unmask.load("{name}")')
     yield "lm.generate(2, seed=0)" if causal else "lm.generate(2, steps=64, seed=0)"
@@ -61,9 +63,16 @@ def _data(facts: Facts, about: str) -> Iterator[str]:
             ("source", _component(data.source)),
             ("tokenizer", f"{_component(data.tokenizer)}, {facts.vocabulary:,} tokens with the mask"),
             ("rows", f"{facts.rows:,} for training, of {data.length} tokens, {_component(data.policy)}"),
-            ("held out", f"{data.validation:.1%} of the documents, where the source does not name others"),
+            ("held out", _held_out(data)),
         ],
     )
+
+
+def _held_out(data: DataConfig) -> str:
+    files = getattr(data.source, "validation_files", None)
+    if files is not None:
+        return f"the files `{files}`"
+    return f"{data.validation:.1%} of the documents, where the source does not name others"
 
 
 def _budget(facts: Facts) -> Iterator[str]:
@@ -99,6 +108,8 @@ def _likelihood(facts: Facts, evidence: Evidence, entropy: Entropy | None) -> It
     yield from _table(("text", "tokens", *UNITS.values()), rows)
     yield "The first ± is the error of the draws, the second the spread over documents"
     yield "(an exact likelihood has the second alone). Validation was measured before the weights were rounded to bf16."
+    if facts.recipe.data.policy.learnt_pads:
+        yield FILL_COUNTS
     if entropy is not None and entropy.how:
         yield f"The source's own bits: {entropy.how}."
     yield ""

@@ -23,7 +23,7 @@ from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.evaluation.generation.measures import Values
 from unmask.models.engine import Dtype, fast_dtype
-from unmask.models.opening import first_line, quietly, reads_forward
+from unmask.models.opening import first_line, quietly, read_config, reads_forward
 from unmask.tally import Progress
 
 BATCH = 64
@@ -150,6 +150,11 @@ def open_judge(name: str, device: str | torch.device | None = None, dtype: Dtype
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         raise UnmaskError(f"There is no judge at '{name}'; give the folder or the hub name of a causal language model.")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if shelf.is_checkpoint(path) and not reads_forward(read_config(path)):
+        raise UnmaskError(
+            f"The judge '{name}' is a masked diffusion model, which cannot judge; name a causal language model, "
+            f"such as {shelf.TWIN}."
+        )
     where = str(path) if path.is_dir() else name
     model = _open_model(where, name, fast_dtype(dtype, place))
     return Judge(model.to(place), _open_tokenizer(where, name), name)

@@ -60,9 +60,13 @@ def make_plan(
 
     Checkpoints are called by their folders; those of one name are told apart by the path before it.
     """
-    names = [Path(path).resolve().name for path in paths]
-    unique = [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
-    return [_part(name, path, steps, length, ways) for name, path in zip(unique, paths, strict=True)]
+    names = told_apart([Path(path).resolve().name for path in paths], paths)
+    return [_part(name, path, steps, length, ways) for name, path in zip(names, paths, strict=True)]
+
+
+def told_apart(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """What to call things by: the name of each, or its path where another has the same name."""
+    return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
 
 
 def _part(name: str, path: str, steps: Sequence[int | None], length: int | None, ways: Sequence[Way]) -> Part:
