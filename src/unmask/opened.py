@@ -11,6 +11,7 @@ import torch
 from unmask.bounds import Bound, Evaluation
 from unmask.checkpoint import Card
 from unmask.data.rows import Rows
+from unmask.errors import UnmaskError
 from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Engine
 from unmask.scribe import Scribe
@@ -86,6 +87,8 @@ class Opened:
     ) -> Evaluation:
         """`score` by every estimator of the objective, and by T-step bounds for T in `steps`."""
         texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts:
+            raise UnmaskError("There are no texts to score; give at least one.")
         rows = self.scribe.scored_rows(texts, given)
         return self.evaluate(rows, steps=steps, seed=seed, precision=precision, batch_size=batch_size, each=True)
 
