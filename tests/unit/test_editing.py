@@ -11,6 +11,7 @@ from tests.conftest import make_checkpoint
 from unmask import checkpoint, editing, registry
 from unmask.checkpoint import Card
 from unmask.constraints import NoWords, Regex
+from unmask.constraints.binding import can_accept
 from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
 from unmask.generation import load
@@ -125,6 +126,17 @@ def test_words_of_a_byte_pair_tokenizer_are_kept_with_the_space_before_them(bpe)
         assert len(re.findall(r" time(?![^\W_])", bpe.rewrite(text, keep=["time"], seed=seed))) >= 2
     draft = editing.opened_up(bpe.scribe, bpe.denoiser, "time and time", None, None, ["time"])
     assert draft.ids[: draft.ids.index(bpe.scribe.mask)] == encode(bpe.tokenizer, ["time"])[0], "nothing before it"
+
+
+@pytest.mark.parametrize(("side", "words"), [(-1, [" ", "."]), (0, [" ", ".", " time", " a"])])
+def test_no_letter_stands_at_the_edge_of_a_word(bpe, side, words):
+    automaton = editing.Edges((0,), side).automaton(bpe.scribe.vocabulary)
+    for word in (" ", ".", "t", "tim", " time", " a"):
+        (token,) = encode(bpe.tokenizer, [word])[0]
+        assert can_accept(automaton, [token], bpe.scribe.mask) == (word in words)
+    draft = editing.opened_up(bpe.scribe, bpe.denoiser, "(time) and", None, None, ["time"])
+    end = len(encode(bpe.tokenizer, ["time"])[0]) + 1
+    assert draft.edges == (editing.Edges((0,), -1), editing.Edges((end,), 0))
 
 
 def test_a_span_of_a_byte_pair_tokenizer_takes_the_space_along(bpe):

@@ -138,8 +138,9 @@ def test_a_blank_in_a_prompt_is_written_wherever_prompts_are_taken(mdlm):
 def test_lengths_that_do_not_fit_are_not_tried(mdlm):
     (one,) = mdlm.fill_details(["ab[MASK:44-60]"])
     assert 46 <= len(one.ids) <= LENGTH
-    (one,) = mdlm.sample(1, prompt="ab[MASK:1-60]", length=6)
-    assert len(one.ids) == 6
+    for length in (6, 90):
+        (one,) = mdlm.sample(1, prompt="ab[MASK:1-60]", length=length, steps=2)
+        assert len(one.ids) == length
 
 
 WORDS = [
