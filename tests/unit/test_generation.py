@@ -313,6 +313,7 @@ def test_a_blank_takes_the_space_before_it_where_words_do():
     assert scribe.blank_ids(scribe.parts("a [MASK] again")) == [*a, mask, *again]
     assert scribe.blank_ids(scribe.parts("a [MASK] [MASK:2]")) == [*a, mask, mask, mask]
     assert scribe.blank_ids(scribe.parts("a[MASK]")) == [*a, mask]
+    assert scribe.parts("") == []
     assert scribe.blank_ids(scribe.parts("[MASK] again "))[-1] == encode(tokenizer, [" "])[0][0], "no blank follows"
 
 
