@@ -15,12 +15,21 @@ from unmask.samplers.base import Sampler
 from unmask.samplers.choice import Spec, choose_sampler
 from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
-from unmask.templates import PieceReader
-from unmask.writing import Wish, Writer
+from unmask.templates import BLANK, PieceReader
+from unmask.wishes import Wish, check_whole, together
+from unmask.writing import Writer
+
+
+def with_blank(text: str) -> str:
+    """The same text; an error where it has nothing to fill."""
+    if isinstance(text, str) and not BLANK.search(text):
+        raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
+    return text
 
 
 class Author(Opened):
-    """A denoiser that generates, fills, edits and streams; options beyond the named ones are the fields of `Wish`."""
+    """A denoiser that generates, fills, edits and streams; options beyond the named ones are the fields of `Wish`,
+    and the words of a token rule (`temperature`, `top_p`, ...) in the place of its `rule`."""
 
     def sample(
         self,
@@ -42,8 +51,9 @@ class Author(Opened):
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence.
 
-        Other options are the fields of `unmask.writing.Wish`.
+        Other options are those of `generate`, or a `rule` in the place of `temperature` and so on.
         """
+        check_whole(n=n, length=length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         rows = [row for row in self._open_rows(prompt, prompts, suffix, length) for _ in range(n)]
@@ -59,7 +69,12 @@ class Author(Opened):
             raise UnmaskError("There is a prompt and a list of prompts; give one of them.")
         if prompts is not None and (isinstance(prompts, str) or not prompts):
             raise UnmaskError(f"prompts={prompts!r} is no list of texts; give at least one, or a single prompt=.")
-        return [self.scribe.open_row(one, length, suffix) for one in (prompts or [prompt])]
+        return [self._open_row(one, suffix, length) for one in (prompts or [prompt])]
+
+    def _open_row(self, prompt: str, suffix: str, length: int | None) -> list[int]:
+        """A prompt and a suffix, either with blanks, and masks between them."""
+        room = self.scribe.room(length)
+        return self.scribe.open_ids(self._settled(prompt, room), room, self._settled(suffix, room))
 
     def fill_details(
         self,
@@ -74,7 +89,9 @@ class Author(Opened):
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         chosen = self.sampler(steps, order, sampler)
-        rows = [self.scribe.blank_row(self._settled(text, needed=True)) for text in texts]
+        if not texts:
+            raise UnmaskError("There are no texts to fill; give at least one.")
+        rows = [self.scribe.blank_row(self._settled(with_blank(text), self.scribe.limit)) for text in texts]
         return self._writer(rows, chosen, wish).write(seed, batch_size)
 
     def fill_rows(
@@ -93,20 +110,19 @@ class Author(Opened):
 
         What ends a text must stand in its row; `unmask.data.policies.Policy.frame` puts it there.
         """
-        if not rows:
-            raise UnmaskError("There are no rows to fill; give at least one.")
+        if not rows or not all(map(len, rows)):
+            raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")
         given = [self.scribe.readable(list(row)) for row in rows]
         return self._writer(given, self.sampler(steps, order, sampler), wish).write(seed, batch_size, progress)
 
-    def _settled(self, text: str, needed: bool = False) -> list[int]:
-        """The tokens of a text with blanks, each as long as it is to be."""
+    def _settled(self, text: str, room: int) -> list[int]:
+        """The tokens of a text with blanks, each as long as it is to be; all are at most as many as there is room."""
         parts = self.scribe.parts(text)
-        if needed and all(isinstance(part, str) for part in parts):
-            raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
         if any(isinstance(part, range) for part in parts):
             network = self.scribe.goes_on(self.denoiser)
-            parts = settle(parts, nats_of_known(network, self.card.schedule, self.scribe, self.device))
-        return self.scribe.blank_ids(parts)
+            nats = nats_of_known(network, self.card.schedule, self.scribe, self.device)
+            parts = settle(parts, nats, min(room, self.scribe.limit) - self.scribe.known(parts))
+        return self.scribe.blank_ids(parts, room)
 
     def edit_details(
         self,
@@ -114,7 +130,7 @@ class Author(Opened):
         *,
         spans: Sequence[tuple[int, int]] | None = None,
         strength: float | None = None,
-        keep: Sequence[str] | None = None,
+        keep: str | Sequence[str] | None = None,
         steps: int | None = None,
         seed: int = 0,
         order: str | None = None,
@@ -123,8 +139,9 @@ class Author(Opened):
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         chosen = self.sampler(steps, order, sampler)
-        ids = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
-        (written,) = self._writer([self.scribe.blank_row(ids)], chosen, wish).write(seed, None)
+        draft = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
+        wish["constraint"] = together(wish.get("constraint"), draft.edges)
+        (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, wish).write(seed, None)
         return written
 
     def stream(
@@ -139,26 +156,25 @@ class Author(Opened):
         sampler: Spec | None = None,
         **wish: Any,
     ) -> Iterator[Frame]:
-        """Every canvas of one generation, from the masked one to the text; blanks in the prompt are written too.
+        """Every canvas of one generation, from the masked one to the text.
 
-        Which of several `particles` is shown is known at the end, so that nothing is shown before.
+        Which of several `particles` is shown is known at the end, so that nothing is shown before. Other options are
+        those of `sample`, but that the best of several texts is not shown.
         """
-        chosen = self.sampler(steps, order, sampler)
-        row = self.scribe.open_ids(self._settled(prompt) if prompt else [], length, suffix)
-        reader = PieceReader(self.words, self.scribe.mask)
-        for state in self._writer([row], chosen, wish).states([row], seed):
-            yield self.scribe.frame(state, reader)
+        check_whole(length=length)
+        writer = self._writer([self._open_row(prompt, suffix, length)], self.sampler(steps, order, sampler), wish)
+        states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
+        return (self.scribe.frame(state, reader) for state in states)
 
     def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
         """Rows that are shorter than the model's may go on behind what is written."""
-        wish = {name: value for name, value in wish.items() if name != "rule" or value is not None}
         short = min(len(row) for row in rows) < self.scribe.length
 
         def ready(tokens: int) -> Any:
             network = self.ready(tokens)
             return self.scribe.goes_on(network) if short else network
 
-        return Writer(self.scribe, sampler, Wish(**wish), rows, self.device, ready)
+        return Writer(self.scribe, sampler, Wish.of(wish), rows, self.device, ready)
 
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""
@@ -167,8 +183,9 @@ class Author(Opened):
             if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
                 raise no_planner(self.path)
             return chosen
-        if order is not None or sampler is not None:
+        if steps is not None or order is not None or sampler is not None:
             raise UnmaskError(
-                "An autoregressive model writes from left to right; order and sampler are for masked ones."
+                "An autoregressive model writes from left to right, a token a call; steps, order and sampler are for "
+                "masked ones."
             )
         return build("sampler", "ar")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from unmask.constraints import Automaton, Banned, Constraint, Vocabulary
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.scribe import Scribe
-from unmask.templates import Part, PieceReader
+from unmask.scribe import Scribe, checked_text
+from unmask.templates import UNFINISHED, Part, PieceReader
 
 PASSES = 8
 """Network rows by which the tokens of a text are judged: each hides every eighth of them."""
@@ -20,23 +23,54 @@ STRENGTH = 0.3
 Span = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Edges(Constraint):
+    """The edges of kept words: at these positions of the canvas no token has a letter at its end (`side` -1, before a
+    word) or at its beginning (`side` 0, behind one)."""
+
+    places: tuple[int, ...]
+    side: Literal[-1, 0]
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return Banned(list(_goes_on(vocabulary, self.side)), self.places).automaton(vocabulary)
+
+    def __str__(self) -> str:
+        return "kept words that stay words"
+
+
+def _goes_on(vocabulary: Vocabulary, side: int) -> Iterator[int]:
+    """The tokens that have a letter at this side, or may: a part of one, or nothing at all."""
+    for token, piece in enumerate(vocabulary.pieces[1]):
+        letters = (piece or b"").decode(errors="replace")
+        if token != vocabulary.mask and (not letters or letters[side].isalnum() or letters[side] == UNFINISHED):
+            yield token
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The tokens of a text, with masks where it is to be written anew, and the edges of what is kept."""
+
+    ids: list[int]
+    edges: tuple[Edges, ...] = ()
+
+
 def opened_up(
     scribe: Scribe,
     denoiser: Any,
     text: str,
     spans: Sequence[Span] | None,
     strength: float | None,
-    keep: Sequence[str] | None,
-) -> list[int]:
-    """The tokens of a text with masks where it is to be written anew, by the one of three ways that is given."""
+    keep: Sequence[str] | str | None,
+) -> Draft:
+    """A text that is to be written anew in some places, by the one of three ways that is given."""
     if sum(one is not None for one in (spans, strength, keep)) > 1:
         raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
     ids = tokens(scribe, text)
     if keep is not None:
-        return scribe.blank_ids(around(scribe, text, keep))
+        return around(scribe, text, [keep] if isinstance(keep, str) else keep)
     if spans is not None:
-        return without_spans(scribe, text, ids, spans)
-    return without_unlikely(scribe, denoiser, ids, STRENGTH if strength is None else strength)
+        return Draft(without_spans(scribe, text, ids, spans))
+    return Draft(without_unlikely(scribe, denoiser, ids, STRENGTH if strength is None else strength))
 
 
 def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
@@ -88,12 +122,13 @@ def log_chances(denoiser: Any, row: Tensor, count: int) -> Tensor:
     return log_p.gather(1, row[:count, None])[:, 0]
 
 
-def around(scribe: Scribe, text: str, keep: Sequence[str]) -> list[Part]:
+def around(scribe: Scribe, text: str, keep: Sequence[str]) -> Draft:
     """Every place of the kept words in a text, and blanks of as many tokens as the text between them has.
 
-    Kept words become tokens of their own, so that none of them reaches beyond.
+    Kept words become tokens of their own, so that none of them reaches beyond; where tokens begin with the space before
+    a word, it is kept along. A word that ends in the text does not go on in a blank.
     """
-    held = _merged([span for word in keep for span in _places(text, word)])
+    held = _merged([_with_space(scribe, text, span) for word in keep for span in _places(text, word)])
     parts: list[Part] = []
     at = 0
     for start, end in [*held, (len(text), len(text))]:
@@ -104,14 +139,33 @@ def around(scribe: Scribe, text: str, keep: Sequence[str]) -> list[Part]:
         at = end
     if all(isinstance(part, str) for part in parts):
         raise UnmaskError("All of the text is to be kept, so nothing is left to rewrite; keep less.")
-    return parts
+    return Draft(scribe.blank_ids(parts), _edges(scribe, text, held, parts))
+
+
+def _with_space(scribe: Scribe, text: str, span: Span) -> Span:
+    start, end = span
+    return (start - 1, end) if scribe.spaces_lead and text[:start].endswith(" ") else span
+
+
+def _edges(scribe: Scribe, text: str, held: list[Span], parts: list[Part]) -> tuple[Edges, ...]:
+    """Where a kept span begins or ends a word, the blank beside it must not go on with it."""
+    ends = list(accumulate(len(scribe.blank_ids([part])) for part in parts))
+    kept = list(zip(held, [i for i, part in enumerate(parts) if isinstance(part, str)], strict=True))
+    before = tuple(ends[i - 1] - 1 for (start, _), i in kept if _is_edge(text, start, start - 1) and parts[i - 1])
+    behind = tuple(ends[i] for (_, end), i in kept if _is_edge(text, end - 1, end) and parts[i + 1])
+    return tuple(edges for edges in (Edges(before, -1), Edges(behind, 0)) if edges.places)
+
+
+def _is_edge(text: str, inside: int, outside: int) -> bool:
+    """Whether the character at one place belongs to a word that the one at the other does not go on with."""
+    return 0 <= outside < len(text) and text[inside].isalnum() and not text[outside].isalnum()
 
 
 def tokens(scribe: Scribe, text: str) -> list[int]:
     """The tokens of a text that a masked model is to change."""
     if scribe.card.objective.causal:
         raise UnmaskError("An autoregressive model cannot see what stands behind a token; edit with a masked one.")
-    ids = encode(scribe.words, [text])[0]
+    ids = encode(scribe.words, [checked_text(text)])[0]
     if not ids:
         raise UnmaskError(f"The text {text!r} has no tokens to change; give some text.")
     return ids

@@ -10,11 +10,10 @@ import torch
 
 from unmask import checkpoint
 from unmask.authoring import Author
-from unmask.errors import UnmaskError
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.samplers.choice import Spec
 from unmask.samplers.draws import TokenRule
-from unmask.writing import Constraints, TextScore
+from unmask.wishes import Constraints, TextScore
 
 
 class MaskedDiffusionLM(Author):
@@ -37,6 +36,7 @@ class MaskedDiffusionLM(Author):
         min_p: float | None = None,
         greedy_tail: float | None = None,
         greedy_above: float | None = None,
+        rule: TokenRule | None = None,
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
@@ -60,12 +60,14 @@ class MaskedDiffusionLM(Author):
 
         `order` names another order of unmasking (`unmask.samplers.choice.Order`), `sampler` any sampler, such as
         `{"name": "remdm", "strategy": "cap"}`. With `return_trajectory` the `Generation`s are returned, each with its
-        `trajectory`. A `streamer` of `transformers` is told of a single text while it is written.
+        `trajectory`. A `streamer` of `transformers` is told of a single text while it is written. A `rule` stands for
+        `temperature` to `greedy_above`.
         """
-        rule = token_rule(temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         canvas: dict[str, Any] = {"prompt": prompt, "prompts": prompts, "suffix": suffix, "length": length}
         wish: dict[str, Any] = {"constraint": constraint, "particles": particles, "guidance": guidance}
         wish |= {"best_of": best_of, "score": score, "stride": stride, "rule": rule}
+        wish |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        wish |= {"greedy_tail": greedy_tail, "greedy_above": greedy_above}
         how: dict[str, Any] = {"steps": steps, "seed": seed, "batch_size": batch_size, "streamer": streamer}
         how |= {"order": order, "sampler": sampler}
         done = self.sample(n, **canvas, **how, return_trajectory=return_trajectory, **wish)
@@ -84,6 +86,7 @@ class MaskedDiffusionLM(Author):
         min_p: float | None = None,
         greedy_tail: float | None = None,
         greedy_above: float | None = None,
+        rule: TokenRule | None = None,
         batch_size: int | None = None,
         constraint: Constraints = None,
         particles: int = 1,
@@ -96,10 +99,10 @@ class MaskedDiffusionLM(Author):
         the text. `constraint` and `particles` are those of `generate`, on the whole text; so
         are `order` and `sampler`.
         """
-        rule = token_rule(0.0 if greedy else temperature, top_k, top_p, min_p, greedy_tail, greedy_above)
         texts = [text] if isinstance(text, str) else list(text)
-        asked: dict[str, Any] = {"rule": rule, "constraint": constraint, "particles": particles}
-        asked |= {"order": order, "sampler": sampler}
+        asked: dict[str, Any] = {"constraint": constraint, "particles": particles, "order": order, "sampler": sampler}
+        asked |= {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        asked |= {"greedy_tail": greedy_tail, "greedy_above": greedy_above, "rule": rule}
         filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
@@ -109,32 +112,24 @@ class MaskedDiffusionLM(Author):
         *,
         spans: Sequence[tuple[int, int]] | None = None,
         strength: float | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
         **how: Any,
     ) -> str:
         """Write a part of a text anew: the tokens of some characters, or the least likely ones.
 
-        `spans`: (start, end) in characters, end not included; tokens that reach beyond are written anew as a whole.
-        `strength` (0.3): the share of the tokens, those that the network finds least likely, as it judges every eighth
-        of them at once from the others. Other options are `steps`, `seed` and those of `unmask.writing.Wish`.
+        `spans`: (start, end) in characters, end not included; tokens that reach beyond are written anew as a whole, and
+        an empty list changes nothing. `strength` (0.3): the share of the tokens, those that the network finds least
+        likely, as it judges every eighth of them at once from the others. Other options are those of `generate` that
+        say how: `steps`, `seed`, `order`, `sampler`, `constraint`, `particles`, `temperature` and so on.
         """
-        rule = token_rule(temperature, top_k, top_p)
-        return self.edit_details(text, spans=spans, strength=strength, rule=rule, **how).text
+        return self.edit_details(text, spans=spans, strength=strength, **how).text
 
-    def rewrite(
-        self,
-        text: str,
-        keep: Sequence[str],
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        **how: Any,
-    ) -> str:
-        """Write all of a text anew but the words to `keep`, wherever they stand in it, with as many tokens between."""
-        return self.edit_details(text, keep=keep, rule=token_rule(temperature, top_k, top_p), **how).text
+    def rewrite(self, text: str, keep: str | Sequence[str], **how: Any) -> str:
+        """Write all of a text anew but the words to `keep`, wherever they stand in it, with as many tokens between.
+
+        Where a kept word ends in the text, it ends in what is written too. One string is one word, and an empty list
+        keeps nothing. Other options are those of `edit`.
+        """
+        return self.edit_details(text, keep=keep, **how).text
 
 
 def load(
@@ -152,28 +147,3 @@ def load(
         halve_trunk(network)
     engine = Engine(network) if device.type == "cuda" and not opened.card.objective.causal else None
     return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)
-
-
-def token_rule(
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    greedy_tail: float | None = None,
-    greedy_above: float | None = None,
-) -> TokenRule:
-    """How tokens are chosen, from the words of a user; temperature 0 is greedy."""
-    if not 0 <= temperature < float("inf"):
-        raise UnmaskError(f"temperature={temperature} is not possible; give 0 (greedy) or a positive number.")
-    if top_k is not None and top_k < 1:
-        raise UnmaskError(f"top_k={top_k} leaves no token; give at least 1.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UnmaskError(f"top_p={top_p} is not a probability mass; give a number above 0 and at most 1.")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise UnmaskError(f"min_p={min_p} is no share of the likeliest token's probability; give one from 0 to 1.")
-    if greedy_tail is not None and not 0 <= greedy_tail <= 1:
-        raise UnmaskError(f"greedy_tail={greedy_tail} is no fraction of the calls; give a number from 0 to 1.")
-    if greedy_above is not None and not 0 <= greedy_above <= 1:
-        raise UnmaskError(f"greedy_above={greedy_above} is no probability; give a number from 0 to 1.")
-    hybrid = {"min_p": min_p, "greedy_tail": greedy_tail, "greedy_above": greedy_above}
-    return TokenRule(temperature=temperature, top_k=top_k, top_p=top_p, **hybrid)

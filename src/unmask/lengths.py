@@ -34,19 +34,34 @@ Nats = Callable[[list[list[Part]], range], list[float]]
 """Draws, by their numbers, of the bound of the known tokens of texts, summed."""
 
 
-def settle(parts: Sequence[Part], nats: Nats) -> list[Part]:
-    """A text whose blanks have one length each: of all combinations the best where they are few.
+def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf) -> list[Part]:
+    """A text whose blanks have one length each, with which they fit into the room that there is for all of them: of all
+    combinations the best where they are few.
 
     Otherwise one blank after the other, from the left, those to its right as short as they may be.
     """
     choices = [list(part) if isinstance(part, range) else [part] for part in parts]
-    if math.prod(map(len, choices)) <= TOGETHER:
-        return _best([list(one) for one in product(*choices)], nats)
     chosen: list[Part] = [options[0] for options in choices]
+    if _size(chosen) > room:
+        raise UnmaskError(_too_long(parts, room))
+    if math.prod(map(len, choices)) <= TOGETHER:
+        return _best([list(one) for one in product(*choices) if _size(one) <= room], nats)
     for place, options in enumerate(choices):
         if len(options) > 1:
-            chosen = _best([[*chosen[:place], one, *chosen[place + 1 :]] for one in options], nats)
+            tried = [[*chosen[:place], one, *chosen[place + 1 :]] for one in options]
+            chosen = _best([one for one in tried if _size(one) <= room], nats)
     return chosen
+
+
+def _size(parts: Sequence[Part]) -> int:
+    """Tokens of all blanks."""
+    return sum(part for part in parts if isinstance(part, int))
+
+
+def _too_long(parts: Sequence[Part], room: float) -> str:
+    longest = max((part for part in parts if isinstance(part, range)), key=lambda part: part.start)
+    named = f"[MASK:{longest.start}-{longest.stop - 1}]"
+    return f"There is room for {max(0, room)} tokens in blanks, and {named} does not fit in; shorten it or the text."
 
 
 def _best(candidates: list[list[Part]], nats: Nats) -> list[Part]:

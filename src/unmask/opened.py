@@ -11,6 +11,7 @@ import torch
 from unmask.bounds import SCORE_PRECISION, Bound, Evaluation
 from unmask.checkpoint import Card
 from unmask.data.rows import Rows
+from unmask.errors import UnmaskError
 from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Engine
 from unmask.scribe import Scribe
@@ -88,6 +89,8 @@ class Opened:
         `progress` is told of every few draws how many they were; how many will be needed nobody knows before.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts:
+            raise UnmaskError("There are no texts to score; give at least one.")
         rows = self.scribe.scored_rows(texts, given)
         options: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
         return self.evaluate(rows, steps=steps, each=True, progress=progress, **options)

@@ -56,6 +56,10 @@ class Frame:
     pieces: list[str | None]
     end: int
 
+    def finished(self, seed: int) -> Generation:
+        """What the last canvas of a walk with this seed is."""
+        return Generation(self.text, self.ids, self.order, self.confidence, self.calls, seed)
+
 
 class Scribe:
     """Knows a model's tokenizer, lengths and length policy, and nothing of its network."""
@@ -85,23 +89,8 @@ class Scribe:
         """Tokens of a row, as the model was trained."""
         return min(self.card.length, self.limit)
 
-    def open_row(self, prompt: str, length: int | None, suffix: str = "") -> list[int]:
-        """A prompt and a suffix with masks between them."""
-        return self.open_ids(encode(self.words, [prompt])[0] if prompt else [], length, suffix)
-
-    def open_ids(self, ids: list[int], length: int | None, suffix: str = "") -> list[int]:
-        """Given tokens, some of them masks, and a suffix, with masks between them.
-
-        Where a length policy ends texts, a text that must end with a suffix is shown its end, if the row has room.
-        """
-        tail = encode(self.words, [suffix])[0] if suffix else []
-        row = self.extend(ids, length, tail)
-        if tail and self.card.objective.causal:
-            raise UnmaskError("An autoregressive model cannot see a suffix; give it a prompt alone, or a masked model.")
-        return self.card.policy.frame(row, self.length, self.words.eos_token_id) if tail else row
-
-    def extend(self, ids: list[int], length: int | None, tail: Sequence[int] = ()) -> list[int]:
-        """Masks between the given tokens and a tail, up to the length of the canvas."""
+    def room(self, length: int | None) -> int:
+        """Tokens of the canvas that a user asks for."""
         length = self.length if length is None else length
         if length < 1:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
@@ -110,22 +99,35 @@ class Scribe:
                 f"A canvas of {length} tokens is longer than the {self.limit} of this model, and an autoregressive one "
                 "is not written window by window; ask for at most that, or take a masked model."
             )
+        return length
+
+    def open_ids(self, ids: list[int], length: int, tail: list[int]) -> list[int]:
+        """Given tokens and a tail, some of them masks, with masks between them, up to the length of the canvas.
+
+        Where a length policy ends texts, a text that must end with a tail is shown its end, if the row has room.
+        """
         if len(ids) + len(tail) > length:
             what = "The prompt and the suffix have" if tail else "The prompt has"
             given = len(ids) + len(tail)
             raise UnmaskError(f"{what} {given} tokens and the canvas {length}; shorten it or ask for a longer text.")
-        return [*ids, *[self.mask] * (length - len(ids) - len(tail)), *tail]
+        if tail and self.card.objective.causal:
+            raise UnmaskError("An autoregressive model cannot see a suffix; give it a prompt alone, or a masked model.")
+        row = self.in_order([*ids, *[self.mask] * (length - len(ids) - len(tail)), *tail])
+        return self.card.policy.frame(row, self.length, self.words.eos_token_id) if tail else row
 
     def parts(self, text: str) -> list[Part]:
         """The known pieces of a text and its `[MASK]`, `[MASK:n]` and `[MASK:n-m]` blanks.
 
         Where tokens begin with the space before a word, a blank takes that space along, as a word would.
         """
-        parts = parse_blanks(text)
-        return without_spaces_before_blanks(parts) if self._spaces_lead else parts
+        parts = parse_blanks(checked_text(text))
+        return without_spaces_before_blanks(parts) if self.spaces_lead else parts
 
-    def blank_ids(self, parts: Sequence[Part]) -> list[int]:
-        """Token ids of a text whose blanks have their numbers of tokens."""
+    def blank_ids(self, parts: Sequence[Part], room: int | None = None) -> list[int]:
+        """Token ids of a text whose blanks have their numbers of tokens; an error where they do not fit, if told."""
+        blanks = [part for part in parts if isinstance(part, int)]
+        if blanks and room is not None and (total := sum(blanks) + self.known(parts)) > room:
+            raise UnmaskError(f"The text has {total} tokens with its blanks and there is room for {room}; shorten it.")
         known = iter(encode(self.words, [part for part in parts if isinstance(part, str)]))
         ids: list[int] = []
         for part in parts:
@@ -133,8 +135,12 @@ class Scribe:
             ids += next(known) if isinstance(part, str) else [self.mask] * part
         return ids
 
+    def known(self, parts: Sequence[Part]) -> int:
+        """Tokens of a text beside its blanks."""
+        return sum(map(len, encode(self.words, [part for part in parts if isinstance(part, str)])))
+
     @cached_property
-    def _spaces_lead(self) -> bool:
+    def spaces_lead(self) -> bool:
         """Whether tokens begin with the space before a word, as those of byte-level BPE and SentencePiece do."""
         return any(len(token) > 1 and token[0] in SPACES for token in self.words.get_vocab())
 
@@ -147,10 +153,17 @@ class Scribe:
         return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
 
     def readable(self, ids: list[int]) -> list[int]:
-        """Tokens with masks among them; an error where this model cannot see them all."""
-        mask, limit = self.mask, self.limit
-        if len(ids) > limit:
-            raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {limit}; shorten it.")
+        """Tokens with masks among them; an error where this model does not know them or cannot see them all."""
+        if len(ids) > self.limit:
+            raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {self.limit}; shorten it.")
+        strange = next((token for token in ids if not 0 <= token < self.vocabulary.size), None)
+        if strange is not None:
+            raise UnmaskError(f"This model has no token {strange}; give ids from 0 to {self.vocabulary.size - 1}.")
+        return self.in_order(ids)
+
+    def in_order(self, ids: list[int]) -> list[int]:
+        """The same tokens with masks among them; an error where the order of this model cannot write them."""
+        mask = self.mask
         if self.card.objective.causal and mask in ids and any(i != mask for i in ids[ids.index(mask) :]):
             raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
         return ids
@@ -231,6 +244,13 @@ class Scribe:
             words = partial(encode_one, self.words)
             return rows_of_texts(self.card.policy, ids, length, eos, texts=texts, encode=words)
         return rows_given(self.card.policy, encode(self.words, conditions), ids, length, eos, texts=texts)
+
+
+def checked_text(text: Any) -> str:
+    """The text that a user gives as one."""
+    if not isinstance(text, str):
+        raise UnmaskError(f"{text!r} is no text; give a string.")
+    return text
 
 
 def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:

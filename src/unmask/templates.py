@@ -36,7 +36,7 @@ def parse_blanks(text: str) -> list[Part]:
 
 def without_spaces_before_blanks(parts: list[Part]) -> list[Part]:
     """The pieces of a text, of which one space before a blank is left to the blank."""
-    following = [*parts[1:], ""]
+    following = [*parts, ""][1:]
     return [
         part[:-1] if isinstance(part, str) and not isinstance(after, str) and part.endswith(" ") else part
         for part, after in zip(parts, following, strict=True)

@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.constraints import Constraint
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Sampler, State
 from unmask.samplers.control import Control, walks
-from unmask.samplers.draws import TokenRule
 from unmask.samplers.particles import crowd
 from unmask.samplers.windows import Windows
 from unmask.scribe import Generation, Scribe
 from unmask.streaming import relay
 from unmask.tally import Progress
+from unmask.wishes import Wish, check_batch_size, check_seeds
 
-Constraints = Constraint | Sequence[Constraint] | None
-TextScore = Callable[[str], float]
 Rows = list[list[int]]
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user asks of texts. Every text satisfies the `constraint`; with `guidance` it holds closer to its prompt.
-
-    `score`, any function of a text, chooses the `best_of` several or weighs `particles`. Texts longer than the model
-    are written in windows, each `stride` tokens behind the one before (half of the model's length).
-    """
-
-    rule: TokenRule = field(default_factory=TokenRule)
-    constraint: Constraints = None
-    particles: int = 1
-    guidance: float = 0.0
-    best_of: int = 1
-    score: TextScore | None = None
-    stride: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.best_of < 1:
-            raise UnmaskError(f"best_of={self.best_of} chooses among nothing; give at least 1.")
-        if self.best_of > 1 and self.score is None:
-            raise UnmaskError(f"best_of={self.best_of} needs a score to choose by; give score=, a function of a text.")
-        if self.best_of > 1 and self.particles > 1:
-            raise UnmaskError("A score chooses the best of several texts or weighs particles; give one of them.")
-        if self.score is not None and self.best_of == self.particles == 1:
-            raise UnmaskError("A score needs several texts to compare; give best_of= or particles= above 1.")
 
 
 class Writer:
@@ -81,6 +50,8 @@ class Writer:
         self, seed: int, batch_size: int | None, progress: Progress | None = None, trajectories: bool = False
     ) -> list[Generation]:
         """What is written into all rows, some rows at a time."""
+        check_batch_size(batch_size)
+        check_seeds(seed, len(self.rows))
         several = self.wish.best_of
         longest = max(len(row) for row in self.rows)
         at_once = batch_size or max(1, self.control.batch_size(longest) // several)
@@ -96,13 +67,18 @@ class Writer:
 
     def tell(self, seed: int, streamer: Any, trajectories: bool = False) -> list[Generation]:
         """What is written into the one row, told to a streamer of `transformers` on the way."""
-        if len(self.rows) != 1 or self.wish.best_of > 1:
-            raise UnmaskError(f"A streamer shows one text and {self._count()} are to be written; ask for one.")
-        states = relay(self.states(self.rows, seed), self.scribe, streamer, self._rewrites)
-        return self._finished(states, trajectories)
+        states = self.show(seed, "streamer")
+        if not all(hasattr(streamer, verb) for verb in ("put", "end")):
+            raise UnmaskError(f"streamer={streamer!r} has no put and end; give one of transformers, as TextStreamer.")
+        return self._finished(relay(states, self.scribe, streamer, self._rewrites), trajectories)
 
-    def _count(self) -> int:
-        return len(self.rows) * self.wish.best_of
+    def show(self, seed: int, who: str = "stream") -> Iterator[State]:
+        """Every state of the one row."""
+        count = len(self.rows) * self.wish.best_of
+        if count != 1:
+            raise UnmaskError(f"A {who} shows one text and {count} are to be written; ask for one.")
+        check_seeds(seed)
+        return self.states(self.rows, seed)
 
     def _finished(self, states: Iterator[State], trajectories: bool) -> list[Generation]:
         """What a walk wrote, with all that it looked like on the way if that is asked for."""
@@ -121,10 +97,7 @@ class Writer:
 
     def _best(self, group: list[Generation]) -> Generation:
         """The one with the highest score."""
-        score = self.wish.score
-        if len(group) == 1 or score is None:
-            return group[0]
-        return max(group, key=lambda one: _checked(score, one.text))
+        return group[0] if len(group) == 1 else max(group, key=lambda one: self.wish.score_of(one.text))
 
     def _control(self) -> Control:
         wish, scribe = self.wish, self.scribe
@@ -144,6 +117,10 @@ class Writer:
     def _windows(self) -> Windows | None:
         """How rows that are longer than the model are cut."""
         limit = self.scribe.limit
+        if self.wish.stride is not None and self.scribe.card.objective.causal:
+            raise UnmaskError(
+                f"An autoregressive model is not written window by window; leave out stride={self.wish.stride}."
+            )
         stride = max(1, limit // 2) if self.wish.stride is None else self.wish.stride
         if not 1 <= stride <= limit:
             raise UnmaskError(f"stride={stride} is not possible; give 1 to {limit}, the length of this model.")
@@ -153,10 +130,9 @@ class Writer:
 
     def _score_of_canvases(self, ids: Tensor, real: Tensor) -> Tensor:
         """[B] the scores of the texts of finished canvases [B, L]."""
-        assert self.wish.score is not None
         sizes = real.sum(dim=1).tolist()
         texts = [self.scribe.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
-        return torch.tensor([_checked(self.wish.score, text) for text in texts], dtype=torch.float64)
+        return torch.tensor([self.wish.score_of(text) for text in texts], dtype=torch.float64)
 
     def _work(self, steps: int | None) -> int:
         """Tokens that the network will see in all calls together."""
@@ -164,13 +140,6 @@ class Writer:
         calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in self.rows]
         seen = sum(min(len(row), limit) * n for row, n in zip(self.rows, calls, strict=True))
         return wish.particles * wish.best_of * (2 if wish.guidance else 1) * seen
-
-
-def _checked(score: TextScore, text: str) -> float:
-    value = float(score(text))
-    if not math.isfinite(value):
-        raise UnmaskError(f"The score of {text[:40]!r} is {value}; return a finite number.")
-    return value
 
 
 def _given(row: Sequence[int], scribe: Scribe) -> bool:

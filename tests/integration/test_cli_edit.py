@@ -57,6 +57,19 @@ def test_edit_takes_spans_and_kept_words(run, mdlm_folder):
     assert out.endswith(" out.\n")
 
 
+def test_edit_takes_the_options_of_fill(run, mdlm_folder):
+    asked = ("--strength", 1.0, "--match", "[a-z ]+", "--with", "dog", "--without", "x", "--characters", "12-20")
+    more = ("--particles", 3, "--min-p", 0.01, "--greedy-tail", 0.2, "--greedy-above", 0.99)
+    result = told(run, "edit", mdlm_folder, "ab cd ef gh ij kl", *asked, *more)
+    text = result["texts"][0]["text"]
+    assert "dog" in text
+    assert not set(text) - set("abcdefghijklmnopqrstuvwyz ")
+    assert 12 <= len(text) <= 20
+    assert (len(result["constraints"]), result["particles"]) == (4, 3)
+    rule = result["rule"]
+    assert (rule["min_p"], rule["greedy_tail"], rule["greedy_above"]) == (0.01, 0.2, 0.99)
+
+
 def test_edit_reads_lines(run, mdlm_folder, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("one line\nanother line\n"))
     result = told(run, "edit", mdlm_folder, "-", "--seed", 4)
@@ -82,7 +95,13 @@ def test_edit_helps(run):
         (("edit", "nowhere", TEXT), "no checkpoint at 'nowhere'"),
         (("edit", "{mdlm}"), "no text behind it"),
         (("fill", "{mdlm}", "a[MASK:6-2]"), "[MASK:2-6]"),
-        (("fill", "{mdlm}", "a[MASK:2-60]b"), "shorten"),
+        (("fill", "{mdlm}", "a[MASK:47-60]b"), "[MASK:47-60]"),
+        (("edit", "{mdlm}", TEXT, "--with", "x" * 30), "No canvas of 21"),
+        (("sample", "{mdlm}", "--seed", 10**23), "64 bits"),
+        (("sample", "{mdlm}", "--seed", 2**63 - 1, "-n", 2, "--watch"), "room for 2 of 64 bits"),
+        (("sample", "{ar}", "--length", 6, "--steps", 2), "steps"),
+        (("sample", "{ar}", "--length", 6, "--stride", 2), "stride=2"),
+        (("sample", "{ar}", "--length", 6, "--watch", "--prompt", "O[MASK]a"), "after a blank"),
         (("fill", "{mdlm}", "a[MASK]", "--top-p", 0), "top_p=0"),
         (("sample", "{mdlm}", "--length", 90, "--stride", 60), "stride=60"),
         (("sample", "{mdlm}", "--length", 90, "--match", "[a-z]+"), "sees 48"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import asdict
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from unmask.cli import common, sample, watching
+from unmask.generation import MaskedDiffusionLM
 
 SMALL = ("--length", 16, "--steps", 4, "--seed", 3)
 
@@ -68,6 +70,32 @@ def test_pictures_are_of_the_first_text(run, mdlm_folder, mdlm, tmp_path, watche
     assert f"Seed 3, {one.calls} network calls, a canvas of 16 tokens." in page
     with Image.open(paths["gif"]) as animation, Image.open(paths["png"]) as still:
         assert (animation.format, animation.n_frames, still.format) == ("GIF", one.calls + 1, "PNG")
+
+
+def finished(page) -> str:
+    return "".join(
+        json.loads(page.read_text(encoding="utf-8").split('id="replay">')[1].split("</script>")[0])["finished"]
+    )
+
+
+def test_a_picture_is_drawn_from_the_walk_that_is_printed(run, mdlm_folder, mdlm, tmp_path, monkeypatch):
+    asked = ("sample", mdlm_folder, *SMALL, "--prompt", "a[MASK:3]b", "--html", tmp_path / "a.html", "--json")
+    expected = [asdict(one) for one in mdlm.sample(3, prompt="a[MASK:3]b", length=16, steps=4, seed=3)]
+    code, out, _ = run(*asked, "-n", 3)
+    assert code == 0
+    assert json.loads(out)["texts"] == expected
+    assert finished(tmp_path / "a.html") == expected[0]["text"]
+    monkeypatch.setattr(MaskedDiffusionLM, "sample", None)
+    code, out, _ = run(*asked)
+    assert code == 0, "the text is not written twice"
+    assert json.loads(out)["texts"] == expected[:1]
+
+
+def test_a_blank_in_the_prompt_is_written_whether_watched_or_not(run, mdlm_folder):
+    asked = ("sample", mdlm_folder, *SMALL, "--prompt", "a[MASK]b")
+    (_, watched, _), (_, out, _) = run(*asked, "--watch"), run(*asked)
+    assert "MASK" not in watched
+    assert out.endswith(watched)
 
 
 def test_json_stays_alone_beside_pictures(run, mdlm_folder, tmp_path):

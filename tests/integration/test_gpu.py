@@ -38,7 +38,8 @@ def test_scores_and_samples_are_those_of_the_cpu(folder, request):
     cpu, gpu = load(path, device="cpu"), load(path, device="cuda", dtype="float32")
     one, other = cpu.score(TEXTS, precision=None), gpu.score(TEXTS, precision=None)
     assert other.nats == pytest.approx(one.nats, rel=1e-4)
-    assert gpu.generate(4, length=32, steps=8, seed=0) == cpu.generate(4, length=32, steps=8, seed=0)
+    steps = None if cpu.causal else 8
+    assert gpu.generate(4, length=32, steps=steps, seed=0) == cpu.generate(4, length=32, steps=steps, seed=0)
 
 
 def recipe(tmp_path, schedule="loglinear", **training):

@@ -84,7 +84,7 @@ def test_samples_are_written_and_leave_training_alone(text: Path, tmp_path: Path
     assert all(len(line["samples"]) == 3 for line in lines)
     assert {len(text) for line in lines for text in line["samples"]} <= {16, 17}
     assert listener.records == read_log(writing)
-    assert lines[-1]["samples"] == load(writing, device="cpu").generate(3, steps=CALLS)
+    assert lines[-1]["samples"] == load(writing, device="cpu").generate(3, steps=None if objective == "ar" else CALLS)
     assert [line for line in read_log(plain) if "samples" in line] == []
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.conftest import make_checkpoint
 
-from unmask import editing
+from unmask import checkpoint, editing, registry
+from unmask.checkpoint import Card
+from unmask.constraints import NoWords, Regex
+from unmask.constraints.binding import can_accept
+from unmask.data.sources import Document
+from unmask.data.tokenizers import encode
 from unmask.generation import load
 from unmask.laws import exact
 from unmask.laws.tables import random_table
@@ -97,26 +104,78 @@ def test_edits_take_the_options_of_generation(mdlm):
     assert mdlm.edit(text, seed=1, strength=1.0) != mdlm.edit(text, seed=2, strength=1.0)
 
 
-def test_words_of_a_byte_pair_tokenizer_are_kept_as_they_stand(tmp_path):
-    """' time' is one token there; a kept 'time' is cut out of it, and a span of it takes the space along."""
-    from unmask import checkpoint, registry
-    from unmask.checkpoint import Card
-    from unmask.data.sources import Document
-
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    """A random model of byte pairs, to which ' time' is one token."""
+    folder = tmp_path_factory.mktemp("bpe")
     tokenizer = registry.build("tokenizer", {"name": "bpe", "vocab_size": 300}).build(
         lambda: iter([Document("one", "a time and a time and a time again " * 9)])
     )
     torch.manual_seed(0)
     spec = registry.build("model", {"name": "dit", "hidden_size": 32, "layers": 1, "heads": 2})
     network = spec.build(len(tokenizer), tokenizer.mask_token_id, 32)
-    checkpoint.save(tmp_path / "bpe", network, tokenizer, Card(policy="padded", length=32))
-    lm = load(tmp_path / "bpe", device="cpu")
+    checkpoint.save(folder, network, tokenizer, Card(policy="padded", length=32))
+    return load(folder, device="cpu")
+
+
+def test_words_of_a_byte_pair_tokenizer_are_kept_with_the_space_before_them(bpe):
     text = "a time and a time again"
-    for seed in range(5):
-        assert lm.rewrite(text, keep=["time"], seed=seed).count("time") >= 2
-    ids = editing.opened_up(lm.scribe, lm.denoiser, text, [(2, 6)], None, None)
-    assert lm.tokenizer.decode([i for i in ids if i != lm.scribe.mask]) == "a and a time again"
-    assert ids.count(lm.scribe.mask) == 1
+    draft = editing.opened_up(bpe.scribe, bpe.denoiser, text, None, None, ["time"])
+    assert [i for i in draft.ids if i != bpe.scribe.mask] == 2 * encode(bpe.tokenizer, [" time"])[0]
+    for seed in range(20):
+        assert len(re.findall(r" time(?![^\W_])", bpe.rewrite(text, keep=["time"], seed=seed))) >= 2
+    draft = editing.opened_up(bpe.scribe, bpe.denoiser, "time and time", None, None, ["time"])
+    assert draft.ids[: draft.ids.index(bpe.scribe.mask)] == encode(bpe.tokenizer, ["time"])[0], "nothing before it"
+
+
+@pytest.mark.parametrize(("side", "words"), [(-1, [" ", "."]), (0, [" ", ".", " time", " a"])])
+def test_no_letter_stands_at_the_edge_of_a_word(bpe, side, words):
+    automaton = editing.Edges((0,), side).automaton(bpe.scribe.vocabulary)
+    for word in (" ", ".", "t", "tim", " time", " a"):
+        (token,) = encode(bpe.tokenizer, [word])[0]
+        assert can_accept(automaton, [token], bpe.scribe.mask) == (word in words)
+    draft = editing.opened_up(bpe.scribe, bpe.denoiser, "(time) and", None, None, ["time"])
+    end = len(encode(bpe.tokenizer, ["time"])[0]) + 1
+    assert draft.edges == (editing.Edges((0,), -1), editing.Edges((end,), 0))
+
+
+def test_a_span_of_a_byte_pair_tokenizer_takes_the_space_along(bpe):
+    ids = editing.opened_up(bpe.scribe, bpe.denoiser, "a time and a time again", [(2, 6)], None, None).ids
+    assert bpe.tokenizer.decode([i for i in ids if i != bpe.scribe.mask]) == "a and a time again"
+    assert ids.count(bpe.scribe.mask) == 1
+
+
+def is_letter(token: int) -> bool:
+    """Whether a byte is a letter, or a part of one; EOS is none."""
+    return 128 <= token < 256 or (chr(token).isascii() and chr(token).isalnum())
+
+
+def test_a_kept_word_stays_a_word_where_it_is_one_in_the_text(mdlm):
+    for seed in range(20):
+        ids = mdlm.edit_details("One day Tim, or not", keep="Tim", seed=seed, steps=3).ids
+        assert not is_letter(ids[7])
+        assert not is_letter(ids[11])
+    beside = [mdlm.edit_details("One Timothy, or not", keep="Tim", seed=seed).ids for seed in range(20)]
+    assert any(is_letter(ids[7]) for ids in beside), "there it was the beginning of another"
+    assert not any(is_letter(ids[3]) for ids in beside)
+
+
+def test_kept_words_and_a_constraint_hold_together(mdlm):
+    for constraint in (Regex("[aTim .]+"), [Regex("[aTim.]+"), NoWords("aa")]):
+        for seed in range(5):
+            text = mdlm.rewrite("one Tim and", keep="Tim", constraint=constraint, seed=seed)
+            assert re.fullmatch(r"[aTim .]{3}[ .]Tim[ .][aTim .]{3}", text)
+            assert isinstance(constraint, Regex) or not re.search("aa| ", text)
+
+
+def test_a_single_word_may_be_kept_without_a_list(mdlm):
+    text = "Tim went. Time is up."
+    assert mdlm.rewrite(text, "Tim") == mdlm.rewrite(text, ["Tim"]) != mdlm.rewrite(text, list("Tim"))
+
+
+def test_nothing_kept_is_all_anew_and_no_span_is_nothing_anew(mdlm):
+    assert min(mdlm.edit_details("abc def", keep=[]).order) == 0
+    assert mdlm.edit("abc def", spans=[]) == "abc def"
 
 
 def test_a_padded_text_keeps_its_frame(tmp_path):

@@ -19,8 +19,9 @@ from unmask.evaluation.generation.judge import open_judge
 from unmask.evaluation.generation.picture import curves, draw
 from unmask.evaluation.generation.plan import Way, make_plan, parse_steps
 from unmask.evaluation.generation.texts import Draw, Texts, held_out_texts, read_texts, write
-from unmask.generation import load, token_rule
+from unmask.generation import load
 from unmask.plots import frontier as picture
+from unmask.wishes import token_rule
 
 
 @pytest.fixture(scope="module")

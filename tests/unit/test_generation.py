@@ -7,16 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.conftest import LENGTH, make_checkpoint
+from tests.unit.test_relays import Diary
 
 from unmask.checkpoint import Card
 from unmask.constraints import Words
 from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
-from unmask.generation import load, token_rule
+from unmask.generation import load
 from unmask.registry import build
+from unmask.samplers.draws import TokenRule
 from unmask.scribe import Scribe
 from unmask.templates import GLYPH, parse_blanks
+from unmask.wishes import token_rule
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(mdlm):
@@ -115,6 +118,56 @@ def test_texts_end_at_eos_where_the_policy_says_so(tmp_path):
     assert row.ids[-1] == eos
 
 
+def test_the_largest_seeds_are_seeds(mdlm):
+    for seed in (2**63 - 1, -(2**63)):
+        assert mdlm.sample(1, length=8, steps=2, seed=seed)[0].seed == seed
+    assert mdlm.generate(2, length=8, seed=2**63 - 2)[1] == mdlm.generate(1, length=8, seed=2**63 - 1)[0]
+
+
+def test_a_blank_in_a_prompt_is_written_wherever_prompts_are_taken(mdlm):
+    options = {"length": 24, "steps": 5, "seed": 3}
+    *_, last = mdlm.stream("The [MASK:2] cat", suffix="a[MASK]d", **options)
+    (one,) = mdlm.sample(1, prompt="The [MASK:2] cat", suffix="a[MASK]d", **options)
+    (other,) = mdlm.sample(prompts=["The [MASK:2] cat"], suffix="a[MASK]d", **options)
+    assert one.ids == other.ids == last.ids
+    assert last.finished(3) == one
+    given = {place: token for place, token in enumerate(one.ids) if one.order[place] < 0}
+    assert given == {**dict(enumerate(b"The ")), **dict(enumerate(b" cat", 6)), 21: ord("a"), 23: ord("d")}
+
+
+def test_lengths_that_do_not_fit_are_not_tried(mdlm):
+    (one,) = mdlm.fill_details(["ab[MASK:44-60]"])
+    assert 46 <= len(one.ids) <= LENGTH
+    for length in (6, 90):
+        (one,) = mdlm.sample(1, prompt="ab[MASK:1-60]", length=length, steps=2)
+        assert len(one.ids) == length
+
+
+WORDS = [
+    {"temperature": 0.4},
+    {"top_k": 3},
+    {"top_p": 0.4},
+    {"min_p": 0.3},
+    {"greedy_tail": 0.5},
+    {"greedy_above": 0.01},
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_every_verb_takes_the_words_of_a_token_rule_or_the_rule(mdlm, words):
+    verbs = [
+        lambda **how: mdlm.generate(2, length=24, seed=5, steps=8, **how),
+        lambda **how: [one.text for one in mdlm.sample(2, length=24, seed=5, steps=8, **how)],
+        lambda **how: list(mdlm.stream(length=24, seed=5, steps=8, **how))[-1].text,
+        lambda **how: mdlm.fill("a[MASK:20]b", seed=5, steps=8, **how),
+        lambda **how: mdlm.edit("some text to be changed", strength=1.0, seed=5, steps=8, **how),
+        lambda **how: mdlm.rewrite("some text to be changed", "text", seed=5, steps=8, **how),
+    ]
+    for verb in verbs:
+        assert verb(**words) == verb(rule=TokenRule(**words)) != verb()
+    assert verbs[1](**words) == verbs[0](**words)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -133,7 +186,45 @@ def test_texts_end_at_eos_where_the_policy_says_so(tmp_path):
         (lambda lm: lm.fill("[MASK:99]"), "shorten"),
         (lambda lm: lm.fill("a[MASK:6-2]"), r"\[MASK:2-6\]"),
         (lambda lm: lm.fill("a[MASK:2-66]"), "65 lengths.*64"),
-        (lambda lm: lm.fill("a[MASK:2-60]"), "shorten"),
+        (lambda lm: lm.fill("abc[MASK:1000000000]"), "1000000003 tokens.*room for 48; shorten"),
+        (lambda lm: lm.fill("ab[MASK:47-60]"), r"room for 46 tokens.*\[MASK:47-60\].*shorten"),
+        (lambda lm: lm.fill("a" * 60 + "[MASK:2-4]"), r"room for 0 tokens.*\[MASK:2-4\]"),
+        (lambda lm: lm.fill("[MASK:40-44]a[MASK:8-9]"), r"room for 47 tokens.*\[MASK:40-44\]"),
+        (lambda lm: lm.fill("[MASK:1000000000-1000000009]a"), "room for 47 tokens"),
+        (lambda lm: lm.generate(1, prompt="a[MASK:1000000000]", length=90), "1000000001 tokens.*room for 90"),
+        (lambda lm: lm.fill([]), "no texts to fill"),
+        (lambda lm: lm.fill([5]), "5 is no text"),
+        (lambda lm: lm.fill_rows([]), "no rows"),
+        (lambda lm: lm.fill_rows([[97], []]), "without tokens"),
+        (lambda lm: lm.fill_rows([[97, 999]]), "no token 999"),
+        (lambda lm: lm.fill_rows([[97, -1]]), "no token -1"),
+        (lambda lm: lm.score([]), "no texts to score"),
+        (lambda lm: lm.edit(5), "5 is no text"),
+        (lambda lm: lm.generate(1, prompt=5), "5 is no text"),
+        (lambda lm: lm.generate(1, suffix=5), "5 is no text"),
+        (lambda lm: lm.generate(1, length=8.5), "length=8.5 is no whole number"),
+        (lambda lm: lm.stream(length=8.5), "length=8.5 is no whole number"),
+        (lambda lm: lm.generate(1.5), "n=1.5 is no whole number"),
+        (lambda lm: lm.generate(1, particles=2.5, constraint=Words("a")), "particles=2.5 is no whole number"),
+        (lambda lm: lm.generate(1, length=8, best_of=2, score=lambda text: None), "is None; return a finite"),
+        (lambda lm: lm.generate(1, length=8, particles=2, score=lambda text: "good"), "is good; return a finite"),
+        (lambda lm: lm.generate(1, length=8, streamer=5), "streamer=5 has no put"),
+        (lambda lm: lm.generate(2, length=8, batch_size=-1), "batch_size=-1.*at least 1"),
+        (lambda lm: lm.generate(2, length=8, batch_size=0), "batch_size=0.*at least 1"),
+        (lambda lm: lm.generate(2, length=8, batch_size=1.5), "batch_size=1.5 is no whole"),
+        (lambda lm: lm.fill("a[MASK]", batch_size=0), "batch_size=0"),
+        (lambda lm: lm.fill_rows([[97, 257]], batch_size=-1), "batch_size=-1"),
+        (lambda lm: lm.stream(length=8, best_of=3, score=len), "stream shows one text and 3"),
+        (lambda lm: lm.generate(1, length=8, streamer=Diary(), best_of=3, score=len), "streamer shows one text and 3"),
+        (lambda lm: lm.generate(1, length=8, seed=2**63), "seed=9223372036854775808.*smaller"),
+        (lambda lm: lm.generate(2, length=8, seed=2**63 - 1), "room for 2 of 64 bits"),
+        (lambda lm: lm.generate(1, length=8, seed=-(2**63) - 1), "64 bits"),
+        (lambda lm: lm.generate(1, length=8, seed=0.5), "seed=0.5 is no whole"),
+        (lambda lm: lm.stream(length=8, seed=2**70), "64 bits"),
+        (lambda lm: lm.fill(["a[MASK]"] * 3, seed=2**63 - 2), "room for 3 of 64 bits"),
+        (lambda lm: lm.edit("abc", seed=2**63), "64 bits"),
+        (lambda lm: lm.generate(1, length=8, temperature=0.5, rule=TokenRule(top_k=2)), "rule= alone"),
+        (lambda lm: lm.edit("abc", rule=TokenRule(), min_p=0.5), "rule= alone"),
         (lambda lm: lm.fill("[MASK:2-6]"), "blanks alone"),
         (lambda lm: lm.generate(1, prompt="abc", suffix="defgh", length=7), "suffix have 8 tokens and the canvas 7"),
         (lambda lm: lm.generate(1, prompts=[]), "no list of texts"),
@@ -180,6 +271,12 @@ def test_bad_input_is_one_sentence(mdlm, call, words):
         (lambda lm: lm.generate(1, prompt="a", suffix="b", length=8), "autoregressive.*suffix"),
         (lambda lm: lm.generate(1, prompt="a", length=8, guidance=1.0), "autoregressive.*masked"),
         (lambda lm: lm.generate(1, length=8, particles=2, score=len), "autoregressive"),
+        (lambda lm: lm.stream("a [MASK] b", length=12), "autoregressive.*after a blank"),
+        (lambda lm: lm.generate(1, prompt="a [MASK] b", length=12), "autoregressive.*after a blank"),
+        (lambda lm: lm.generate(1, length=8, steps=2), "autoregressive.*left to right.*steps"),
+        (lambda lm: lm.fill("a[MASK:3]", steps=2), "autoregressive.*left to right.*steps"),
+        (lambda lm: lm.stream(length=8, steps=2), "autoregressive.*left to right.*steps"),
+        (lambda lm: lm.generate(1, length=8, stride=4), "autoregressive.*window.*stride=4"),
         (lambda lm: lm.edit("abc"), "autoregressive"),
         (lambda lm: lm.rewrite("abc", keep=["b"]), "autoregressive"),
     ],
@@ -216,6 +313,7 @@ def test_a_blank_takes_the_space_before_it_where_words_do():
     assert scribe.blank_ids(scribe.parts("a [MASK] again")) == [*a, mask, *again]
     assert scribe.blank_ids(scribe.parts("a [MASK] [MASK:2]")) == [*a, mask, mask, mask]
     assert scribe.blank_ids(scribe.parts("a[MASK]")) == [*a, mask]
+    assert scribe.parts("") == []
     assert scribe.blank_ids(scribe.parts("[MASK] again "))[-1] == encode(tokenizer, [" "])[0][0], "no blank follows"
 
 

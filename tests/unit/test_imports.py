@@ -18,7 +18,7 @@ LAYERS = [
     {"objectives", "samplers"},
     {"checkpoint", "config", "templates"},
     {"tally", "scribe"},
-    {"likelihood", "streaming", "lengths", "editing"},
+    {"likelihood", "streaming", "lengths", "editing", "wishes"},
     {"writing", "opened", "foresight"},
     {"authoring"},
     {"generation", "laws", "pictures", "conversion"},

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from unmask.checkpoint import Card
+from unmask.errors import UnmaskError
 from unmask.laws.tables import random_table
-from unmask.lengths import nats_of_known, settle
+from unmask.lengths import _noise, nats_of_known, settle
 from unmask.registry import build
 from unmask.schedules import LogLinear
 from unmask.scribe import Scribe
@@ -83,6 +84,25 @@ def test_few_blanks_are_settled_together_and_many_one_by_one():
     asked.clear()
     assert settle(["a", 3, "b"], nats) == ["a", 3, "b"]
     assert asked == []
+
+
+def test_lengths_must_fit_together():
+    def nats(candidates, draws):
+        return [-sum(part for part in one if isinstance(part, int)) + 0.1 * one[0] for one in candidates]
+
+    assert settle([range(1, 9), "x", range(1, 9)], nats, room=10) == [2, "x", 8]
+    assert settle([range(1, 9), "x", 3, range(1, 10)], nats, room=13) == [8, "x", 3, 2]
+    assert settle([range(1, 9), "x", range(1, 9)], nats, room=2) == [1, "x", 1]
+    with pytest.raises(UnmaskError, match=r"room for 1 tokens.*\[MASK:1-8\]"):
+        settle([range(1, 9), "x", range(1, 9)], nats, room=1)
+
+
+def test_a_known_token_is_hidden_by_the_same_draws_whatever_the_gap_before_it():
+    draws = torch.arange(5)
+    short = _noise(draws, torch.tensor([True, False, True, True]))
+    wide = _noise(draws, torch.tensor([True, False, False, False, True, True]))
+    assert torch.equal(short.t, wide.t)
+    assert torch.equal(short.u[:, [0, 2, 3]], wide.u[:, [0, 4, 5]])
 
 
 def test_fill_takes_blanks_of_open_length(mdlm):

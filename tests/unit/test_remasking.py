@@ -126,6 +126,13 @@ def test_a_loop_stands_still():
     assert plan.reveal[9].item() == pytest.approx(0.02 * 0.9 / 0.1)
 
 
+def test_a_loop_is_over_with_the_step_that_leaves_it():
+    """From 0.4 to 0.2 the loop's end, 0.3, is passed: there, and before 0.7, nothing is masked again."""
+    plan = ReMDM(strategy="loop", steps=5, eta=0.02, t_on=0.7, t_off=0.3, alpha_on=0.5).plan()
+    assert (plan.limit[:4] > 0.02).all(), "only the loop forbids it"
+    assert plan.remask.tolist() == [0.0, 0.0, 0.02, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("sampler", [ReMDM(steps=30, eta=0.2, strategy=s) for s in STRATEGIES] + [Corrector(steps=30)])
 def test_calls_prompts_and_masks(sampler):
     """More calls than positions, a batch with a prompt and a sequence with nothing to write."""

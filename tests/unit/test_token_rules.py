@@ -9,13 +9,13 @@ import torch
 
 from unmask.constraints import Allowed, Vocabulary, Words, bind
 from unmask.errors import UnmaskError
-from unmask.generation import token_rule
 from unmask.laws.tables import SameRow, random_causal_table, random_table
 from unmask.samplers.ar import LeftToRight
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.conditioned import Conditioned
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.reveal import Reveal
+from unmask.wishes import token_rule
 
 P = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
 MASK = 1

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + i.")]
 Steps = Annotated[
-    int | None, typer.Option(min=1, help="At most this many network calls; without it one token a call, the exact law.")
+    int | None,
+    typer.Option(
+        min=1, help="At most this many network calls of a masked model; without it one token a call, the exact law."
+    ),
 ]
 BoundSteps = Annotated[
     list[int] | None, typer.Option("--steps", min=1, help="Also the bound of the T-step process; repeatable.")

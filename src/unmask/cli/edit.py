@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli.common import Json, Seed, Steps, Where, print_json, room_for
-from unmask.cli.drawing import Drawing
+from unmask.cli.constraining import Constraining, told
+from unmask.cli.drawing import HybridDrawing
 from unmask.cli.grouping import grouped
 from unmask.cli.ordering import Ordering
 from unmask.cli.words import split_texts
@@ -57,7 +58,8 @@ def edit(
     places: Places,
     steps: Steps = None,
     seed: Seed = 0,
-    drawing: Drawing,
+    drawing: HybridDrawing,
+    constraining: Constraining,
     ordering: Ordering,
     where: Where,
     as_json: Json = False,
@@ -73,16 +75,22 @@ def edit(
         unmask edit runs/mine "The cat sat on the mat." --span 4-7
 
         unmask edit "One day Tim went to the park with his dog." --keep "Tim" --keep "his dog." --steps 8
+
+        unmask edit "The cat sat on the mat." --strength 0.6 --with fish --min-p 0.1
     """
-    options, rule = places.chosen(), drawing.rule()
+    from unmask.wishes import check_seeds
+
+    options, rule, wish = places.chosen(), drawing.rule(), constraining.wish()
     way = {"steps": steps, **ordering.way()}
     checkpoint, texts = split_texts(words, "edit")
+    check_seeds(seed, len(texts))
     lm = where.load(checkpoint)
+    how: dict[str, Any] = {**options, **way, **wish, "rule": rule}
     with room_for(1):
-        done = [lm.edit_details(text, **options, **way, seed=seed + i, rule=rule) for i, text in enumerate(texts)]
+        done = [lm.edit_details(text, **how, seed=seed + i) for i, text in enumerate(texts)]
     if as_json:
-        how = {"sampler": lm.sampler(**way).model_dump(), "rule": rule.model_dump()}
-        print_json({**how, **options, "texts": [asdict(one) for one in done]})
+        drawn = {"sampler": lm.sampler(**way).model_dump(), "rule": rule.model_dump()}
+        print_json({**drawn, **told(wish), **options, "texts": [asdict(one) for one in done]})
         return
     for one in done:
         typer.echo(one.text)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class Opening:
     """The canvas that is written on."""
 
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = ""
-    suffix: Annotated[str, typer.Option(help="The text to end with.")] = ""
+    prompt: Annotated[str, typer.Option(help="The text to go on from; [MASK] blanks in it are written too.")] = ""
+    suffix: Annotated[str, typer.Option(help="The text to end with; it may have blanks as well.")] = ""
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt and suffix included; any number.")
     ] = None
@@ -120,17 +120,24 @@ def sample(
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
+    from unmask.wishes import check_seeds
+
     pictures = showing.pictures(as_json)
     rule, wish, way = drawing.rule(), constraining.wish(), ordering.way()
+    check_seeds(seed, n)
     lm = where.load(checkpoint)
     options: dict[str, Any] = {**asdict(opening), "steps": steps, "rule": rule, "guidance": guidance, **wish, **way}
     if showing.watch:
         _draw(_watch_all(lm, options, range(seed, seed + n)), pictures, seed)
         return
     with room_for(batch_size), progress("sampling", n, quiet=as_json) as advance:
-        done = lm.sample(n, **options, seed=seed, batch_size=batch_size, progress=advance)
+        frames = list(lm.stream(**options, seed=seed)) if pictures else []
+        done = [frame.finished(seed) for frame in frames[-1:]]
+        advance(len(done))
+        if rest := n - len(done):
+            done += lm.sample(rest, **options, seed=seed + len(done), batch_size=batch_size, progress=advance)
     if pictures:
-        _draw(list(lm.stream(**options, seed=seed)), pictures, seed)
+        _draw(frames, pictures, seed)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
         print_json({**how, **told(wish), "texts": [asdict(x) for x in done]})

@@ -120,7 +120,7 @@ def _own(lm: MaskedDiffusionLM) -> tuple[str | None, list[int]]:
     """A text that the model writes, as the tokenizer reads it; random tokens where too little comes of that."""
     length = max(1, min(LENGTH, lm.row_length - PADS))
     try:
-        text = lm.generate(1, length=length, steps=length // 2 or 1)[0]
+        text = lm.generate(1, length=length, steps=None if lm.causal else length // 2 or 1)[0]
         ids = encode(lm.words, [text])[0][:length]
     except UnmaskError:
         ids = []

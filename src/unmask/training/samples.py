@@ -19,6 +19,6 @@ def write_samples(denoiser: Any, tokenizer: Any, card: Card, count: int, seed: i
     from counters alone, so training's random numbers are not touched.
     """
     lm = MaskedDiffusionLM(denoiser, tokenizer, card)
-    length = min(CALLS, lm.row_length) if lm.causal else lm.row_length
+    length, steps = (min(CALLS, lm.row_length), None) if lm.causal else (lm.row_length, CALLS)
     with evaluating(denoiser):
-        return lm.generate(count, length=length, steps=CALLS, seed=seed)
+        return lm.generate(count, length=length, steps=steps, seed=seed)
