@@ -66,7 +66,7 @@ class TokenRule(Component):
         positions_N: Tensor,
         late_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`choose` from hidden rows: only some go through the head at a time, so that no logits of a canvas are held."""
+        """`choose` from hidden rows, some of which go through the head at a time: no logits of a canvas are held."""
         fused = is_fused(denoiser)
 
         def chosen(hidden: Tensor, seeds: Tensor, positions: Tensor, late: Tensor | None) -> tuple[Tensor, Tensor]:

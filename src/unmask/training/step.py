@@ -23,6 +23,7 @@ from unmask.training.layout import layout_of, opened, whole
 from unmask.training.meter import Meter
 from unmask.training.recording import Recorder
 from unmask.training.schedule_learner import keeper_of
+from unmask.training.speed import predicted_share
 
 
 class Loss(nn.Module):
@@ -86,6 +87,7 @@ class Stepper:
         self.keeper = keeper_of(schedule, accelerator.device)
         self.schedule = schedule
         """The schedule of the next step."""
+        self._predicted_share = predicted_share(objective, schedule)
         self._recorder = None if training.deterministic else self._make_recorder()
 
     @property
@@ -143,7 +145,7 @@ class Stepper:
     def corrupt_ahead(self, batch: Batch, noise: Noise) -> Corruption:
         """The same for batches that are made ahead of their step; for a GPU in few shapes."""
         corruption = self.corrupt(batch, noise)
-        return corruption.padded() if self.compiled else corruption
+        return corruption.padded(self._predicted_share) if self.compiled else corruption
 
     def _backward(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         """Both passes of a micro-batch, whose gradients are added to those that are there."""
