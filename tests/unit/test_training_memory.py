@@ -80,6 +80,14 @@ def test_gradients_of_earlier_micro_batches_take_room_too():
     assert all(parameter.grad is None for parameter in one.parameters.values())
 
 
+def test_recordings_are_let_go_before_anything_is_tried():
+    """As long as they hold their memory one sequence fits, and without them five do."""
+    held = ["a recording"]
+    one = full_above(lambda one: 1 if held else 5)
+    one._recorder = SimpleNamespace(forget=held.clear)
+    assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == 5
+
+
 def test_moments_that_the_first_step_makes_take_room_too():
     one = full_above(lambda one: 1 if one.optimizer.optimizer.state else 3)
     assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == 1

@@ -74,8 +74,7 @@ def _fits(stepper: Stepper, micro_batch: MicroBatch) -> bool:
 
 def _release(stepper: Stepper) -> None:
     """Give back what an attempt has left behind."""
-    for parameter in stepper.parameters.values():
-        parameter.grad = None
+    stepper.let_go()
     gc.collect()
     torch.cuda.empty_cache()
 

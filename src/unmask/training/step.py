@@ -134,6 +134,13 @@ class Stepper:
             nats += terms.total.detach()
         return self._sum(nats) / tokens
 
+    def let_go(self) -> None:
+        """Give back the memory that passes leave behind: gradients, and recordings with all that they compute in."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self._recorder is not None:
+            self._recorder.forget()
+
     def terms(self, batch: Batch, corruption: Corruption, estimator: Objective | None = None) -> LossTerms:
         """The terms of a batch on the device, computed where the wrappers want it."""
         return LossTerms(**self.loss(batch, corruption, estimator))
