@@ -76,9 +76,9 @@ class TokenRule(Component):
         count = -(-len(hidden_ND) // size)
         if count <= 1:
             return chosen(hidden_ND, seeds_N, positions_N, late_N)
-        parts = zip(*(x.tensor_split(count) for x in (hidden_ND, seeds_N, positions_N)), strict=True)
-        lates = [None] * count if late_N is None else late_N.tensor_split(count)
-        tokens, confidence = zip(*(chosen(*part, late) for part, late in zip(parts, lates, strict=True)), strict=True)
+        late = [None] * count if late_N is None else late_N.tensor_split(count)
+        parts = zip(*(x.tensor_split(count) for x in (hidden_ND, seeds_N, positions_N)), late, strict=True)
+        tokens, confidence = zip(*(chosen(*part) for part in parts), strict=True)
         return torch.cat(tokens), torch.cat(confidence)
 
     def late_from(self, calls: Tensor) -> Tensor | None:
