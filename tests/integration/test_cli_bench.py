@@ -127,8 +127,8 @@ def test_what_does_not_fit_is_one_sentence_and_exit_2(run, monkeypatch, verb):
     assert code == 2
     assert not out
     assert " ".join(err.split()) == (
-        "unmask: A batch of 3 rows of 12 tokens, with a vocabulary of 19, does not fit into the memory of this machine; "
-        "lower --batch."
+        "unmask: A batch of 3 rows of 12 tokens, with a vocabulary of 19, does not fit into the memory of this "
+        "machine; lower --batch."
     )
 
 
