@@ -4,9 +4,10 @@
     python benchmarks/speedrun.py text8-72m.txt
     python benchmarks/speedrun.py text8-72m.txt model='{name: dit, size: small, dropout: 0.0}' training.steps=900
 
-A run of a few steps makes the kernels first. What is counted is all that the run itself does from its first batch to
-its last step: reading, noise, logging, optimiser, average. The bound of all validation rows is the measurement, and is
-not.
+A run of a few steps makes the kernels first. `seconds` are all of the run itself, from its first batch to its end:
+reading, noise, optimiser, average, log, and also the bound of the validation rows and the checkpoint, which come after
+the last step; `tokens_per_second` are over them. `seconds_to_last_step` is what the log says of the last step, before
+these.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 
 from unmask.config import Recipe, read_recipe
 from unmask.training import train
+from unmask.training.log import read_log
 
 WARM_UP = 8
 
@@ -41,20 +43,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         train(recipe(options.text, options.overrides, *brief, "training.validation_rows=256"), Path(folder) / "warm-up")
         result = train(run, Path(folder) / "run")
+        to_last_step = max(line["seconds"] for line in read_log(Path(folder) / "run") if "seconds" in line)
     tokens = run.training.steps * run.training.batch_size * run.data.length
-    bound = result.bound
+    bound = result.bound.as_dict()
     found = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
         "seconds": result.seconds,
+        "seconds_to_last_step": to_last_step,
         "tokens_per_second": tokens / result.seconds,
-        "bits_per_char": bound.bits_per_char,
-        "error_of_draws": bound.error("bits_per_char", "mc"),
-        "error_of_data": bound.error("bits_per_char", "data"),
-        "validation_tokens": bound.tokens,
+        "bits_per_char": bound["bits_per_char"],
+        "error_of_draws": bound["bits_per_char_mc_stderr"],
+        "error_of_data": bound["bits_per_char_data_stderr"],
+        "bits_per_token": bound["bits_per_token"],
+        "validation_tokens": bound["tokens"],
         "recipe": run.model_dump(mode="json"),
     }
-    json.dump(found, sys.stdout, indent=2)
+    json.dump(found, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 

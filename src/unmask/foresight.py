@@ -52,11 +52,13 @@ class Foresight:
         )
 
 
-def foresee(denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0) -> Foresight:
+def foresee(
+    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, at_once: int = BATCH
+) -> Foresight:
     """Judge a planner on rows, each masked once; the masks depend on the seed and the row's index alone."""
     areas, right, masked = [], 0, 0
     with evaluating(denoiser):
-        for batch, noise in _masked_once(rows, seed, device_of(denoiser)):
+        for batch, noise in _masked_once(rows, seed, device_of(denoiser), at_once):
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)
             said = objective.foretell(denoiser, batch, corruption)
             canvas = corruption.rows // batch.input_ids.shape[1]
@@ -71,10 +73,10 @@ def area(score: Tensor, right: Tensor) -> float:
     return float(((above > 0).double() + 0.5 * (above == 0)).mean())
 
 
-def _masked_once(rows: Rows, seed: int, device: torch.device) -> Iterator[tuple[Batch, Noise]]:
+def _masked_once(rows: Rows, seed: int, device: torch.device, at_once: int) -> Iterator[tuple[Batch, Noise]]:
     offset = uniform(seed, Purpose.OFFSET, step=torch.zeros(len(rows), dtype=torch.int64))
     t = low_discrepancy(offset, van_der_corput(len(rows)), len(rows))
-    for index in torch.arange(len(rows)).split(BATCH):
+    for index in torch.arange(len(rows)).split(at_once):
         table = rows[index.numpy()]
         batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen)))
         noise = Noise.draw(seed, 0, index, t[index], rows.length)

@@ -44,7 +44,12 @@ def linear_cross_entropy(
     if torch.is_grad_enabled():
         return _Function.apply(hidden_MD, rows_N, *projection, targets_N, weights_N)
     nll = _nll(hidden_MD, rows_N, projection, targets_N)
-    return (nll * weights_N).sum(), nll
+    return weighted_sum(nll, weights_N), nll
+
+
+def weighted_sum(values_N: Tensor, weights_N: Tensor) -> Tensor:
+    """The sum of values with these weights; one without weight may be infinite, as that of a token that cannot be."""
+    return (values_N * weights_N).masked_fill(weights_N == 0, 0.0).sum()
 
 
 class _Function(torch.autograd.Function):
@@ -55,7 +60,7 @@ class _Function(torch.autograd.Function):
         nll = _nll(hidden, rows, Projection(weight, bias, dtype, fused), targets, weights, gradients)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(nll)
-        return (nll * weights).sum(), nll
+        return weighted_sum(nll, weights), nll
 
     @staticmethod
     @once_differentiable

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unmask.linear_cross_entropy import linear_cross_entropy
+from unmask.linear_cross_entropy import linear_cross_entropy, weighted_sum
 
 LOGITS_PER_CHUNK = 1 << 24
 
@@ -33,7 +33,7 @@ def weighted_cross_entropy(
     if hasattr(denoiser, "projection"):
         return linear_cross_entropy(hidden, rows_N, denoiser.projection(), targets, weights_N)
     nll = reduce_rows(denoiser.head, hidden[rows_N], targets, cross_entropy, denoiser.config.vocab_size)
-    return (nll * weights_N).sum(), nll.detach()
+    return weighted_sum(nll, weights_N), nll.detach()
 
 
 def reduce_rows(head: Head, rows_ND: Tensor, targets_N: Tensor, reduce: Reduce, vocab_size: int) -> Tensor:

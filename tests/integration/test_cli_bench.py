@@ -115,3 +115,27 @@ def test_bad_input_is_one_sentence_and_exit_2(run, arguments, words):
     assert code == 2
     assert words in err + out
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("verb", ["train", "sample", "eval"])
+def test_what_does_not_fit_is_one_sentence_and_exit_2(run, monkeypatch, verb):
+    def full(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
+
+    monkeypatch.setattr("unmask.models.dit.DiT.hidden", full)
+    code, out, err = run("bench", verb, *TINY, "--length", 12, "--batch", 3, "--no-memory")
+    assert code == 2
+    assert not out
+    assert " ".join(err.split()) == (
+        "unmask: A batch of 3 rows of 12 tokens, with a vocabulary of 19, does not fit into the memory of this "
+        "machine; lower --batch."
+    )
+
+
+def test_what_breaks_for_another_reason_is_not_explained_away(run, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr("unmask.models.dit.DiT.hidden", broken)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        run("bench", "train", *TINY, "--length", 12, "--batch", 1, "--no-memory")

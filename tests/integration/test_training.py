@@ -160,7 +160,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(text: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Stepper, "step", poisoned)
     with pytest.raises(
-        UnmaskError, match=r"step 5 is not finite .samples 32 .row \d+., 33.*ruined too.*step-00000003'; train again"
+        UnmaskError,
+        match=r"step 5 is not finite .samples 32 .row \d+., 33.*; loss nan, gradient norm nan after 0\.\d+ the step "
+        r"before; the weights are ruined too.*step-00000003'; train again",
     ):
         train(recipe(text, training={"keep_best": 0}), tmp_path / "run")
     assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000003"]

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from unmask.batch import Batch
 from unmask.benchmarks import bounds, contest, train
@@ -24,6 +25,7 @@ from unmask.errors import UnmaskError
 from unmask.models import CausalSpec, DiTSpec
 from unmask.objectives.base import Noise
 from unmask.objectives.subs import Subs
+from unmask.optimizers.muon import Muon
 from unmask.schedules import LogLinear
 from unmask.training.speed import flops_per_token
 
@@ -215,6 +217,24 @@ def test_bounds_count_forward_passes_alone() -> None:
     assert "ms_per_call" in report.as_dict()["results"]["plain"]
 
 
+def test_a_forward_pass_is_a_third_of_both() -> None:
+    """Of a layer in the middle of a network, counted by torch as it runs."""
+    layer, x = torch.nn.Linear(8, 16), torch.ones(4, 8, requires_grad=True)
+    counted = []
+    for passes in (lambda: layer(x), lambda: layer(x).sum().backward()):
+        with FlopCounterMode(display=False) as counter:
+            passes()
+        counted.append(counter.get_total_flops())
+    assert counted[0] / counted[1] == FORWARD_SHARE
+
+
+def test_bounds_are_compared_with_the_training_of_their_recipe() -> None:
+    work = bounds.Scoring(TINY, calls=3, optimizer=Muon(warmup=7), accumulation=2)
+    assert work.training == train.Training(TINY, Muon(warmup=7), 3, 2)
+    assert work.as_dict()["training"]["optimizer"]["warmup"] == 7
+    assert work.as_dict()["training"]["accumulation"] == 2
+
+
 def test_walkers_promise_and_make_their_calls() -> None:
     diffusion = Diffusion(Sampling(TINY, "mdlm", 4))
     counted: list[int] = []
@@ -344,6 +364,21 @@ def test_options_recipes_and_checkpoints_become_setups(mdlm_folder) -> None:
     assert (setup.length, setup.network().config.hidden_size) == (48, 32)
     with pytest.raises(UnmaskError, match="leave --vocab out"):
         setup_for(chosen_recipe([str(mdlm_folder)], [], CPU), True, 9, CPU)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        (["model.name=causal", "objective=ar"], "nano"),
+        (["model=causal", "objective=ar"], "nano"),
+        (["model={name: causal, layers: 2}", "objective=ar"], "nano"),
+        (["model.name=causal", "model.size=tiny", "objective=ar"], "tiny"),
+        (["model={name: dit, size: small}"], "small"),
+        ([], "nano"),
+    ],
+)
+def test_another_model_has_the_size_of_the_defaults_unless_told(overrides, size) -> None:
+    assert chosen_recipe(overrides, [], CPU).model.size == size
 
 
 def test_precision_by_name() -> None:

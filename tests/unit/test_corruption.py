@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -9,7 +11,9 @@ from unmask import registry
 from unmask.batch import Batch
 from unmask.laws.tables import random_causal_table, random_table
 from unmask.objectives.base import ROW_BUDGETS, Corruption, Noise
-from unmask.schedules import LogLinear
+from unmask.schedules import Cosine, LogLinear
+from unmask.times import draw_times
+from unmask.training.speed import predicted_share
 
 OBJECTIVES = [
     {"name": "subs"},
@@ -39,12 +43,27 @@ def test_padded_rows_come_in_few_numbers_and_name_no_place_twice(share):
     predicted = torch.rand(8, 32) < share
     plain, padded = corruption(predicted), corruption(predicted).padded()
     count = int(predicted.sum())
-    assert len(padded.rows) % (predicted.numel() // ROW_BUDGETS) == 0
+    unit = predicted.numel() // ROW_BUDGETS
+    assert len(padded.rows) % unit == unit // 2 or len(padded.rows) == predicted.numel()
     assert count <= len(padded.rows) <= min(predicted.numel(), count + predicted.numel() // ROW_BUDGETS)
     assert len(padded.rows.unique()) == len(padded.rows)
     assert torch.equal(padded.rows[:count], plain.rows)
     assert padded.asked.sum() == count
     assert not padded.row_weight[count:].any()
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Cosine()], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("length", [64, 48])
+def test_batches_of_stratified_times_have_one_number_of_rows(schedule, length):
+    objective, size = registry.build("objective", "subs"), 128
+    batch = Batch.of(torch.zeros(size, length, dtype=torch.long))
+    share, counts = predicted_share(objective, schedule), Counter()
+    for step in range(24):
+        sample = torch.arange(size)
+        noise = Noise.draw(1, step, size * step + sample, draw_times(1, step, sample, size), length)
+        made = objective.corrupt(batch, schedule, noise, random_table().config)
+        counts[len(made.padded(share).rows)] += 1
+    assert counts.most_common(1)[0][1] >= 22
 
 
 def test_a_batch_smaller_than_the_budgets_is_not_padded():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -50,10 +53,10 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return Replayed.made
 
 
-def network(**options: Any) -> Any:
+def network(length: int = L, **options: Any) -> Any:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0.0}
-    net = DiTSpec(**{**shape, **options}).build(V, V - 1, L)
+    net = DiTSpec(**{**shape, **options}).build(V, V - 1, length)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -73,7 +76,45 @@ def test_an_engine_records_a_shape_once_and_gives_the_rows_of_its_network(replay
             assert torch.equal(ready.hidden_at(ids, positions, alpha), net.hidden_at(ids, positions, alpha))
     assert len(replayed) == 4
     assert replayed[0].beside is None
-    assert all(one.beside is replayed[0] for one in replayed[1:])
+    assert all(one.beside in replayed[:number] for number, one in enumerate(replayed) if number)
+
+
+def test_an_engine_keeps_the_recordings_that_were_played_last(replayed, monkeypatch):
+    monkeypatch.setattr(engine, "MOST_RECORDINGS", 2)
+    net = network()
+    ready = Engine(net)
+
+    def play(rows: int) -> None:
+        ids = torch.randint(V, (rows, L))
+        assert torch.equal(ready.hidden(ids), net.hidden(ids))
+
+    with torch.no_grad():
+        for rows in (1, 1, 2, 2, 1, 3, 3):
+            play(rows)
+        second, third = (weakref.ref(one) for one in replayed[1:])
+        del replayed[:]
+        gc.collect()
+        assert second() is None
+        assert third() is not None
+        play(1), play(3)
+        assert not replayed
+        play(2)
+        assert not replayed
+        play(2)
+        assert len(replayed) == 1
+
+
+def test_seeds_share_the_recordings_of_a_walk(replayed):
+    """The most positions that fall into one step vary from canvas to canvas; the shapes that a network sees do not."""
+    ids = torch.full((2, 40), V - 1)
+    counts = set()
+    for seed in range(12):
+        canvas = Canvas.of(ids, V - 1, seed=seed)
+        plan = Reveal(steps=40).begin(canvas).plan
+        counts.add(int(plan.places.max()) + 1)
+        assert plan.most == 8
+    assert len(counts) > 2
+    assert Reveal().begin(canvas).plan.most == 1
 
 
 def test_an_engine_forgets_its_recordings_when_it_is_compiled(replayed, monkeypatch):
@@ -106,10 +147,10 @@ class Whole:
         self.config, self.hidden, self.head = net.config, net.hidden, net.head
 
 
-@pytest.mark.parametrize("steps", [None, 3, 6])
+@pytest.mark.parametrize("steps", [None, 3, 20, 40])
 def test_samples_are_the_same_whether_a_network_is_asked_about_some_positions_or_all(steps):
-    net = network()
-    ids = torch.full((5, L), V - 1)
+    net = network(40)
+    ids = torch.full((5, 40), V - 1)
     ids[1, 2:] = 3
     canvas = Canvas.of(ids, V - 1, seed=2)
     some, all_of_them = (sample(Reveal(steps=steps), asked, canvas) for asked in (net, Whole(net)))
@@ -177,6 +218,34 @@ def test_a_recorder_keeps_few_recordings(replayed):
         for _ in range(4):
             recorder(micro_batch(2, count), torch.tensor(1.0))
     assert len(replayed) == MOST_SHAPES
+
+
+def test_a_recorder_that_forgets_holds_no_recording_and_begins_anew(replayed):
+    recorder = Recorder(work)
+    for _ in range(4):
+        recorder(micro_batch(2, 5), torch.tensor(1.0))
+    held = weakref.ref(replayed.pop())
+    recorder.forget()
+    gc.collect()
+    assert held() is None
+    for made in (0, 0, 1, 1):
+        recorder(micro_batch(2, 5), torch.tensor(1.0))
+        assert len(replayed) == made
+
+
+def test_a_recorder_tells_batches_with_pads_from_those_without(replayed):
+    """Attention reads pads or does not, which is decided when a pass is recorded and not when it is played."""
+
+    def seen(one: MicroBatch, scale: torch.Tensor) -> LossTerms:
+        return LossTerms(*[torch.tensor(float(one.batch.has_pads))] * 6)
+
+    recorder = Recorder(seen)
+    full = micro_batch(2, 5)
+    ragged = replace(full, batch=replace(full.batch, has_pads=True))
+    assert not full.batch.has_pads
+    for one in [full, ragged] * 5:
+        assert recorder(one, torch.tensor(1.0)).trained == float(one.batch.has_pads)
+    assert len(replayed) == 2
 
 
 def test_a_compiled_gelu_is_the_same_function(monkeypatch):

@@ -188,3 +188,21 @@ def test_several_numbers_a_row_keep_their_shape(problem, monkeypatch):
 def test_scatter_puts_values_back_at_their_places():
     out = scatter_rows(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2, 3]), torch.Size((2, 3)))
     assert out.tolist() == [[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("net", [Net, Projecting])
+def test_a_token_that_cannot_be_costs_nothing_where_it_has_no_weight(problem, net):
+    """Rows that fill up a batch may stand at the mask token: the loss is that of the others, and so are gradients."""
+    hidden, weight, bias, targets, rows, weights = problem
+    inputs = (hidden, weight, bias)
+    expected, _ = by_rows(net, *inputs, targets, rows[1:], weights[1:])
+    gradients = torch.autograd.grad(expected, inputs)
+    impossible = targets.flatten().index_fill(0, rows[:1], CLOSED).view(B, L)
+    found, nll = by_rows(net, *inputs, impossible, rows, weights.index_fill(0, torch.tensor([0]), 0.0))
+    assert torch.isinf(nll[0])
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(torch.autograd.grad(found, inputs), gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        found, _ = by_rows(net, *inputs, impossible, rows, weights.index_fill(0, torch.tensor([0]), 0.0))
+    torch.testing.assert_close(found, expected)

@@ -16,10 +16,11 @@ from unmask.errors import LoneError, UnmaskError
 from unmask.objectives.base import LossTerms
 from unmask.objectives.subs import Subs
 from unmask.training.data import parts_of
-from unmask.training.memory import accumulation_for, largest_that_fits, step_or_explain
+from unmask.training.memory import accumulation_for, largest_that_fits, measure_or_explain, step_or_explain
 from unmask.training.step import Stepper
+from unmask.training.validation import measure
 
-ALONE = SimpleNamespace(processes=1, ended=False)
+ALONE = SimpleNamespace(processes=1, ended=False, share=(0, 1), sum_array=lambda values: values)
 
 
 def crowded(room: int, accumulation: int = 1, error: RuntimeError | None = None) -> Stepper:
@@ -31,10 +32,10 @@ def full_above(room: Callable[[Stepper], int], accumulation: int = 1, error: Run
     one = stepper(Subs(), accumulation)
     terms = one.terms
 
-    def guarded(batch: Batch, *rest: Any) -> LossTerms:
+    def guarded(batch: Batch, *rest: Any, **options: Any) -> LossTerms:
         if len(batch.input_ids) > room(one):
             raise error or torch.OutOfMemoryError("CUDA out of memory")
-        return terms(batch, *rest)
+        return terms(batch, *rest, **options)
 
     one.terms = guarded
     return one
@@ -78,6 +79,14 @@ def test_gradients_of_earlier_micro_batches_take_room_too():
     one = full_above(lambda one: 2 if any(p.grad is not None for p in one.parameters.values()) else 4)
     assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == 2
     assert all(parameter.grad is None for parameter in one.parameters.values())
+
+
+def test_recordings_are_let_go_before_anything_is_tried():
+    """As long as they hold their memory one sequence fits, and without them five do."""
+    held = ["a recording"]
+    one = full_above(lambda one: 1 if held else 5)
+    one._recorder = SimpleNamespace(forget=held.clear)
+    assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == 5
 
 
 def test_moments_that_the_first_step_makes_take_room_too():
@@ -129,3 +138,37 @@ def test_a_connection_that_the_other_end_has_closed_is_not_worth_a_word():
     with pytest.raises(SystemExit) as caught:
         step_or_explain(crowded(0, error=RuntimeError("closed by peer")), feed(1).micro_batches(0), 0, Crew(ended=True))
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("room", [1, 3, 40])
+def test_a_validation_that_does_not_fit_is_made_of_fewer_rows_at_a_time(room):
+    rows = feed(1).rows
+    expected = measure(ALONE, stepper(Subs()), rows)
+    found = measure(ALONE, crowded(room), rows)
+    assert found.nats == pytest.approx(expected.nats, rel=1e-6)
+    assert (found.tokens, found.draws) == (expected.tokens, expected.draws)
+
+
+def test_a_validation_of_one_row_that_does_not_fit_is_one_sentence():
+    with pytest.raises(UnmaskError) as caught:
+        measure(ALONE, crowded(0), feed(1).rows)
+    assert str(caught.value) == (
+        f"The validation of one sequence of {LENGTH} tokens does not fit into the memory of this machine; "
+        "lower data.length or take a smaller model."
+    )
+    with pytest.raises(RuntimeError, match="no kernel"):
+        measure(ALONE, crowded(0, error=RuntimeError("no kernel")), feed(1).rows)
+
+
+def test_among_several_processes_a_validation_is_not_tried_again():
+    calls = []
+
+    def full(count: int) -> None:
+        calls.append(count)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(LoneError, match="The validation of 32 sequences of 7 tokens at a time does not fit"):
+        measure_or_explain(full, 32, 7, stepper(Subs()), Crew())
+    assert calls == [32]
+    with pytest.raises(SystemExit):
+        measure_or_explain(full, 32, 7, stepper(Subs()), Crew(speaks=False))

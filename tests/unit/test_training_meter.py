@@ -60,7 +60,7 @@ def test_the_first_step_that_is_not_finite_is_kept(loss: float, norm: float) -> 
             meter.add(terms(None, part, torch.ones_like(part, dtype=torch.bool)))
         meter.end_step(number, torch.tensor(loss), torch.tensor(norm))
 
-    step(1, fine, 1.0, 1.0)
+    step(1, fine, 1.0, 0.25)
     assert meter.first_bad_step() is None
     assert meter.ruined_places() == []
     step(2, ruined, loss, norm)
@@ -68,6 +68,7 @@ def test_the_first_step_that_is_not_finite_is_kept(loss: float, norm: float) -> 
     step(4, fine, 1.0, 1.0)
     assert meter.first_bad_step() == 2
     assert meter.ruined_places() == [1, 2]
+    assert meter.ruin() == pytest.approx((loss, norm, 0.25), nan_ok=True)
 
 
 def test_log_is_json_and_can_be_cut_back(tmp_path: Path) -> None:

@@ -7,16 +7,18 @@ import math
 import pytest
 import torch
 
+from unmask.batch import Batch
 from unmask.config import TrainingConfig
 from unmask.data.policies import Padded, rows_of_texts
 from unmask.models import CausalSpec, DiTSpec
 from unmask.objectives.ar import AR
-from unmask.objectives.base import Objective
+from unmask.objectives.base import Noise, Objective
 from unmask.objectives.subs import Subs
 from unmask.optimizers.adamw import AdamW
-from unmask.schedules import LogLinear
+from unmask.schedules import Cosine, LogLinear, Schedule
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import make_accelerator
+from unmask.training.speed import predicted_share
 from unmask.training.step import Stepper
 
 VOCABULARY, LENGTH, BATCH = 12, 10, 8
@@ -30,7 +32,7 @@ def feed(accumulation: int) -> Feed:
     return Feed(rows, BATCH, parts_of(BATCH, accumulation), seed=0, data_seed=0)
 
 
-def stepper(objective: Objective, accumulation: int = 1, **options: float) -> Stepper:
+def stepper(objective: Objective, accumulation: int = 1, schedule: Schedule | None = None, **options: float) -> Stepper:
     torch.manual_seed(0)
     spec = CausalSpec(**TINY) if objective.causal else DiTSpec(**TINY)
     denoiser = spec.build(VOCABULARY, VOCABULARY - 1, LENGTH)
@@ -39,7 +41,7 @@ def stepper(objective: Objective, accumulation: int = 1, **options: float) -> St
             parameter.add_(0.1 * torch.randn_like(parameter))
     training = TrainingConfig(accumulation=accumulation)
     accelerator = make_accelerator(training, clip=1.0)
-    return Stepper(accelerator, denoiser, objective, LogLinear(), AdamW(**options), training)
+    return Stepper(accelerator, denoiser, objective, schedule or LogLinear(), AdamW(**options), training)
 
 
 def gradients(one: Stepper) -> dict[str, torch.Tensor]:
@@ -101,3 +103,14 @@ def test_a_step_that_is_not_finite_is_noticed() -> None:
         next(iter(one.parameters.values())).fill_(math.nan)
     one.step(feed(1).micro_batches(1), 1)
     assert one.meter.first_bad_step() == 2
+
+
+def test_where_shapes_must_repeat_rows_are_filled_up_around_the_mean_of_the_schedule() -> None:
+    one = stepper(Subs(), schedule=Cosine())
+    batch, sample = Batch.of(torch.zeros(128, 64, dtype=torch.long)), torch.arange(128)
+    noise = Noise.draw(0, 0, sample, sample / 128, 64)
+    plain = one.corrupt_ahead(batch, noise)
+    one.compiled = True
+    padded = one.corrupt_ahead(batch, noise)
+    assert len(padded.rows) == len(plain.padded(predicted_share(Subs(), Cosine())).rows)
+    assert len(padded.rows) != len(plain.padded().rows)

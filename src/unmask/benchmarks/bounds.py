@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,14 +14,18 @@ from unmask.benchmarks.report import FORWARD_SHARE
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Run, stopwatch
 from unmask.likelihood import bound
+from unmask.optimizers.adamw import AdamW
+from unmask.optimizers.base import OptimizerComponent
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """The rows of `calls` batches are scored, each once."""
+    """The rows of `calls` batches are scored, each once. `optimizer` and `accumulation` are those of our training."""
 
     setup: Setup
     calls: int = 10
+    optimizer: OptimizerComponent = field(default_factory=AdamW)
+    accumulation: int = 1
 
     unit: ClassVar[str] = "call"
 
@@ -51,12 +55,13 @@ class Scoring:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**self.setup.as_dict(), "calls": self.calls}
+        trained = {"optimizer": self.optimizer.model_dump(mode="json"), "accumulation": self.accumulation}
+        return {**self.setup.as_dict(), "calls": self.calls, "training": trained}
 
     @property
     def training(self) -> train.Training:
-        """Training on as many tokens."""
-        return train.Training(self.setup, steps=self.calls)
+        """Training on as many tokens, as the recipe does it."""
+        return train.Training(self.setup, self.optimizer, self.calls, self.accumulation)
 
 
 def prepare(work: Scoring) -> Run:

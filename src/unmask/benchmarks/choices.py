@@ -34,7 +34,7 @@ def chosen_recipe(what: Sequence[str], options: Sequence[str], device: torch.dev
     named = bool(what) and "=" not in what[0]
     overrides = [*what[named:], *options]
     if not named:
-        return read_recipe(None, [*_defaults(device), *overrides])
+        return _sized(overrides, device)
     if Path(what[0]).is_dir():
         return read_recipe(None, [*_inherited(Path(what[0])), *overrides])
     return read_recipe(what[0], overrides)
@@ -85,8 +85,12 @@ def precision_named(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bf16" or (name == "auto" and automatic) else torch.float32
 
 
-def _defaults(device: torch.device) -> tuple[str, ...]:
-    return DEFAULTS["cuda" if device.type == "cuda" else "cpu"]
+def _sized(overrides: Sequence[str], device: torch.device) -> Recipe:
+    """The recipe of the device's defaults; another model that is named without a size has the size of these too."""
+    size, *others = DEFAULTS["cuda" if device.type == "cuda" else "cpu"]
+    recipe = read_recipe(None, [size, *others, *overrides])
+    unsized = hasattr(recipe.model, "size") and "size" not in recipe.model.model_fields_set
+    return read_recipe(None, [*others, *overrides, size]) if unsized else recipe
 
 
 def _inherited(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from unmask.benchmarks.report import Place, Report, Result
+from unmask.benchmarks.room import room_for
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Progress, Run, peak_gib, race
 
@@ -50,14 +51,15 @@ def measure(
     """Peak memory of each contender alone, then rounds of all of them."""
     setup = work.setup
     peaks: dict[str, float | None] = dict.fromkeys(contenders)
-    for name, prepare in contenders.items() if memory else ():
-        peaks[name] = peak_gib(prepare, (work.brief(),), setup.device)
-        if progress is not None:
-            progress(1)
     place = Place.of(setup.device, setup.precision)
-    runs = {name: prepare(work) for name, prepare in contenders.items()}
+    with room_for(setup):
+        for name, prepare in contenders.items() if memory else ():
+            peaks[name] = peak_gib(prepare, (work.brief(),), setup.device)
+            if progress is not None:
+                progress(1)
+        seconds = race({name: prepare(work) for name, prepare in contenders.items()}, repeats, warmup, progress)
     results = {
-        name: Result(work.tokens, work.units, work.flops(name), seconds, peaks[name], work.unit)
-        for name, seconds in race(runs, repeats, warmup, progress).items()
+        name: Result(work.tokens, work.units, work.flops(name), seconds[name], peaks[name], work.unit)
+        for name in contenders
     }
     return Report(place, {**work.as_dict(), "repeats": repeats, "warmup": warmup}, results)

@@ -12,6 +12,7 @@ from typing import Any
 
 from unmask.benchmarks.crossing import Crossing, find_crossing
 from unmask.benchmarks.report import Place, Ratio, Result
+from unmask.benchmarks.room import room_for
 from unmask.benchmarks.sample import CONTENDERS, LEFT, UNTIMED, Sampling, Walker
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Progress, Run, peak_gib, race, stopwatch
@@ -56,7 +57,8 @@ class Sweep:
         cells = []
         for batch in self.batches:
             for length in self.lengths:
-                cells.append(self._cell(length, batch))
+                with room_for(replace(self.setup, length=length, batch=batch)):
+                    cells.append(self._cell(length, batch))
                 if progress is not None:
                     progress(1)
         return SweepReport(self, place, cells)

@@ -96,7 +96,10 @@ def evaluate(
     precision: Precision = None,
     against: Annotated[
         list[Rival] | None,
-        typer.Option(help="Also the plain dense implementation, or our own training, and the ratios; repeatable."),
+        typer.Option(
+            help="Also the plain dense implementation, or our own training by the optimizer and accumulation of the "
+            "recipe, and the ratios; repeatable."
+        ),
     ] = None,
     memory: Memory = None,
     device: Device = None,
@@ -119,9 +122,10 @@ def evaluate(
     others = [rival.value for rival in against or []]
     if "training" in others:
         check_trains_on(where)
-    _, setup = _chosen(what, where, vocab, _options(size, length, batch, precision))
+    recipe, setup = _chosen(what, where, vocab, _options(size, length, batch, precision))
     _check_comparable(setup, "plain" if "plain" in others else None)
-    _contest(Scoring(setup, calls or _by(where, 20, 5)), CONTENDERS, others, repeats, warmup, memory, as_json)
+    work = Scoring(setup, calls or _by(where, 20, 5), recipe.optimizer, recipe.training.accumulation)
+    _contest(work, CONTENDERS, others, repeats, warmup, memory, as_json)
 
 
 @app.command("sample")

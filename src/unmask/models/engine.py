@@ -17,6 +17,9 @@ Dtype = Literal["auto", "float32", "bf16"]
 WORTH_COMPILING = 1e16
 """Operations from which a job gains more by compiled blocks than the seconds it takes to compile them."""
 CALLS_BEFORE_RECORDING = 1
+MOST_RECORDINGS = 64
+"""Recordings that are kept, twice as many as the walk of 64 sequences has shapes, since they end one after another; the
+one that was not played for the longest time makes room for another."""
 
 Key = tuple[torch.Size | None, ...]
 Inputs = tuple[Tensor | None, ...]
@@ -102,13 +105,23 @@ class Engine:
 
     def _play(self, method: Callable[..., Tensor], inputs: Inputs) -> Tensor:
         key = tuple(None if tensor is None else tensor.shape for tensor in inputs)
-        if key not in self._passes:
-            self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= CALLS_BEFORE_RECORDING:
-                return method(*inputs)
-            others = [recorded.recording for recorded in self._passes.values()]
-            self._passes[key] = _Pass(method, inputs, beside=others[0] if others else None)
-        return self._passes[key](inputs)
+        if key not in self._passes and not self._is_due(key):
+            return method(*inputs)
+        played = self._passes.pop(key, None) or self._record(method, inputs)
+        self._passes[key] = played
+        return played(inputs)
+
+    def _is_due(self, key: Key) -> bool:
+        """Whether this shape has been seen often enough to be worth a recording."""
+        self._seen[key] = self._seen.get(key, 0) + 1
+        return self._seen[key] > CALLS_BEFORE_RECORDING
+
+    def _record(self, method: Callable[..., Tensor], inputs: Inputs) -> _Pass:
+        """A pass in the memory of those that are kept; the first of them has been idle the longest."""
+        if len(self._passes) >= MOST_RECORDINGS:
+            idle = next(iter(self._passes))
+            del self._passes[idle], self._seen[idle]
+        return _Pass(method, inputs, beside=next((kept.recording for kept in self._passes.values()), None))
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """As the network's own."""

@@ -20,6 +20,8 @@ from unmask.schedules import Schedule
 
 ROW_BUDGETS = 32
 """Numbers of rows that a batch may be padded to."""
+ALIGNED = 64
+"""Kernels are made for numbers of rows that can be divided by a power of two."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,16 @@ class Corruption:
         }
         return Corruption(**values)
 
-    def padded(self) -> Corruption:
+    def padded(self, share: float = 0.5) -> Corruption:
         """The same with rows that count nothing added, so that the number of rows takes few values and shapes repeat.
 
-        With stratified times that number hardly varies, so it costs a sixty-fourth of the batch on average.
+        With stratified times that number hardly varies around the mean `share` of the positions, which lies half-way
+        between two values, so that one of them does for most batches; it costs a sixty-fourth of the batch on average.
         """
         positions = self.predicted.numel()
         unit = max(1, positions // ROW_BUDGETS)
-        missing = min(-len(self.rows) % unit, positions - len(self.rows))
+        above_mean = ALIGNED * round(share * positions / ALIGNED) + unit // 2
+        missing = min((above_mean - len(self.rows)) % unit, positions - len(self.rows))
         others = (~self.predicted).flatten().nonzero()[:missing, 0]
         return replace(self, rows=torch.cat([self.rows, others]))
 

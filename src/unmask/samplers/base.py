@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.registry import Component
-from unmask.samplers.draws import TokenRule, is_fused
+from unmask.samplers.draws import TokenRule
 from unmask.samplers.outlook import Outlook, as_predicted, text_first
 
 
@@ -186,8 +186,7 @@ def write_tokens(
 def write_each(denoiser: Any, state: State, hidden_ND: Tensor, rule: TokenRule, row: Tensor, position: Tensor) -> State:
     """The next state, every token at (row, position) [N] chosen from its own row of the network."""
     seeds, late = state.canvas.seeds[row], state.late(rule, row)
-    chosen = rule.choose(denoiser.head(hidden_ND), seeds, state.call, position, is_fused(denoiser), late)
-    return state.write(row, position, *chosen)
+    return state.write(row, position, *rule.choose_from(denoiser, hidden_ND, seeds, state.call, position, late))
 
 
 class Sampler(Component):

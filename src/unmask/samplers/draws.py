@@ -16,6 +16,8 @@ from unmask.registry import Component
 
 ENTRIES_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Logits drawn from at a time: what a CPU's cache holds, what fills a GPU."""
+LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 24}
+"""Logits that a head makes at a time: so many that the reading of its matrix is shared by many rows, and no more."""
 HAIR = 1e-9
 """So that a tenth of ten calls is one, though 0.1 is not quite a tenth."""
 
@@ -54,6 +56,30 @@ class TokenRule(Component):
         log_p = logits_NV.float().log_softmax(-1)
         tokens = log_p.argmax(-1) if self.temperature == 0 else self._draw(log_p, seeds_N, step, positions_N, late_N)
         return tokens, log_p.gather(1, tokens[:, None])[:, 0].exp()
+
+    def choose_from(
+        self,
+        denoiser: Any,
+        hidden_ND: Tensor,
+        seeds_N: Tensor,
+        step: int | Tensor,
+        positions_N: Tensor,
+        late_N: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`choose` from hidden rows, some of which go through the head at a time: no logits of a canvas are held."""
+        fused = is_fused(denoiser)
+
+        def chosen(hidden: Tensor, seeds: Tensor, positions: Tensor, late: Tensor | None) -> tuple[Tensor, Tensor]:
+            return self.choose(denoiser.head(hidden), seeds, step, positions, fused, late)
+
+        size = max(1, LOGITS_AT_ONCE.get(hidden_ND.device.type, 1 << 22) // denoiser.config.vocab_size)
+        count = -(-len(hidden_ND) // size)
+        if count <= 1:
+            return chosen(hidden_ND, seeds_N, positions_N, late_N)
+        late = [None] * count if late_N is None else late_N.tensor_split(count)
+        parts = zip(*(x.tensor_split(count) for x in (hidden_ND, seeds_N, positions_N)), late, strict=True)
+        tokens, confidence = zip(*(chosen(*part) for part in parts), strict=True)
+        return torch.cat(tokens), torch.cat(confidence)
 
     def late_from(self, calls: Tensor) -> Tensor | None:
         """[B] the first call of the greedy tail of sequences that make so many calls [B]; None without a tail."""

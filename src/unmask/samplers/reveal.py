@@ -22,12 +22,16 @@ from unmask.samplers.draws import TokenRule
 from unmask.samplers.views import hidden_at, seen_by
 from unmask.schedules import LogLinear, Schedule
 
+FEW = 8
+"""Positions of a sequence that a call is asked about for hardly more than the price of one."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """Which positions each call reveals: `rows` and `positions` [N] in the order of the calls.
 
-    `places` [N] counts the positions that one call reveals in one sequence, of which there are `most` at most.
+    `places` [N] counts the positions that one call reveals in one sequence, of which there are `most` at most: rounded
+    up, so that it is the same for nearly all seeds, and what is recorded for one canvas serves the next.
     `ends` [C + 1] tells where each call's part of them begins and ends, `time` [B, C] the time of each call,
     `calls` [B] how many a sequence needs, `group` [B, L] the call that reveals each position, -1 for given ones.
     """
@@ -142,7 +146,12 @@ def _plan(group: Tensor, time: Tensor, device: torch.device) -> Plan:
     place = _places(group)[row, position]
     row, position, place = (tensor[order].to(device) for tensor in (row, position, place))
     most = int(place.max()) + 1 if len(place) else 0
-    return Plan(row, position, place, most, [0, *ends], time.to(device), calls.tolist(), group)
+    return Plan(row, position, place, _rounded(most), [0, *ends], time.to(device), calls.tolist(), group)
+
+
+def _rounded(most: int) -> int:
+    """The next power of two, at least `FEW`; one at a time stays one."""
+    return most if most <= 1 else max(FEW, 1 << (most - 1).bit_length())
 
 
 def _places(group: Tensor) -> Tensor:

@@ -21,8 +21,10 @@ def check_finite(stepper: Stepper, feed: Feed, world: World, out: Path) -> None:
         return
     latest = find_latest(out)
     good = f"the last good checkpoint is '{latest}'" if latest else "there is no checkpoint yet"
+    ruin = stepper.meter.ruin()
     raise UnmaskError(
-        f"The loss of step {step} is not finite ({_suspects(stepper, feed, world, step)}; the weights are "
+        f"The loss of step {step} is not finite ({_suspects(stepper, feed, world, step)}; loss {ruin.loss:.4g}, "
+        f"gradient norm {ruin.grad_norm:.4g} after {ruin.grad_norm_before:.4g} the step before; the weights are "
         f"{_weights_now(stepper, world)}), and {good}; train again with a lower optimizer.learning_rate or with "
         "training.precision=float32."
     )

@@ -222,7 +222,7 @@ class Trainer:
 
     def _measure(self) -> Bound:
         with self.clock.paused():
-            self.foresight = measure_foresight(self.stepper, self.validation)
+            self.foresight = measure_foresight(self.world, self.stepper, self.validation)
             return measure(self.world, self.stepper, self.validation)
 
     def _save(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from unmask.training.step import Stepper
 from unmask.training.world import World
 
 T = TypeVar("T", Batch, Noise)
+M = TypeVar("M")
 
 
 def step_or_explain(stepper: Stepper, micro_batches: Sequence[MicroBatch], step: int, world: World) -> None:
@@ -35,6 +36,25 @@ def step_or_explain(stepper: Stepper, micro_batches: Sequence[MicroBatch], step:
     if world.processes > 1:
         raise _alone(stepper, largest, world)
     raise UnmaskError(_explain(stepper, largest, sum(map(_size, micro_batches))))
+
+
+def measure_or_explain(measure: Callable[[int], M], count: int, length: int, stepper: Stepper, world: World) -> M:
+    """`measure(count)` of so many sequences at a time, or of half as many, and so on, where these do not fit.
+
+    Several processes must do the same, so that they do not try; if nothing fits an `UnmaskError` says so.
+    """
+    while True:
+        try:
+            return measure(count)
+        except RuntimeError as error:
+            if world.ended:
+                raise SystemExit(2) from None
+            if not is_out_of_memory(error):
+                raise
+        if count == 1 or world.processes > 1:
+            raise _unmeasured(stepper, count, length, world)
+        _release(stepper)
+        count //= 2
 
 
 def accumulation_for(batch_size: int, largest: int) -> int:
@@ -74,8 +94,7 @@ def _fits(stepper: Stepper, micro_batch: MicroBatch) -> bool:
 
 def _release(stepper: Stepper) -> None:
     """Give back what an attempt has left behind."""
-    for parameter in stepper.parameters.values():
-        parameter.grad = None
+    stepper.let_go()
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -100,6 +119,17 @@ def _alone(stepper: Stepper, micro_batch: MicroBatch, world: World) -> BaseExcep
         f"{_too_much(stepper, micro_batch)} (process {world.process}); raise training.accumulation "
         f"(it is {stepper.accelerator.gradient_accumulation_steps}), which keeps the batch."
     )
+
+
+def _unmeasured(stepper: Stepper, count: int, length: int, world: World) -> BaseException:
+    what = f"{count} sequences of {length} tokens at a time" if count > 1 else f"one sequence of {length} tokens"
+    words = (
+        f"The validation of {what} does not fit into the memory of {_place(stepper)}; lower data.length or take a "
+        "smaller model."
+    )
+    if world.processes == 1:
+        return UnmaskError(words)
+    return LoneError(words) if world.end() else SystemExit(2)
 
 
 def _too_much(stepper: Stepper, micro_batch: MicroBatch) -> str:

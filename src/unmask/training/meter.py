@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,14 @@ class Reading:
         }
 
 
+class Ruin(NamedTuple):
+    """Of the first step that was not finite: its loss and gradient norm, and the gradient norm of the step before."""
+
+    loss: float
+    grad_norm: float
+    grad_norm_before: float
+
+
 Sums = Mapping[str, Tensor]
 
 
@@ -61,6 +69,7 @@ class Meter:
         }
         self.grad_norm = torch.zeros((), device=device)
         self._first_bad = torch.full((), math.inf, device=device)
+        self._ruin = torch.zeros(len(Ruin._fields), device=device)
         self._ruined: list[Tensor] = []
         self._first_ruined = torch.zeros(0, dtype=torch.bool, device=device)
 
@@ -84,6 +93,7 @@ class Meter:
     @torch.no_grad()
     def end_step(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
         """Note the gradient norm of step number `step`, and whether it or the loss is not a number."""
+        facts = torch.stack([loss.float(), grad_norm.float(), self.grad_norm])
         self.grad_norm.copy_(grad_norm)
         good = torch.isfinite(loss) & torch.isfinite(grad_norm)
         ruined = torch.cat(self._ruined)
@@ -91,12 +101,17 @@ class Meter:
         news = ~good & torch.isinf(self._first_bad)
         known = self._first_ruined if len(self._first_ruined) else torch.zeros_like(ruined)
         self._first_ruined = torch.where(news, ruined, known)
+        self._ruin = torch.where(news, facts, self._ruin)
         self._first_bad = torch.where(news, float(step), self._first_bad)
 
     def first_bad_step(self) -> int | None:
         """The first step whose loss or gradient was not finite. Waits for the device."""
         first = float(self._first_bad)
         return None if math.isinf(first) else int(first)
+
+    def ruin(self) -> Ruin:
+        """What the first bad step looked like. Waits for the device."""
+        return Ruin(*self._ruin.tolist())
 
     def ruined_places(self) -> list[int]:
         """The places among this process's samples whose loss was not finite in the first bad step."""

@@ -41,6 +41,11 @@ class Recorder:
             self._recordings[shapes] = _Passes(self._work, micro_batch, scale)
         return self._recordings[shapes](micro_batch, scale)
 
+    def forget(self) -> None:
+        """Let go of all recordings, and of the memory that they hold from one call to the next."""
+        self._recordings.clear()
+        self._seen.clear()
+
     def _is_due(self, shapes: Any) -> bool:
         """Whether this shape has been seen often enough to be worth a recording, and everything it needs is made."""
         self._seen[shapes] = self._seen.get(shapes, 0) + 1

@@ -78,7 +78,7 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
     if not hasattr(config, "mlp_ratio"):
         return None
     trunk, head = trunk_flops(config, length), head_flops(config)
-    extra, share = int(objective.needs_visible_rows), _predicted_share(objective, schedule)
+    extra, share = int(objective.needs_visible_rows), predicted_share(objective, schedule)
     a_row = (1 + extra) * trunk + (share + extra) * head
     return a_row / 3 / share if objective.plans else a_row
 
@@ -93,6 +93,14 @@ def trunk_flops(config: Any, length: float) -> float:
 def head_flops(config: Any) -> float:
     """Operations of forward and backward pass through the projection of one row to the vocabulary."""
     return FORWARD_AND_BACKWARD * config.hidden_size * config.vocab_size
+
+
+def predicted_share(objective: Objective, schedule: Schedule) -> float:
+    """The mean share of a row that goes through the head."""
+    if objective.causal:
+        return 1.0
+    middles = (torch.arange(1000) + 0.5) / 1000
+    return float(schedule.mask_rate(middles).mean())
 
 
 def peak_flops(name: str) -> float | None:
@@ -112,14 +120,6 @@ def peak_memory_gib(device: torch.device) -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / GIB if sys.platform == "darwin" else peak * 1024 / GIB
-
-
-def _predicted_share(objective: Objective, schedule: Schedule) -> float:
-    """The mean share of a row that goes through the head."""
-    if objective.causal:
-        return 1.0
-    middles = (torch.arange(1000) + 0.5) / 1000
-    return float(schedule.mask_rate(middles).mean())
 
 
 def _in_order(card: list[str], words: list[str]) -> bool:

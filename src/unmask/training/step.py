@@ -23,6 +23,7 @@ from unmask.training.layout import layout_of, opened, whole
 from unmask.training.meter import Meter
 from unmask.training.recording import Recorder
 from unmask.training.schedule_learner import keeper_of
+from unmask.training.speed import predicted_share
 
 
 class Loss(nn.Module):
@@ -86,6 +87,7 @@ class Stepper:
         self.keeper = keeper_of(schedule, accelerator.device)
         self.schedule = schedule
         """The schedule of the next step."""
+        self._predicted_share = predicted_share(objective, schedule)
         self._recorder = None if training.deterministic else self._make_recorder()
 
     @property
@@ -132,6 +134,13 @@ class Stepper:
             nats += terms.total.detach()
         return self._sum(nats) / tokens
 
+    def let_go(self) -> None:
+        """Give back the memory that passes leave behind: gradients, and recordings with all that they compute in."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self._recorder is not None:
+            self._recorder.forget()
+
     def terms(self, batch: Batch, corruption: Corruption, estimator: Objective | None = None) -> LossTerms:
         """The terms of a batch on the device, computed where the wrappers want it."""
         return LossTerms(**self.loss(batch, corruption, estimator))
@@ -143,7 +152,7 @@ class Stepper:
     def corrupt_ahead(self, batch: Batch, noise: Noise) -> Corruption:
         """The same for batches that are made ahead of their step; for a GPU in few shapes."""
         corruption = self.corrupt(batch, noise)
-        return corruption.padded() if self.compiled else corruption
+        return corruption.padded(self._predicted_share) if self.compiled else corruption
 
     def _backward(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         """Both passes of a micro-batch, whose gradients are added to those that are there."""
