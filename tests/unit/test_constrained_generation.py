@@ -95,6 +95,9 @@ IMPOSSIBLE: list[tuple[str, Constraint | list[Constraint], str]] = [
     ("", [Words("cat"), NoWords("a")], "cannot hold together"),
     ("a", [Words("cat"), Fixed({2: "z"}), Characters(3, 3)], "No canvas|cannot hold together"),
     ("", Fixed({8: "a"}), "position 8"),
+    ("", Banned(range(257)), "leaves no token that could stand at position 0"),
+    ("", Banned(list(range(257)), [0]), "leaves no token that could stand at position 0"),
+    ("", Allowed([]), "leaves no token that could stand at position 0"),
     ("", [], "no constraint"),
     ("", "[a-z]*", "no constraint"),
 ]

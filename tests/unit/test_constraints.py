@@ -238,12 +238,25 @@ def test_automata_stay_small(single):
         ([Regex("[a-z]*")], [*b"aB", 257], r"given tokens contradict Regex"),
         ([Words("ab"), NoWords("b")], [257] * 5, "Words.* and NoWords.* cannot hold together"),
         ([Fixed({7: "a"})], [257] * 5, "position 7 .* 5 tokens"),
+        ([Banned(range(257))], [257] * 5, "Banned.* leaves no token that could stand at position 0"),
+        ([Banned(range(257), [2, 4])], [257] * 5, "leaves no token that could stand at position 2"),
+        ([Allowed([])], [257] * 5, "Allowed.* leaves no token that could stand at position 0"),
+        ([Allowed([], [4])], [257] * 5, "leaves no token that could stand at position 4"),
+        ([Banned(range(9, 257)), Banned(range(9))], [257] * 5, "cannot hold together"),
+        ([Banned(range(9, 257), [1]), Banned(range(9), [1])], [257] * 5, "cannot hold together"),
+        ([Words("a"), Banned(range(257), [1])], [257] * 5, "leaves no token that could stand at position 1"),
     ],
 )
 def test_what_cannot_be_is_named(single, constraints, row, words):
     with pytest.raises(UnmaskError, match=words) as caught:
         bind(constraints, single, [row])
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_shows_the_beginning_of_a_long_constraint(single):
+    with pytest.raises(UnmaskError, match=r"Banned\(tokens=\[0, 1, 2, .*\.\.\. leaves no token") as caught:
+        bind([Banned(list(range(257)))], single, [[257]])
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ class Automaton:
 def one_state(kind: Ints, gate: Bools) -> Automaton:
     """An automaton that looks at every position alone: what `gate` [P, K] lets through."""
     kinds = gate.shape[1]
-    return Automaton(kind, np.zeros((1, kinds), dtype=np.int64), np.ones(1, dtype=bool), gate)
+    return tidy(Automaton(kind, np.zeros((1, kinds), dtype=np.int64), np.ones(1, dtype=bool), gate))
 
 
 def tidy(automaton: Automaton) -> Automaton:
-    """The same automaton without states that are never reached or never accept, and with as few kinds as possible."""
+    """The same automaton without states that never accept and kinds that no token has, and with as few as possible."""
     return _merge_kinds(_trim(automaton))
 
 
@@ -135,10 +135,12 @@ def _trim(automaton: Automaton) -> Automaton:
 
 
 def _merge_kinds(automaton: Automaton) -> Automaton:
-    """Kinds with equal moves and gates become one; those that lead nowhere none."""
+    """Kinds with equal moves and gates become one; those that lead nowhere, or that no token has, none."""
     columns = np.concatenate([automaton.move, automaton.gate])
     _, first, place = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    leads = (automaton.move[:, first] >= 0).any(axis=0)
+    has_token = np.zeros(len(first), dtype=bool)
+    has_token[place.reshape(-1)[automaton.kind[automaton.kind >= 0]]] = True
+    leads = has_token & (automaton.move[:, first] >= 0).any(axis=0)
     number = np.where(leads, np.cumsum(leads) - 1, -1)[place.reshape(-1)]
     kind = np.where(automaton.kind >= 0, number[automaton.kind], -1) if len(number) else automaton.kind
     first = first[leads]

@@ -13,6 +13,8 @@ from unmask.errors import UnmaskError
 
 LONGEST = 1024
 """Tokens up to which a canvas that would do is looked for."""
+NAME = 160
+"""Characters of an error that a constraint may take up."""
 
 
 def bind(constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> Automaton:
@@ -43,15 +45,30 @@ def _begin(automaton: Automaton) -> Bools:
 def _reason(constraints: Sequence[Constraint], automata: list[Automaton], row: tuple[int, ...], mask: int) -> str:
     blank = [mask] * len(row)
     for constraint, automaton in zip(constraints, automata, strict=True):
+        name = _name(constraint)
         if len(automaton.gate) > len(row):
             last = len(automaton.gate) - 1
-            return f"{constraint} speaks of position {last} and the canvas has {len(row)} tokens; lengthen the canvas."
+            return f"{name} speaks of position {last} and the canvas has {len(row)} tokens; lengthen the canvas."
+        if closed := _closed(automaton, len(row)):
+            return f"{name} leaves no token that could stand at position {closed[0]}; allow one there."
         if not can_accept(automaton, blank, mask):
-            return f"No canvas of {len(row)} tokens can satisfy {constraint}; {_remedy(automaton, len(row))}."
+            return f"No canvas of {len(row)} tokens can satisfy {name}; {_remedy(automaton, len(row))}."
         if not can_accept(automaton, row, mask):
-            return f"The given tokens contradict {constraint} on a canvas of {len(row)} tokens; change one of them."
-    named = " and ".join(str(constraint) for constraint in constraints)
+            return f"The given tokens contradict {name} on a canvas of {len(row)} tokens; change one of them."
+    named = " and ".join(map(_name, constraints))
     return f"{named} cannot hold together on this canvas of {len(row)} tokens; drop one of them or change its length."
+
+
+def _name(constraint: Constraint) -> str:
+    """A constraint as an error shows it; one of thousands of tokens is cut short."""
+    name = str(constraint)
+    return name if len(name) <= NAME else f"{name[: NAME - 3]}..."
+
+
+def _closed(automaton: Automaton, length: int) -> list[int]:
+    """The positions of a canvas at which no token may stand, where only positions matter and not what stands around."""
+    alone = automaton.states == 1 and automaton.accepts[0]
+    return np.flatnonzero(~automaton.gates(length).any(axis=1)).tolist() if alone else []
 
 
 def _remedy(automaton: Automaton, length: int) -> str:
