@@ -53,6 +53,8 @@ def test_characters_may_be_one_number(run, mdlm_folder):
         (("--match", "abc"), "No canvas of 14 tokens"),
         (("--characters", "many"), "--characters many"),
         (("--characters", "9-3"), "9 to 3"),
+        (("--characters", "99999999"), "a token has at most 1 characters"),
+        (("--match", "(.{0,1000}a){5}.*"), "too many states"),
         (("--with", ""), "not empty"),
         (("--particles", "2"), "give a constraint"),
         (("--with", "a", "--without", "a"), "cannot hold together"),

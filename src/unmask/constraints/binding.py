@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, intersect
+from unmask.constraints.automaton import Automaton, Bools, intersect, shown
 from unmask.constraints.members import Constraint
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.errors import UnmaskError
 
 LONGEST = 1024
 """Tokens up to which a canvas that would do is looked for."""
-NAME = 160
-"""Characters of an error that a constraint may take up."""
 
 
 def bind(constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> Automaton:
     """The automaton of all constraints, after a look whether every row (masks where it is open) can satisfy it."""
-    automata = [constraint.automaton(vocabulary) for constraint in constraints]
+    longest = max(map(len, rows), default=None)
+    asked = constraints if longest is None else [one.within(longest, vocabulary) for one in constraints]
+    automata = [constraint.automaton(vocabulary) for constraint in asked]
     whole = intersect(automata)
     for row in dict.fromkeys(tuple(row) for row in rows):
         if not can_accept(whole, row, vocabulary.mask):
@@ -45,7 +45,7 @@ def _begin(automaton: Automaton) -> Bools:
 def _reason(constraints: Sequence[Constraint], automata: list[Automaton], row: tuple[int, ...], mask: int) -> str:
     blank = [mask] * len(row)
     for constraint, automaton in zip(constraints, automata, strict=True):
-        name = _name(constraint)
+        name = shown(constraint)
         if len(automaton.gate) > len(row):
             last = len(automaton.gate) - 1
             return f"{name} speaks of position {last} and the canvas has {len(row)} tokens; lengthen the canvas."
@@ -55,14 +55,8 @@ def _reason(constraints: Sequence[Constraint], automata: list[Automaton], row: t
             return f"No canvas of {len(row)} tokens can satisfy {name}; {_remedy(automaton, len(row))}."
         if not can_accept(automaton, row, mask):
             return f"The given tokens contradict {name} on a canvas of {len(row)} tokens; change one of them."
-    named = " and ".join(map(_name, constraints))
+    named = " and ".join(map(shown, constraints))
     return f"{named} cannot hold together on this canvas of {len(row)} tokens; drop one of them or change its length."
-
-
-def _name(constraint: Constraint) -> str:
-    """A constraint as an error shows it; one of thousands of tokens is cut short."""
-    name = str(constraint)
-    return name if len(name) <= NAME else f"{name[: NAME - 3]}..."
 
 
 def _closed(automaton: Automaton, length: int) -> list[int]:
@@ -75,7 +69,7 @@ def _remedy(automaton: Automaton, length: int) -> str:
     """What to do about a canvas that has the wrong length."""
     possible = _lengths(automaton, LONGEST)
     if not possible:
-        return "no other could, so ask for something else"
+        return f"no other of up to {LONGEST} tokens could, so ask for something else"
     return f"the nearest length that can is {min(possible, key=lambda one: abs(one - length))}, so ask for that"
 
 

@@ -6,14 +6,11 @@ letter; so the states of `Bytes` are a state between letters and what has been r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from unmask.constraints.automaton import Bools, Ints
-from unmask.errors import UnmaskError
+from unmask.constraints.automaton import Bools, Ints, check_size
 
 ANY = 0
 """The kind of the letters without a name."""
@@ -45,17 +42,23 @@ class Letters:
 
 @dataclass(frozen=True)
 class Bytes:
-    """`move` [S, 256] the state after each byte, -1 for none; `accepts` [S]: only between two letters."""
+    """`alike` has the kind of each byte, `move` [S, C] the state after each kind, -1 for none.
 
+    `accepts` [S]: only between two letters.
+    """
+
+    alike: bytes
     move: Ints
     accepts: Bools
 
 
-def counting(low: int, high: int) -> Letters:
-    """At least `low` and at most `high` letters."""
-    move = np.arange(1, high + 2)[:, None]
-    move[high] = -1
-    return Letters({}, move, np.arange(high + 1) >= low)
+def counting(low: int, high: int | None) -> Letters:
+    """At least `low` and at most `high` letters, or any number more."""
+    last = low if high is None else high
+    check_size(last + 1, 1)
+    move = np.arange(1, last + 2)[:, None]
+    move[last] = last if high is None else -1
+    return Letters({}, move, np.arange(last + 1) >= low)
 
 
 def containing(word: str, absent: bool = False) -> Letters:
@@ -78,78 +81,47 @@ def search_moves(word: list[int], kinds: int) -> Ints:
     return move
 
 
-def matching(pattern: str) -> Letters:
-    """A regular expression that the whole text matches."""
-    machine = _parsed(pattern)
-    classes = {number: kind for kind, number in enumerate(_classes(machine))}
-    states = {state: number for number, state in enumerate(_first(machine.initial, machine.states))}
-    move = np.full((len(states), len(classes)), -1)
-    for state, row in machine.map.items():
-        for symbol, after in row.items():
-            if machine.islive(after):
-                move[states[state], classes[symbol]] = states[after]
-    accepts = np.array([state in machine.finals for state in states])
-    named = {letter: classes[number] for letter, number in machine.alphabet.items() if _is_letter(letter)}
-    return Letters(named, move, accepts)
-
-
-def _is_letter(symbol: Any) -> bool:
-    """Whether a symbol is a character that a text can have; halves of surrogate pairs are none."""
-    return isinstance(symbol, str) and not "\ud800" <= symbol <= "\udfff"
-
-
-def _parsed(pattern: str) -> Any:
-    try:
-        import interegular
-        from interegular.patterns import InvalidSyntax, Unsupported
-    except ImportError:
-        raise UnmaskError(
-            "Regular expressions need the package interegular; install it with: pip install 'unmask[regex]'."
-        ) from None
-    try:
-        return interegular.parse_pattern(pattern).to_fsm().reduce()
-    except (InvalidSyntax, Unsupported) as error:
-        reason = " ".join(str(error).split()) or "its syntax"
-        raise UnmaskError(
-            f"The regular expression {pattern!r} cannot be used ({reason}); write one that describes the whole text, "
-            "without anchors, back-references or word boundaries."
-        ) from None
-
-
-def _classes(machine: Any) -> list[int]:
-    """The numbers of the classes of letters, that of the letters without a name first."""
-    from interegular.fsm import anything_else
-
-    return list(_first(machine.alphabet[anything_else], machine.alphabet.by_transition))
-
-
-def _first(first: int, members: Iterable[int]) -> dict[int, None]:
-    """The members, one of them first."""
-    return dict.fromkeys([first, *members])
-
-
 def read_bytes(letters: Letters) -> Bytes:
     """The automaton that reads the UTF-8 bytes of what `letters` reads; text that is not UTF-8 is not accepted.
 
     State q P + b has read the whole letters up to state q, and the beginning b of another; beginning 0 is none.
     """
-    begun, kind = _spell(letters.kinds)
+    letters = _merge_kinds(letters)
+    (begun, kind), alike = _merge_bytes(*_spell(letters.kinds))
     size, whole = len(begun), np.maximum(kind, 0)
+    check_size(len(letters.move) * size, kind.shape[1])
     after = letters.move[:, whole]
     ended = np.where(after >= 0, after * size, -1)
     going = np.where(begun >= 0, np.arange(len(letters.move))[:, None, None] * size + begun, -1)
-    move = np.where(kind >= 0, ended, going).reshape(-1, 256)
+    move = np.where(kind >= 0, ended, going).reshape(-1, kind.shape[1])
     accepts = np.zeros((len(letters.move), size), dtype=bool)
     accepts[:, 0] = letters.accepts
-    return Bytes(move, accepts.reshape(-1))
+    return Bytes(alike, move, accepts.reshape(-1))
+
+
+def _merge_kinds(letters: Letters) -> Letters:
+    """The same automaton with one kind for letters that no state tells apart; those like the nameless have no name."""
+    move, place = np.unique(letters.move, axis=1, return_inverse=True)
+    place = place.reshape(-1)
+    order = np.arange(move.shape[1])
+    order[[ANY, place[ANY]]] = place[ANY], ANY
+    named = {letter: int(order[place[kind]]) for letter, kind in letters.kinds.items()}
+    return Letters({letter: kind for letter, kind in named.items() if kind != ANY}, move[:, order], letters.accepts)
+
+
+def _merge_bytes(begun: Ints, kind: Ints) -> tuple[tuple[Ints, Ints], bytes]:
+    """Tables [P, C] of kinds of bytes out of those [P, 256] of bytes, and the kind of every byte."""
+    table, alike = np.unique(np.concatenate([begun, kind]), axis=1, return_inverse=True)
+    return (table[: len(begun)], table[len(begun) :]), alike.reshape(-1).astype(np.uint8).tobytes()
 
 
 def _spell(kinds: dict[str, int]) -> tuple[Ints, Ints]:
     """[P, 256] the beginning of a letter after each byte, and the kind of the letter that it ends; -1 for none."""
     beginnings = {letter.encode()[:size] for letter in kinds for size in range(1, len(letter.encode()))}
-    found: list[Begun] = [(b"", ())]
+    found: dict[Begun, int] = {(b"", ()): 0}
+    waiting = list(found)
     rows: list[tuple[list[int], list[int]]] = []
-    for place in found:
+    for place in waiting:
         row = [-1] * 256, [-1] * 256
         for byte, rest in _next_bytes(place):
             read = place[0] + bytes([byte])
@@ -158,8 +130,9 @@ def _spell(kinds: dict[str, int]) -> tuple[Ints, Ints]:
                 continue
             further = (read if read in beginnings else b"", rest)
             if further not in found:
-                found.append(further)
-            row[0][byte] = found.index(further)
+                found[further] = len(found)
+                waiting.append(further)
+            row[0][byte] = found[further]
         rows.append(row)
     begun, ended = zip(*rows, strict=True)
     return np.array(begun), np.array(ended)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, intersect, one_state, tidy
-from unmask.constraints.letters import containing, counting, matching, search_moves
+from unmask.constraints.automaton import Automaton, Bools, check_size, intersect, one_state, tidy
+from unmask.constraints.letters import containing, counting, search_moves
 from unmask.constraints.lifting import lift
+from unmask.constraints.patterns import matching
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.errors import UnmaskError
 
@@ -25,6 +26,10 @@ class Constraint(ABC):
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         """The automaton over the tokens of a vocabulary."""
 
+    def within(self, length: int, vocabulary: Vocabulary) -> Constraint:
+        """What asks the same of canvases of at most so many tokens, and may be easier to work with."""
+        return self
+
 
 @dataclass(frozen=True)
 class Regex(Constraint):
@@ -38,14 +43,24 @@ class Regex(Constraint):
 
 @dataclass(frozen=True)
 class Characters(Constraint):
-    """The text has from `low` to `high` characters."""
+    """The text has from `low` to `high` characters (`None`: any number more)."""
 
     low: int
-    high: int
+    high: int | None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high:
+        if not 0 <= self.low <= (self.low if self.high is None else self.high):
             raise UnmaskError(f"A text of {self.low} to {self.high} characters cannot be; give 0 <= low <= high.")
+
+    def within(self, length: int, vocabulary: Vocabulary) -> Characters:
+        most = length * vocabulary.longest
+        if self.low > most:
+            needed = -(-self.low // vocabulary.longest)
+            raise UnmaskError(
+                f"No canvas of {length} tokens can satisfy {self}, since a token has at most {vocabulary.longest} "
+                f"characters; ask for {needed} tokens or for fewer characters."
+            )
+        return Characters(self.low, None) if self.high is None or self.high >= most else self
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift(counting(self.low, self.high), vocabulary)
@@ -130,10 +145,10 @@ def _gated(allowed: Mapping[int, Bools], vocabulary: Vocabulary) -> Automaton:
     """The automaton of the tokens [V] that are allowed at some positions; at others all are."""
     if not allowed or min(allowed) < 0:
         raise UnmaskError(f"The positions {sorted(allowed)} are not on a canvas; count them from 0.")
-    table = np.ones((max(allowed) + 1, vocabulary.size), dtype=bool)
-    for position, tokens in allowed.items():
-        table[position] = tokens
-    gate, kind = np.unique(table, axis=1, return_inverse=True)
+    tokens, kind = np.unique(np.stack(list(allowed.values())), axis=1, return_inverse=True)
+    check_size(max(allowed) + 1, tokens.shape[1])
+    gate = np.ones((max(allowed) + 1, tokens.shape[1]), dtype=bool)
+    gate[list(allowed)] = tokens
     return one_state(np.where(np.arange(vocabulary.size) == vocabulary.mask, -1, kind.reshape(-1)), gate)
 
 

@@ -50,6 +50,11 @@ class Vocabulary:
         """Whether tokens read differently at the beginning of a text."""
         return self.pieces[0] != self.pieces[1]
 
+    @cached_property
+    def longest(self) -> int:
+        """The most characters that a token adds to a text; every letter counts with its first byte."""
+        return max(sum(byte & 0xC0 != 0x80 for byte in piece or b"") for pieces in self.pieces for piece in pieces)
+
     def tokens(self, named: Sequence[int | str]) -> list[int]:
         """Token ids from ids and from words that are one token each."""
         return [self._token(one) for one in named]
