@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from unmask.laws.chains import BLANK, MASK, STARTED, L, V, chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Table, every_canvas, random_table
 from unmask.samplers import paths
-from unmask.samplers.base import Canvas, JointRule, Positions, State, sample, walk
+from unmask.samplers.base import Canvas, Evidence, JointRule, Positions, State, sample, walk
 from unmask.samplers.conditioned import Conditioned
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.particles import crowd, walk_together
@@ -269,9 +270,8 @@ def two_places(rule: TokenRule, particles: int, rows: int, second: tuple[float, 
     p[::4, 1, :3] = torch.tensor([0.5, 0.4, 0.1])
     automaton = bind([Fixed({1: 2})], Vocabulary(None, 4, 3), [])
     canvas = Canvas.of(torch.full((rows, 2), 3), 3, seed=11)
-    *_, last = walk_together(
-        Reveal(), Table(p.log(), 3), canvas, Conditioned(rule, automaton, CPU, particles), particles
-    )
+    joint = Conditioned(rule, automaton, CPU, particles)
+    *_, last = walk_together(Reveal(), Table(p.log(), 3), canvas, joint, particles)
     return last
 
 
@@ -286,9 +286,19 @@ def test_particles_converge_to_the_truncated_models_law_given_the_match():
 
 
 def test_truncation_is_lifted_where_it_leaves_no_particle_a_path():
-    last = two_places(TokenRule(top_k=1), 4, 500)
+    last = two_places(TokenRule(top_k=1), 4, 1000, second=(0.6, 0.3, 0.1))
     assert (last.ids[:, 1] == 2).all()
-    assert last.evidence.log_weight.isfinite().all()
+    assert float((last.ids[:, 0] == 0).double().mean()) == pytest.approx(0.5, abs=0.06)
+    assert torch.allclose(last.evidence.log_weight.exp(), torch.tensor(0.1, dtype=torch.float64), rtol=1e-5)
+
+
+def test_particles_die_where_others_that_weigh_something_have_a_path():
+    rule = Conditioned(TokenRule(top_k=1), automaton_of([Words([2])]), CPU, 2)
+    state = Reveal().begin(Canvas.of(BLANK.expand(8, -1), MASK))
+    weight = torch.tensor([0.0, 0.0, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0])
+    lost = torch.tensor([True, False, True, True, False, True, False, False])
+    dead = rule._dead(replace(state, evidence=Evidence(weight, torch.zeros(8))), lost)
+    assert dead.tolist() == [True, False, False, False, False, False, False, False]
 
 
 def test_the_walk_that_is_shown_is_one_walk():
