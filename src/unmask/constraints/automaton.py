@@ -68,6 +68,23 @@ def tidy(automaton: Automaton) -> Automaton:
     return _merge_kinds(_trim(automaton))
 
 
+def fewest_states(automaton: Automaton) -> Automaton:
+    """The same automaton with one state for all from which the same is accepted, where nothing depends on positions.
+
+    States are told apart by what their moves lead to, again and again; random sums stand for rows of the table.
+    """
+    weights = np.random.default_rng(0).integers(1 << 62, size=automaton.kinds)
+    group, groups = automaton.accepts.astype(np.int64), 0
+    while group.max() + 1 > groups:
+        groups = group.max() + 1
+        after = np.where(automaton.move >= 0, group[automaton.move] + 1, 0)
+        _, first, group = np.unique(after @ weights + group * weights.sum(), return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))
+    group, first = order[group], np.sort(first)
+    move = automaton.move[first]
+    return tidy(replace(automaton, move=np.where(move >= 0, group[move], -1), accepts=automaton.accepts[first]))
+
+
 def intersect(automata: list[Automaton]) -> Automaton:
     """The automaton that accepts what all of them accept; small ones are joined first."""
     return reduce(_product, sorted(automata, key=lambda one: one.states))

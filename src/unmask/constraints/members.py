@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, check_size, intersect, one_state, tidy
-from unmask.constraints.letters import containing, counting, search_moves
+from unmask.constraints.automaton import Automaton, Bools, check_size, fewest_states, intersect, one_state, tidy
+from unmask.constraints.letters import counting
 from unmask.constraints.lifting import lift
 from unmask.constraints.patterns import matching
 from unmask.constraints.vocabulary import Vocabulary
+from unmask.constraints.words import containing, search_moves, standing_alone
 from unmask.errors import UnmaskError
 
 Token = int | str
@@ -68,20 +69,26 @@ class Characters(Constraint):
 
 @dataclass(frozen=True, init=False)
 class _Words(Constraint):
-    """Words (in the text, however it is cut into tokens) or runs of token ids."""
+    """Words (in the text, however it is cut into tokens) or runs of token ids.
+
+    A word is `whole`: no letter or digit stands beside a letter or digit that it begins or ends with. Otherwise it may
+    be a part of another.
+    """
 
     words: tuple[str | tuple[int, ...], ...]
+    whole: bool = True
 
-    def __init__(self, *words: str | Sequence[int]) -> None:
+    def __init__(self, *words: str | Sequence[int], whole: bool = True) -> None:
         if not words or not all(words):
             raise UnmaskError(f"{type(self).__name__} needs words that are not empty; name at least one.")
         object.__setattr__(self, "words", tuple(word if isinstance(word, str) else tuple(word) for word in words))
+        object.__setattr__(self, "whole", whole)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        absent = isinstance(self, NoWords)
+        absent, search = isinstance(self, NoWords), standing_alone if self.whole else containing
         return intersect(
             [
-                lift(containing(word, absent), vocabulary)
+                fewest_states(lift(search(word, absent), vocabulary))
                 if isinstance(word, str)
                 else _run(vocabulary.tokens(word), vocabulary, absent)
                 for word in self.words
@@ -90,11 +97,11 @@ class _Words(Constraint):
 
 
 class Words(_Words):
-    """Every one of these appears: words somewhere in the text, or runs of token ids on the canvas."""
+    """Every one of these appears: whole words somewhere in the text, or runs of token ids on the canvas."""
 
 
 class NoWords(_Words):
-    """None of these appears: words anywhere in the text, or runs of token ids on the canvas."""
+    """None of these appears: whole words anywhere in the text, or runs of token ids on the canvas."""
 
 
 @dataclass(frozen=True)
