@@ -133,6 +133,15 @@ def test_truncation_is_lifted_where_it_leaves_no_path(rule):
     assert shares[2] > 0
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_lifting_a_truncation_leaves_the_temperature(temperature):
+    seen = written(TokenRule(temperature=temperature, top_k=1), [Words([3])])
+    a, b, c = (p ** (1 / temperature) for p in (0.9, 0.04, 0.01))
+    shares = {(0, 3): a, (3, 0): a, (2, 3): b, (3, 2): b, (3, 3): c}
+    for pair, share in shares.items():
+        assert seen.count(pair) / len(seen) == pytest.approx(share / sum(shares.values()), abs=0.04), pair
+
+
 def test_truncation_stays_where_it_leaves_a_path():
     seen = written(TokenRule(top_k=2), [Words([2])])
     assert set(seen) == {(0, 2), (2, 0), (2, 2)}
