@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, check_size, fewest_states, intersect, one_state, tidy
+from unmask.constraints.automaton import Automaton, Bools, check_size, fewest_states, intersect, one_state, shown, tidy
 from unmask.constraints.letters import counting
 from unmask.constraints.lifting import lift
 from unmask.constraints.patterns import matching
@@ -37,6 +38,10 @@ class Regex(Constraint):
     """The whole text, prompt included, matches a regular expression (Python's, classes such as \\w in ASCII)."""
 
     pattern: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise UnmaskError(f"{self.pattern!r} is no regular expression; give one as a string.")
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift(matching(self.pattern), vocabulary)
@@ -132,6 +137,10 @@ class Fixed(Constraint):
 
     tokens: Mapping[int, Token]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Mapping):
+            raise UnmaskError(f"Fixed({shown(self.tokens)}) names no positions; give {{position: token}}.")
+
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
 
@@ -150,8 +159,8 @@ def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: V
 
 def _gated(allowed: Mapping[int, Bools], vocabulary: Vocabulary) -> Automaton:
     """The automaton of the tokens [V] that are allowed at some positions; at others all are."""
-    if not allowed or min(allowed) < 0:
-        raise UnmaskError(f"The positions {sorted(allowed)} are not on a canvas; count them from 0.")
+    if not allowed or not all(isinstance(one, Integral) and one >= 0 for one in allowed):
+        raise UnmaskError(f"The positions {shown(list(allowed))} are not on a canvas; give numbers, counted from 0.")
     tokens, kind = np.unique(np.stack(list(allowed.values())), axis=1, return_inverse=True)
     check_size(max(allowed) + 1, tokens.shape[1])
     gate = np.ones((max(allowed) + 1, tokens.shape[1]), dtype=bool)

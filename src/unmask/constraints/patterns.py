@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -17,6 +19,21 @@ MOST_WORK = 1 << 20
 """Moves of single states that may be followed to make one state of every set of them: about a second."""
 MOST_LETTERS = 1 << 16
 """Letters that an expression may name, as [a-z] names 26."""
+UNSUPPORTED = {
+    "anchor": r"[$^]|\\[AZ]",
+    "word boundary": r"\\[bB]",
+    "back-reference": r"\\[1-9]\d?(?!\d)|\(\?P=\w*\)?",
+    "look-behind": r"\(\?<[=!]",
+    "condition": r"\(\?\(",
+    "possessive construct": r"\(\?>|[*+?}]\+",
+    "escape": r"\\[NuUpP]",
+    "comment": r"\(\?\#",
+    "flag": r"\(\?[-a-zA-Z]*[aLmux]",
+    "set that begins with its end": r"\[\^?\]",
+    "": r"\\.|\[(?:\\.|[^\]\\])*\]",
+}
+"""What Python's expressions have beside these, by name; last, without one, what is passed over as a whole."""
+SCAN = re.compile("|".join(f"({form})" for form in UNSUPPORTED.values()), re.DOTALL)
 _one_at_a_time = Lock()
 
 
@@ -64,6 +81,8 @@ def _machine(pattern: str) -> Any:
 def _parsed(pattern: str) -> Any:
     from interegular.patterns import InvalidSyntax, REFlags, Unsupported, parse_pattern
 
+    if reason := _fault(pattern):
+        raise _unusable(pattern, reason)
     try:
         parsed = parse_pattern(pattern)
         if (letters := len(parsed.get_alphabet(REFlags(0)))) > MOST_LETTERS:
@@ -73,11 +92,28 @@ def _parsed(pattern: str) -> Any:
             )
         return parsed.to_fsm()
     except (InvalidSyntax, Unsupported) as error:
-        reason = " ".join(str(error).split()) or "its syntax"
-        raise UnmaskError(
-            f"The regular expression {shown(pattern)} cannot be used ({reason}); write one that describes the whole "
-            "text, without anchors, back-references or word boundaries."
-        ) from None
+        raise _unusable(pattern, " ".join(str(error).split()) or "it has a construct that is not known here") from None
+
+
+def _unusable(pattern: str, reason: str) -> UnmaskError:
+    return UnmaskError(
+        f"The regular expression {shown(pattern)} cannot be used: {reason}; write one that describes the whole text, "
+        "without anchors, back-references or word boundaries."
+    )
+
+
+def _fault(pattern: str) -> str | None:
+    """What is wrong with a pattern and where: Python's own words, or the first construct that only Python knows."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return " ".join(str(error).split())
+    for found in SCAN.finditer(pattern):
+        if name := list(UNSUPPORTED)[(found.lastindex or 0) - 1]:
+            return f"the {name} {found[0]!r} at position {found.start()} is not supported"
+    return None
 
 
 @contextmanager

@@ -60,6 +60,8 @@ class Vocabulary:
         return [self._token(one) for one in named]
 
     def _token(self, named: int | str) -> int:
+        if not isinstance(named, (int, str)):
+            raise UnmaskError(f"{named!r} is no token; name one by its id, or by a word that is one token.")
         ids = [named] if isinstance(named, int) else encode(self._needed(), [named])[0]
         if len(ids) != 1:
             raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single one, or ask for a word in the text.")
