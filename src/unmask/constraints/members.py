@@ -55,7 +55,8 @@ class Characters(Constraint):
     high: int | None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= (self.low if self.high is None else self.high):
+        bounds = [self.low] if self.high is None else [self.low, self.high]
+        if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
             raise UnmaskError(f"A text of {self.low} to {self.high} characters cannot be; give 0 <= low <= high.")
 
     def within(self, length: int, vocabulary: Vocabulary) -> Characters:
@@ -84,7 +85,7 @@ class _Words(Constraint):
     whole: bool = True
 
     def __init__(self, *words: str | Sequence[int], whole: bool = True) -> None:
-        if not words or not all(words):
+        if not words or not all(isinstance(word, Sequence) and word for word in words):
             raise UnmaskError(f"{type(self).__name__} needs words that are not empty; name at least one.")
         object.__setattr__(self, "words", tuple(word if isinstance(word, str) else tuple(word) for word in words))
         object.__setattr__(self, "whole", whole)

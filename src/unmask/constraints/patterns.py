@@ -30,6 +30,7 @@ UNSUPPORTED = {
     "comment": r"\(\?\#",
     "flag": r"\(\?[-a-zA-Z]*[aLmux]",
     "set that begins with its end": r"\[\^?\]",
+    "brace": r"(?<=[^(|])\{(?![\d,])",
     "": r"\\.|\[(?:\\.|[^\]\\])*\]",
 }
 """What Python's expressions have beside these, by name; last, without one, what is passed over as a whole."""

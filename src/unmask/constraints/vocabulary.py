@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,9 @@ class Vocabulary:
         return [self._token(one) for one in named]
 
     def _token(self, named: int | str) -> int:
-        if not isinstance(named, (int, str)):
+        if not isinstance(named, (Integral, str)):
             raise UnmaskError(f"{named!r} is no token; name one by its id, or by a word that is one token.")
-        ids = [named] if isinstance(named, int) else encode(self._needed(), [named])[0]
+        ids = [int(named)] if isinstance(named, Integral) else encode(self._needed(), [named])[0]
         if len(ids) != 1:
             raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single one, or ask for a word in the text.")
         if not 0 <= ids[0] < self.size or ids[0] == self.mask:
