@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from unmask.laws.chains import BLANK, MASK, STARTED, L, V, chain_of
 from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Table, every_canvas, random_table
 from unmask.samplers import paths
-from unmask.samplers.base import Canvas, JointRule, Positions, State, sample, walk
+from unmask.samplers.base import Canvas, Evidence, JointRule, Positions, State, sample, walk
 from unmask.samplers.conditioned import Conditioned
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.particles import crowd, walk_together
@@ -132,6 +133,15 @@ def test_truncation_is_lifted_where_it_leaves_no_path(rule):
     assert shares[2] > 0
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_lifting_a_truncation_leaves_the_temperature(temperature):
+    seen = written(TokenRule(temperature=temperature, top_k=1), [Words([3])])
+    a, b, c = (p ** (1 / temperature) for p in (0.9, 0.04, 0.01))
+    shares = {(0, 3): a, (3, 0): a, (2, 3): b, (3, 2): b, (3, 3): c}
+    for pair, share in shares.items():
+        assert seen.count(pair) / len(seen) == pytest.approx(share / sum(shares.values()), abs=0.04), pair
+
+
 def test_truncation_stays_where_it_leaves_a_path():
     seen = written(TokenRule(top_k=2), [Words([2])])
     assert set(seen) == {(0, 2), (2, 0), (2, 2)}
@@ -236,16 +246,16 @@ def test_particles_converge_to_the_models_law_given_the_match(steps):
     automaton, denoiser = automaton_of([Words([2, 3])]), random_table()
     law = chain_of(Reveal(steps=steps), denoiser, BLANK) * matches(automaton)
     chance = float(law.sum())
-    rule, distances = Conditioned(TokenRule(), automaton, CPU, weigh=True), []
+    distances = []
     for n, rows in ((1, 2000), (8, 1500), (64, 600)):
-        last = together(n, rows, steps, rule, denoiser)
+        last = together(n, rows, steps, Conditioned(TokenRule(), automaton, CPU, n), denoiser)
         assert last.evidence is not None
         estimate = last.evidence.log_weight.exp()
         error = float(estimate.std()) / rows**0.5
         assert abs(float(estimate.mean()) - chance) < 4 * error, "the estimate of the chance of a match is unbiased"
         distances.append(float((counts(last) / rows - law / chance).abs().sum()) / 2)
     assert distances[0] > distances[1] + 0.05 > distances[2] + 0.1
-    many = counts(together(256, 300, steps, rule, denoiser))
+    many = counts(together(256, 300, steps, Conditioned(TokenRule(), automaton, CPU, 256), denoiser))
     assert chi_square(many, law / chance) > 1e-3
 
 
@@ -253,13 +263,56 @@ def test_the_chance_of_a_match_is_that_under_the_temperature():
     automaton, table = automaton_of([Words([2, 3])]), random_table()
     sharper = Table(table.logits / 0.5, MASK)
     chance = float((chain_of(Reveal(steps=2), sharper, BLANK) * matches(automaton)).sum())
-    last = together(2, 2000, 2, Conditioned(TokenRule(temperature=0.5), automaton, CPU, weigh=True), table)
+    last = together(2, 2000, 2, Conditioned(TokenRule(temperature=0.5), automaton, CPU, 2), table)
     estimate = last.evidence.log_weight.exp()
     assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 2000**0.5
 
 
+def two_places(rule: TokenRule, particles: int, rows: int, second: tuple[float, ...] = (0.3, 0.3, 0.4)) -> State:
+    """Tokens A, B, C and the mask; the second place must be C, which is rare, and cut off, where the first is A.
+
+    The first is A or B. `second` is the prediction of the second place, (0.5, 0.4, 0.1) behind A.
+    """
+    p = torch.zeros(4**2, 2, 4)
+    p[:, 0, :2] = 0.5
+    p[:, 1, :3] = torch.tensor(second)
+    p[::4, 1, :3] = torch.tensor([0.5, 0.4, 0.1])
+    automaton = bind([Fixed({1: 2})], Vocabulary(None, 4, 3), [])
+    canvas = Canvas.of(torch.full((rows, 2), 3), 3, seed=11)
+    joint = Conditioned(rule, automaton, CPU, particles)
+    *_, last = walk_together(Reveal(), Table(p.log(), 3), canvas, joint, particles)
+    return last
+
+
+def test_particles_converge_to_the_truncated_models_law_given_the_match():
+    """In the order 0, 1 the truncated model writes C behind B alone, else it writes C with 0.4 and then A or B."""
+    last = two_places(TokenRule(top_k=2), 32, 4000)
+    chance = 0.5 * 0.5 * 0.4 + 0.5 * 0.4
+    assert (last.ids[:, 1] == 2).all()
+    assert float((last.ids[:, 0] == 0).double().mean()) == pytest.approx(0.5 * 0.4 * 0.5 / chance, abs=0.025)
+    estimate = last.evidence.log_weight.exp()
+    assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 4000**0.5
+
+
+def test_truncation_is_lifted_where_it_leaves_no_particle_a_path():
+    last = two_places(TokenRule(top_k=1), 4, 1000, second=(0.6, 0.3, 0.1))
+    assert (last.ids[:, 1] == 2).all()
+    assert float((last.ids[:, 0] == 0).double().mean()) == pytest.approx(0.5, abs=0.06)
+    quarters = last.evidence.log_weight.exp() / 0.025
+    assert set(quarters.round(decimals=4).tolist()) == {1.0, 2.0, 3.0, 4.0}, "all are lifted together, then some die"
+
+
+def test_particles_die_where_others_that_weigh_something_have_a_path():
+    rule = Conditioned(TokenRule(top_k=1), automaton_of([Words([2])]), CPU, 2)
+    state = Reveal().begin(Canvas.of(BLANK.expand(8, -1), MASK))
+    weight = torch.tensor([0.0, 0.0, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0])
+    lost = torch.tensor([True, False, True, True, False, True, False, False])
+    dead = rule._dead(replace(state, evidence=Evidence(weight, torch.zeros(8))), lost)
+    assert dead.tolist() == [True, False, False, False, False, False, False, False]
+
+
 def test_the_walk_that_is_shown_is_one_walk():
-    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, weigh=True)
+    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, 16)
     canvas = Canvas.of(BLANK.expand(40, -1), MASK)
     states = list(walk_together(Reveal(), random_table(), canvas, rule, 16))
     for before, after in itertools.pairwise(states):
@@ -269,7 +322,7 @@ def test_the_walk_that_is_shown_is_one_walk():
 
 def test_particles_respect_given_tokens_and_company():
     automaton, denoiser = automaton_of([Words([2, 3])]), random_table()
-    rule = Conditioned(TokenRule(), automaton, CPU, weigh=True)
+    rule = Conditioned(TokenRule(), automaton, CPU, 5)
     ids = torch.tensor([[1, 1, 1], [1, 2, 1], [1, 1, 3], [2, 3, 0]])
     for steps in (2, None):
         *_, last = walk_together(Reveal(steps=steps), denoiser, Canvas.of(ids, MASK, seed=7), rule, 5)
@@ -285,7 +338,7 @@ def test_particles_respect_given_tokens_and_company():
 
 
 def test_one_particle_is_the_walk_without():
-    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, weigh=True)
+    rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, 1)
     canvas = Canvas.of(BLANK.expand(20, -1), MASK)
     *_, last = walk_together(Reveal(), random_table(), canvas, rule, 1)
     assert torch.equal(last.ids, sample(Reveal(), random_table(), canvas, rule).ids)

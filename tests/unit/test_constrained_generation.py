@@ -15,13 +15,14 @@ LENGTH = 20
 CASES = [
     (Regex("[a-z]+( [a-z]+)*"), lambda text: re.fullmatch("[a-z]+( [a-z]+)*", text)),
     (Regex(r"(.|\n)*(é|☃)[0-9]+"), lambda text: re.fullmatch(r"(.|\n)*(é|☃)[0-9]+", text)),
-    (Words("cat", "é"), lambda text: "cat" in text and "é" in text),
-    (NoWords("a", "é", "\n"), lambda text: not set(text) & set("aé\n")),
+    (Words("cat", "é"), lambda text: re.search(r"\bcat\b", text) and re.search(r"\bé\b", text)),
+    (Words("cat", "é", whole=False), lambda text: "cat" in text and "é" in text),
+    (NoWords("a", "é", "\n", whole=False), lambda text: not set(text) & set("aé\n")),
     (Characters(11, 13), lambda text: 11 <= len(text) <= 13),
     (Allowed(["x", "y", "f"]), lambda text: set(text) <= set("xyf")),
     (Allowed(["x", "y"], range(2, 20)), lambda text: set(text[2:]) <= set("xy")),
     (Banned([token for token in range(257) if token not in {*b"fzq"}]), lambda text: set(text) <= set("fzq")),
-    ([Regex("[a-f]+z[a-f]+"), Words("fa"), Fixed({9: "z"})], lambda text: text[9] == "z" and "fa" in text),
+    ([Regex("[a-f]+z[a-f]+"), Words("fa", whole=False), Fixed({9: "z"})], lambda text: text[9] == "z" and "fa" in text),
 ]
 
 
@@ -59,7 +60,7 @@ def test_ragged_lines_are_filled_under_a_constraint(mdlm, particles):
     filled = mdlm.fill(lines, seed=5, **options)
     for i, (line, text) in enumerate(zip(lines, filled, strict=True)):
         assert re.fullmatch(re.sub(r"\[MASK(:\d)?\]", "[a-z ]+", line), text)
-        assert "q" in text
+        assert re.search(r"\bq\b", text)
         assert text == mdlm.fill(line, seed=5 + i, **options)
 
 
@@ -92,9 +93,13 @@ IMPOSSIBLE: list[tuple[str, Constraint | list[Constraint], str]] = [
     ("", Characters(9, 12), "No canvas of 8 tokens"),
     ("", Words("far too long a word"), "No canvas of 8 tokens.*nearest length that can is 19"),
     ("A", Regex("[a-z]*"), "given tokens contradict"),
-    ("", [Words("cat"), NoWords("a")], "cannot hold together"),
+    ("", [Words("cat"), NoWords("a", whole=False)], "cannot hold together"),
+    ("xcat", [Words("cat"), Regex("xcat[a-z]+")], "cannot hold together"),
     ("a", [Words("cat"), Fixed({2: "z"}), Characters(3, 3)], "No canvas|cannot hold together"),
     ("", Fixed({8: "a"}), "position 8"),
+    ("", Banned(range(257)), "leaves no token that could stand at position 0"),
+    ("", Banned(list(range(257)), [0]), "leaves no token that could stand at position 0"),
+    ("", Allowed([]), "leaves no token that could stand at position 0"),
     ("", [], "no constraint"),
     ("", "[a-z]*", "no constraint"),
 ]

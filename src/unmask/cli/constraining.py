@@ -22,10 +22,10 @@ class Constraining:
         str | None, typer.Option(help="A regular expression that the whole text matches.", metavar="REGEX")
     ] = None
     with_words: Annotated[
-        list[str] | None, typer.Option("--with", help="A word that appears; may be repeated.", metavar="WORD")
+        list[str] | None, typer.Option("--with", help="A whole word that appears; may be repeated.", metavar="WORD")
     ] = None
     without: Annotated[
-        list[str] | None, typer.Option(help="A word that does not; may be repeated.", metavar="WORD")
+        list[str] | None, typer.Option(help="A whole word that does not; may be repeated.", metavar="WORD")
     ] = None
     characters: Annotated[
         str | None, typer.Option(help="Length of the text in characters: 50, or 40-60.", metavar="N-M")

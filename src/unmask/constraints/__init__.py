@@ -1,7 +1,7 @@
 """What a canvas may contain, as one automaton over its tokens.
 
-`members` are the constraints a user asks for; `letters` reads text and `vocabulary` tokens, `lifting` joins them;
-`automaton` is what all become, and `binding` says whether a canvas can satisfy it. The exact draw is a sampler's.
+`members` are the constraints a user asks for; `letters` and `patterns` read text and `vocabulary` tokens, `lifting`
+joins them; `automaton` is what all become, and `binding` says whether a canvas can satisfy it. The draw is a sampler's.
 """
 
 from unmask.constraints.automaton import Automaton

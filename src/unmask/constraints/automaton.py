@@ -18,6 +18,8 @@ Moves = Callable[[Ints], Ints]
 
 LARGEST = 1 << 23
 """Entries of a table of moves, from which on an automaton is too large to work with."""
+SHOWN = 160
+"""Characters of an error that what was asked for may take up."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,29 @@ class Automaton:
 def one_state(kind: Ints, gate: Bools) -> Automaton:
     """An automaton that looks at every position alone: what `gate` [P, K] lets through."""
     kinds = gate.shape[1]
-    return Automaton(kind, np.zeros((1, kinds), dtype=np.int64), np.ones(1, dtype=bool), gate)
+    return tidy(Automaton(kind, np.zeros((1, kinds), dtype=np.int64), np.ones(1, dtype=bool), gate))
 
 
 def tidy(automaton: Automaton) -> Automaton:
-    """The same automaton without states that are never reached or never accept, and with as few kinds as possible."""
+    """The same automaton without states that never accept and kinds that no token has, and with as few as possible."""
     return _merge_kinds(_trim(automaton))
+
+
+def fewest_states(automaton: Automaton) -> Automaton:
+    """The same automaton with one state for all from which the same is accepted, where nothing depends on positions.
+
+    States are told apart by what their moves lead to, again and again; random sums stand for rows of the table.
+    """
+    weights = np.random.default_rng(0).integers(1 << 62, size=automaton.kinds)
+    group, groups = automaton.accepts.astype(np.int64), 0
+    while group.max() + 1 > groups:
+        groups = group.max() + 1
+        after = np.where(automaton.move >= 0, group[automaton.move] + 1, 0)
+        _, first, group = np.unique(after @ weights + group * weights.sum(), return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))
+    group, first = order[group], np.sort(first)
+    move = automaton.move[first]
+    return tidy(replace(automaton, move=np.where(move >= 0, group[move], -1), accepts=automaton.accepts[first]))
 
 
 def intersect(automata: list[Automaton]) -> Automaton:
@@ -102,44 +121,68 @@ def _pair_moves(left: Ints, right: Ints) -> Moves:
 
 def explore(moves: Moves, start: int) -> tuple[Ints, Ints]:
     """All states that can be reached from one, the first of them itself, and their moves [S, K] by these numbers."""
-    found, tables = np.array([start]), []
-    new = found
+    found = new = known = np.array([start])
+    tables = []
     while len(new):
         tables.append(moves(new))
-        size = tables[-1].shape[1] * (len(found) + 1)
-        if size > LARGEST:
-            raise UnmaskError(
-                f"This constraint needs more than {len(found)} states for {tables[-1].shape[1]} kinds of tokens, too "
-                "many to work with; ask for less at once."
-            )
-        new = np.setdiff1d(tables[-1][tables[-1] >= 0], found)
+        after = np.unique(tables[-1])
+        place = np.searchsorted(known, after)
+        fresh = (after >= 0) & (known[np.minimum(place, len(known) - 1)] != after)
+        new, known = after[fresh], np.insert(known, place[fresh], after[fresh])
         found = np.concatenate([found, new])
+        check_size(len(found), tables[-1].shape[1])
     table = np.concatenate(tables)
-    order = np.argsort(found)
-    number = order[np.searchsorted(found[order], np.where(table >= 0, table, start))]
+    number = np.argsort(found)[np.searchsorted(known, np.where(table >= 0, table, start))]
     return found, np.where(table >= 0, number, -1)
+
+
+def check_size(states: int, kinds: int) -> None:
+    """A table of moves that is too large to be worked with is an error, to be raised before there is one."""
+    if states * kinds > LARGEST:
+        raise UnmaskError(
+            f"This constraint needs {states} states or more for {kinds} kinds of tokens or of their letters, too many "
+            "to work with; ask for less at once."
+        )
 
 
 def _trim(automaton: Automaton) -> Automaton:
     """Moves into states from which nothing is accepted, however long the canvas, end all hope at once."""
-    move, hope = automaton.move, automaton.accepts.copy()
-    while True:
-        further = hope | (hope[move] & (move >= 0)).any(axis=1)
-        if (further == hope).all():
-            break
-        hope = further
+    move, hope = automaton.move, _hopeful(automaton.move, automaton.accepts)
     hope[0] = True
     number = np.where(hope, np.cumsum(hope) - 1, -1)
     move = np.where(move >= 0, number[move], -1)[hope]
     return replace(automaton, move=move, accepts=automaton.accepts[hope])
 
 
+def _hopeful(move: Ints, accepts: Bools) -> Bools:
+    """[S] whether an accepting state can be reached, found from these backwards, every move once."""
+    begin, kind = np.nonzero(move >= 0)
+    order = np.argsort(move[begin, kind], kind="stable")
+    begin, firsts = begin[order], np.searchsorted(move[begin, kind][order], np.arange(len(move) + 1))
+    hope, new = accepts.copy(), np.flatnonzero(accepts)
+    while len(new):
+        counts = firsts[new + 1] - firsts[new]
+        arcs = np.repeat(firsts[new] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        before = np.unique(begin[arcs])
+        new = before[~hope[before]]
+        hope[new] = True
+    return hope
+
+
 def _merge_kinds(automaton: Automaton) -> Automaton:
-    """Kinds with equal moves and gates become one; those that lead nowhere none."""
+    """Kinds with equal moves and gates become one; those that lead nowhere, or that no token has, none."""
     columns = np.concatenate([automaton.move, automaton.gate])
     _, first, place = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    leads = (automaton.move[:, first] >= 0).any(axis=0)
+    has_token = np.zeros(len(first), dtype=bool)
+    has_token[place.reshape(-1)[automaton.kind[automaton.kind >= 0]]] = True
+    leads = has_token & (automaton.move[:, first] >= 0).any(axis=0)
     number = np.where(leads, np.cumsum(leads) - 1, -1)[place.reshape(-1)]
     kind = np.where(automaton.kind >= 0, number[automaton.kind], -1) if len(number) else automaton.kind
     first = first[leads]
     return Automaton(kind, automaton.move[:, first], automaton.accepts, automaton.gate[:, first])
+
+
+def shown(asked: object) -> str:
+    """What was asked for as an error shows it; where it is long, its beginning."""
+    text = repr(asked)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, intersect
+from unmask.constraints.automaton import Automaton, Bools, intersect, shown
 from unmask.constraints.members import Constraint
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.errors import UnmaskError
@@ -17,7 +17,9 @@ LONGEST = 1024
 
 def bind(constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> Automaton:
     """The automaton of all constraints, after a look whether every row (masks where it is open) can satisfy it."""
-    automata = [constraint.automaton(vocabulary) for constraint in constraints]
+    longest = max(map(len, rows), default=None)
+    asked = constraints if longest is None else [one.within(longest, vocabulary) for one in constraints]
+    automata = [constraint.automaton(vocabulary) for constraint in asked]
     whole = intersect(automata)
     for row in dict.fromkeys(tuple(row) for row in rows):
         if not can_accept(whole, row, vocabulary.mask):
@@ -43,22 +45,31 @@ def _begin(automaton: Automaton) -> Bools:
 def _reason(constraints: Sequence[Constraint], automata: list[Automaton], row: tuple[int, ...], mask: int) -> str:
     blank = [mask] * len(row)
     for constraint, automaton in zip(constraints, automata, strict=True):
+        name = shown(constraint)
         if len(automaton.gate) > len(row):
             last = len(automaton.gate) - 1
-            return f"{constraint} speaks of position {last} and the canvas has {len(row)} tokens; lengthen the canvas."
+            return f"{name} speaks of position {last} and the canvas has {len(row)} tokens; lengthen the canvas."
+        if closed := _closed(automaton, len(row)):
+            return f"{name} leaves no token that could stand at position {closed[0]}; allow one there."
         if not can_accept(automaton, blank, mask):
-            return f"No canvas of {len(row)} tokens can satisfy {constraint}; {_remedy(automaton, len(row))}."
+            return f"No canvas of {len(row)} tokens can satisfy {name}; {_remedy(automaton, len(row))}."
         if not can_accept(automaton, row, mask):
-            return f"The given tokens contradict {constraint} on a canvas of {len(row)} tokens; change one of them."
-    named = " and ".join(str(constraint) for constraint in constraints)
+            return f"The given tokens contradict {name} on a canvas of {len(row)} tokens; change one of them."
+    named = " and ".join(map(shown, constraints))
     return f"{named} cannot hold together on this canvas of {len(row)} tokens; drop one of them or change its length."
+
+
+def _closed(automaton: Automaton, length: int) -> list[int]:
+    """The positions of a canvas at which no token may stand, where only positions matter and not what stands around."""
+    alone = automaton.states == 1 and automaton.accepts[0]
+    return np.flatnonzero(~automaton.gates(length).any(axis=1)).tolist() if alone else []
 
 
 def _remedy(automaton: Automaton, length: int) -> str:
     """What to do about a canvas that has the wrong length."""
     possible = _lengths(automaton, LONGEST)
     if not possible:
-        return "no other could, so ask for something else"
+        return f"no other of up to {LONGEST} tokens could, so ask for something else"
     return f"the nearest length that can is {min(possible, key=lambda one: abs(one - length))}, so ask for that"
 
 

@@ -6,126 +6,50 @@ letter; so the states of `Bytes` are a state between letters and what has been r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from unmask.constraints.automaton import Bools, Ints
-from unmask.errors import UnmaskError
+from unmask.constraints.alphabet import UNICODE, of_words
+from unmask.constraints.automaton import Bools, Ints, check_size
 
 ANY = 0
 """The kind of the letters without a name."""
-CONTINUES = (0x80, 0xBF)
-FIRST_BYTES: list[tuple[range, tuple[tuple[int, int], ...]]] = [
-    (range(0xC2, 0xE0), (CONTINUES,)),
-    (range(0xE0, 0xE1), ((0xA0, 0xBF), CONTINUES)),
-    (range(0xE1, 0xED), (CONTINUES, CONTINUES)),
-    (range(0xED, 0xEE), ((0x80, 0x9F), CONTINUES)),
-    (range(0xEE, 0xF0), (CONTINUES, CONTINUES)),
-    (range(0xF0, 0xF1), ((0x90, 0xBF), CONTINUES, CONTINUES)),
-    (range(0xF1, 0xF4), (CONTINUES, CONTINUES, CONTINUES)),
-    (range(0xF4, 0xF5), ((0x80, 0x8F), CONTINUES, CONTINUES)),
-]
-"""The bytes that begin a letter of several, and the ranges of those that follow (Unicode, table 3-7)."""
-
-Begun = tuple[bytes, tuple[tuple[int, int], ...]]
-"""What was read of a letter, empty where no named letter begins so, and the ranges of the bytes that it needs yet."""
+SURROGATES = slice(0xD800, 0xE000)
 
 
 @dataclass(frozen=True)
 class Letters:
-    """`kinds` of named letters (others are of kind 0), `move` [Q, C] from state 0, -1 for none, `accepts` [Q]."""
+    """`kinds` of named letters (others are of kind 0), `move` [Q, C] from state 0, -1 for none, `accepts` [Q].
+
+    Those of the others that can be part of a word are of kind `of_words`.
+    """
 
     kinds: dict[str, int]
     move: Ints
     accepts: Bools
+    of_words: int = ANY
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """`move` [S, 256] the state after each byte, -1 for none; `accepts` [S]: only between two letters."""
+    """`alike` has the kind of each byte, `move` [S, C] the state after each kind, -1 for none.
 
+    `accepts` [S]: only between two letters.
+    """
+
+    alike: bytes
     move: Ints
     accepts: Bools
 
 
-def counting(low: int, high: int) -> Letters:
-    """At least `low` and at most `high` letters."""
-    move = np.arange(1, high + 2)[:, None]
-    move[high] = -1
-    return Letters({}, move, np.arange(high + 1) >= low)
-
-
-def containing(word: str, absent: bool = False) -> Letters:
-    """A word somewhere in the text, or nowhere: state i has read the first i letters of it."""
-    kinds = {letter: kind for kind, letter in enumerate(dict.fromkeys(word), start=1)}
-    move = search_moves([kinds[letter] for letter in word], len(kinds) + 1)
-    found = np.arange(len(word) + 1) == len(word)
-    return Letters(kinds, np.where(found[move], -1, move), ~found) if absent else Letters(kinds, move, found)
-
-
-def search_moves(word: list[int], kinds: int) -> Ints:
-    """[n + 1, kinds] the moves of a search for a word of n symbols; it stays at n when it has been found."""
-    move = np.zeros((len(word) + 1, kinds), dtype=np.int64)
-    fallback = 0
-    for state, symbol in enumerate(word):
-        move[state] = move[fallback]
-        move[state, symbol] = state + 1
-        fallback = move[fallback, symbol] if state else 0
-    move[len(word)] = len(word)
-    return move
-
-
-def matching(pattern: str) -> Letters:
-    """A regular expression that the whole text matches."""
-    machine = _parsed(pattern)
-    classes = {number: kind for kind, number in enumerate(_classes(machine))}
-    states = {state: number for number, state in enumerate(_first(machine.initial, machine.states))}
-    move = np.full((len(states), len(classes)), -1)
-    for state, row in machine.map.items():
-        for symbol, after in row.items():
-            if machine.islive(after):
-                move[states[state], classes[symbol]] = states[after]
-    accepts = np.array([state in machine.finals for state in states])
-    named = {letter: classes[number] for letter, number in machine.alphabet.items() if _is_letter(letter)}
-    return Letters(named, move, accepts)
-
-
-def _is_letter(symbol: Any) -> bool:
-    """Whether a symbol is a character that a text can have; halves of surrogate pairs are none."""
-    return isinstance(symbol, str) and not "\ud800" <= symbol <= "\udfff"
-
-
-def _parsed(pattern: str) -> Any:
-    try:
-        import interegular
-        from interegular.patterns import InvalidSyntax, Unsupported
-    except ImportError:
-        raise UnmaskError(
-            "Regular expressions need the package interegular; install it with: pip install 'unmask[regex]'."
-        ) from None
-    try:
-        return interegular.parse_pattern(pattern).to_fsm().reduce()
-    except (InvalidSyntax, Unsupported) as error:
-        reason = " ".join(str(error).split()) or "its syntax"
-        raise UnmaskError(
-            f"The regular expression {pattern!r} cannot be used ({reason}); write one that describes the whole text, "
-            "without anchors, back-references or word boundaries."
-        ) from None
-
-
-def _classes(machine: Any) -> list[int]:
-    """The numbers of the classes of letters, that of the letters without a name first."""
-    from interegular.fsm import anything_else
-
-    return list(_first(machine.alphabet[anything_else], machine.alphabet.by_transition))
-
-
-def _first(first: int, members: Iterable[int]) -> dict[int, None]:
-    """The members, one of them first."""
-    return dict.fromkeys([first, *members])
+def counting(low: int, high: int | None) -> Letters:
+    """At least `low` and at most `high` letters, or any number more."""
+    last = low if high is None else high
+    check_size(last + 1, 1)
+    move = np.arange(1, last + 2)[:, None]
+    move[last] = last if high is None else -1
+    return Letters({}, move, np.arange(last + 1) >= low)
 
 
 def read_bytes(letters: Letters) -> Bytes:
@@ -133,42 +57,67 @@ def read_bytes(letters: Letters) -> Bytes:
 
     State q P + b has read the whole letters up to state q, and the beginning b of another; beginning 0 is none.
     """
-    begun, kind = _spell(letters.kinds)
+    letters = _merge_kinds(letters)
+    (begun, kind), alike = _merge_bytes(*_spell(_kind_of_every(letters)))
     size, whole = len(begun), np.maximum(kind, 0)
+    check_size(len(letters.move) * size, kind.shape[1])
     after = letters.move[:, whole]
     ended = np.where(after >= 0, after * size, -1)
     going = np.where(begun >= 0, np.arange(len(letters.move))[:, None, None] * size + begun, -1)
-    move = np.where(kind >= 0, ended, going).reshape(-1, 256)
+    move = np.where(kind >= 0, ended, going).reshape(-1, kind.shape[1])
     accepts = np.zeros((len(letters.move), size), dtype=bool)
     accepts[:, 0] = letters.accepts
-    return Bytes(move, accepts.reshape(-1))
+    return Bytes(alike, move, accepts.reshape(-1))
 
 
-def _spell(kinds: dict[str, int]) -> tuple[Ints, Ints]:
-    """[P, 256] the beginning of a letter after each byte, and the kind of the letter that it ends; -1 for none."""
-    beginnings = {letter.encode()[:size] for letter in kinds for size in range(1, len(letter.encode()))}
-    found: list[Begun] = [(b"", ())]
-    rows: list[tuple[list[int], list[int]]] = []
-    for place in found:
-        row = [-1] * 256, [-1] * 256
-        for byte, rest in _next_bytes(place):
-            read = place[0] + bytes([byte])
-            if not rest:
-                row[1][byte] = kinds.get(read.decode(errors="ignore"), ANY)
-                continue
-            further = (read if read in beginnings else b"", rest)
-            if further not in found:
-                found.append(further)
-            row[0][byte] = found.index(further)
-        rows.append(row)
-    begun, ended = zip(*rows, strict=True)
-    return np.array(begun), np.array(ended)
+def _merge_kinds(letters: Letters) -> Letters:
+    """The same automaton with one kind for letters that no state tells apart; those like the nameless have no name."""
+    move, place = np.unique(letters.move, axis=1, return_inverse=True)
+    place = place.reshape(-1)
+    order = np.arange(move.shape[1])
+    order[[ANY, place[ANY]]] = place[ANY], ANY
+    kinds = {letter: int(order[place[kind]]) for letter, kind in letters.kinds.items()}
+    return Letters(kinds, move[:, order], letters.accepts, int(order[place[letters.of_words]]))
 
 
-def _next_bytes(place: Begun) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-    """The bytes that may come, each with the ranges of those that must come after it."""
-    _, needed = place
-    if needed:
-        low, high = needed[0]
-        return [(byte, needed[1:]) for byte in range(low, high + 1)]
-    return [(byte, ()) for byte in range(0x80)] + [(byte, rest) for bytes_, rest in FIRST_BYTES for byte in bytes_]
+def _kind_of_every(letters: Letters) -> Ints:
+    """[0x110000] the kind of every letter there is, -1 for the halves of surrogate pairs."""
+    kind = np.where(of_words(), letters.of_words, ANY) if letters.of_words != ANY else np.full(UNICODE, ANY)
+    kind[[ord(letter) for letter in letters.kinds]] = list(letters.kinds.values())
+    kind[SURROGATES] = -1
+    return kind
+
+
+def _merge_bytes(begun: Ints, kind: Ints) -> tuple[tuple[Ints, Ints], bytes]:
+    """Tables [P, C] of kinds of bytes out of those [P, 256] of bytes, and the kind of every byte."""
+    table, alike = np.unique(np.concatenate([begun, kind]), axis=1, return_inverse=True)
+    return (table[: len(begun)], table[len(begun) :]), alike.reshape(-1).astype(np.uint8).tobytes()
+
+
+def _spell(kind: Ints) -> tuple[Ints, Ints]:
+    """[P, 256] the beginning of a letter after each byte, and the kind of the letter that it ends; -1 for none.
+
+    Beginnings that go on alike are one: those that need one more byte come first, then those that need two and three.
+    """
+    ones, one = _distinct_rows(kind.reshape(-1, 64))
+    one = np.where(ones.max(axis=1)[one] >= 0, one + 1, -1)
+    shortest = np.where(np.arange(len(one)) < 0x800 // 64, -1, one)
+    twos, two = _distinct_rows(shortest.reshape(-1, 64))
+    two = two + 1 + len(ones)
+    longest = np.full(5 * 64, -1)
+    longest[16:272] = two[16:]
+    threes, three = _distinct_rows(longest.reshape(5, 64))
+    begun = np.full((1 + len(ones) + len(twos) + len(threes), 256), -1)
+    ended = np.full_like(begun, -1)
+    begun[0, 0xC2:0xE0], begun[0, 0xE0:0xF0] = one[2:32], two[:16]
+    begun[0, 0xF0:0xF5] = three + 1 + len(ones) + len(twos)
+    begun[1 + len(ones) :, 0x80:0xC0] = np.concatenate([twos, threes])
+    ended[0, :0x80], ended[1 : 1 + len(ones), 0x80:0xC0] = kind[:0x80], ones
+    return begun, ended
+
+
+def _distinct_rows(table: Ints) -> tuple[Ints, Ints]:
+    """The different rows of a table [N, 64], and which of them each is; random sums tell them apart."""
+    sums = table @ np.random.default_rng(0).integers(1 << 62, size=64)
+    _, first, place = np.unique(sums, return_index=True, return_inverse=True)
+    return table[first], place.reshape(-1)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from unmask.constraints.automaton import Automaton, Bools, Ints, explore, tidy
-from unmask.constraints.letters import Letters, read_bytes
+from unmask.constraints.letters import Bytes, Letters, read_bytes
 from unmask.constraints.vocabulary import Vocabulary
 
-NOTHING, END, NEVER = 256, 257, 258
-"""Symbols beside the bytes: one that is passed over, the end of the text, and one that is never accepted."""
+NOTHING, END, NEVER = -3, -2, -1
+"""The last columns of a table: a symbol that is passed over, the end of the text, and what is never accepted."""
 
 
 class Word(NamedTuple):
@@ -29,32 +29,24 @@ def lift(letters: Letters, vocabulary: Vocabulary) -> Automaton:
     Bytes that no state tells apart are one, so that most tokens read like many others and few are read at all. Where
     tokens read differently at the beginning of a text, states from the size of the table on are those at a beginning.
     """
-    table, accepts = _with_symbols(letters)
-    kind, words = _distinct(vocabulary, _representatives(table))
+    reader = read_bytes(letters)
+    table, accepts = _with_symbols(reader)
+    kind, words = _distinct(vocabulary, reader.alike)
     first, later = _spelled([word.first for word in words]), _spelled([word.later for word in words])
     renews = np.array([word.renews for word in words])
     found, move = explore(partial(_moves, table, first, later, renews), len(table) if vocabulary.begins else 0)
     return tidy(Automaton(kind, move, accepts[found % len(table)], np.ones((0, len(words)), dtype=bool)))
 
 
-def _with_symbols(letters: Letters) -> tuple[Ints, Bools]:
-    """The moves [S + 2, 259] by bytes and symbols, and what is accepted; last the states `ended` and `dead`."""
-    reader = read_bytes(letters)
-    ended = len(reader.move)
-    table = np.full((ended + 2, 259), -1)
-    table[:ended, :256] = reader.move
+def _with_symbols(reader: Bytes) -> tuple[Ints, Bools]:
+    """The moves [S + 2, C + 3] by kinds of bytes and symbols, and what is accepted; last the states `ended`, `dead`."""
+    ended, kinds = reader.move.shape
+    table = np.full((ended + 2, kinds + 3), -1)
+    table[:ended, :kinds] = reader.move
     table[:ended, NOTHING] = np.arange(ended)
     table[:ended, END] = np.where(reader.accepts, ended, -1)
     table[ended, :NEVER] = ended
     return table, np.concatenate([reader.accepts, [True, False]])
-
-
-def _representatives(table: Ints) -> bytes:
-    """For every byte one that moves like it, the same for all of them."""
-    group = np.unique(table[:, :256], axis=1, return_inverse=True)[1].reshape(-1)
-    member = np.zeros(group.max() + 1, dtype=np.uint8)
-    member[group] = np.arange(256)
-    return member[group].tobytes()
 
 
 def _distinct(vocabulary: Vocabulary, alike: bytes) -> tuple[Ints, list[Word]]:

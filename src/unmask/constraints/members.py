@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, intersect, one_state, tidy
-from unmask.constraints.letters import containing, counting, matching, search_moves
+from unmask.constraints.automaton import Automaton, Bools, check_size, fewest_states, intersect, one_state, shown, tidy
+from unmask.constraints.letters import counting
 from unmask.constraints.lifting import lift
+from unmask.constraints.patterns import matching
 from unmask.constraints.vocabulary import Vocabulary
+from unmask.constraints.words import containing, search_moves, standing_alone
 from unmask.errors import UnmaskError
 
 Token = int | str
@@ -25,6 +28,10 @@ class Constraint(ABC):
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         """The automaton over the tokens of a vocabulary."""
 
+    def within(self, length: int, vocabulary: Vocabulary) -> Constraint:
+        """What asks the same of canvases of at most so many tokens, and may be easier to work with."""
+        return self
+
 
 @dataclass(frozen=True)
 class Regex(Constraint):
@@ -32,20 +39,35 @@ class Regex(Constraint):
 
     pattern: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise UnmaskError(f"{self.pattern!r} is no regular expression; give one as a string.")
+
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift(matching(self.pattern), vocabulary)
 
 
 @dataclass(frozen=True)
 class Characters(Constraint):
-    """The text has from `low` to `high` characters."""
+    """The text has from `low` to `high` characters (`None`: any number more)."""
 
     low: int
-    high: int
+    high: int | None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high:
+        bounds = [self.low] if self.high is None else [self.low, self.high]
+        if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
             raise UnmaskError(f"A text of {self.low} to {self.high} characters cannot be; give 0 <= low <= high.")
+
+    def within(self, length: int, vocabulary: Vocabulary) -> Characters:
+        most = length * vocabulary.longest
+        if self.low > most:
+            needed = -(-self.low // vocabulary.longest)
+            raise UnmaskError(
+                f"No canvas of {length} tokens can satisfy {self}, since a token has at most {vocabulary.longest} "
+                f"characters; ask for {needed} tokens or for fewer characters."
+            )
+        return Characters(self.low, None) if self.high is None or self.high >= most else self
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift(counting(self.low, self.high), vocabulary)
@@ -53,20 +75,26 @@ class Characters(Constraint):
 
 @dataclass(frozen=True, init=False)
 class _Words(Constraint):
-    """Words (in the text, however it is cut into tokens) or runs of token ids."""
+    """Words (in the text, however it is cut into tokens) or runs of token ids.
+
+    A word is `whole`: no letter or digit stands beside a letter or digit that it begins or ends with. Otherwise it may
+    be a part of another.
+    """
 
     words: tuple[str | tuple[int, ...], ...]
+    whole: bool = True
 
-    def __init__(self, *words: str | Sequence[int]) -> None:
-        if not words or not all(words):
+    def __init__(self, *words: str | Sequence[int], whole: bool = True) -> None:
+        if not words or not all(isinstance(word, Sequence) and word for word in words):
             raise UnmaskError(f"{type(self).__name__} needs words that are not empty; name at least one.")
         object.__setattr__(self, "words", tuple(word if isinstance(word, str) else tuple(word) for word in words))
+        object.__setattr__(self, "whole", whole)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        absent = isinstance(self, NoWords)
+        absent, search = isinstance(self, NoWords), standing_alone if self.whole else containing
         return intersect(
             [
-                lift(containing(word, absent), vocabulary)
+                fewest_states(lift(search(word, absent), vocabulary))
                 if isinstance(word, str)
                 else _run(vocabulary.tokens(word), vocabulary, absent)
                 for word in self.words
@@ -75,11 +103,11 @@ class _Words(Constraint):
 
 
 class Words(_Words):
-    """Every one of these appears: words somewhere in the text, or runs of token ids on the canvas."""
+    """Every one of these appears: whole words somewhere in the text, or runs of token ids on the canvas."""
 
 
 class NoWords(_Words):
-    """None of these appears: words anywhere in the text, or runs of token ids on the canvas."""
+    """None of these appears: whole words anywhere in the text, or runs of token ids on the canvas."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +138,10 @@ class Fixed(Constraint):
 
     tokens: Mapping[int, Token]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Mapping):
+            raise UnmaskError(f"Fixed({shown(self.tokens)}) names no positions; give {{position: token}}.")
+
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
 
@@ -128,12 +160,12 @@ def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: V
 
 def _gated(allowed: Mapping[int, Bools], vocabulary: Vocabulary) -> Automaton:
     """The automaton of the tokens [V] that are allowed at some positions; at others all are."""
-    if not allowed or min(allowed) < 0:
-        raise UnmaskError(f"The positions {sorted(allowed)} are not on a canvas; count them from 0.")
-    table = np.ones((max(allowed) + 1, vocabulary.size), dtype=bool)
-    for position, tokens in allowed.items():
-        table[position] = tokens
-    gate, kind = np.unique(table, axis=1, return_inverse=True)
+    if not allowed or not all(isinstance(one, Integral) and one >= 0 for one in allowed):
+        raise UnmaskError(f"The positions {shown(list(allowed))} are not on a canvas; give numbers, counted from 0.")
+    tokens, kind = np.unique(np.stack(list(allowed.values())), axis=1, return_inverse=True)
+    check_size(max(allowed) + 1, tokens.shape[1])
+    gate = np.ones((max(allowed) + 1, tokens.shape[1]), dtype=bool)
+    gate[list(allowed)] = tokens
     return one_state(np.where(np.arange(vocabulary.size) == vocabulary.mask, -1, kind.reshape(-1)), gate)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,19 @@ class Vocabulary:
         """Whether tokens read differently at the beginning of a text."""
         return self.pieces[0] != self.pieces[1]
 
+    @cached_property
+    def longest(self) -> int:
+        """The most characters that a token adds to a text; every letter counts with its first byte."""
+        return max(sum(byte & 0xC0 != 0x80 for byte in piece or b"") for pieces in self.pieces for piece in pieces)
+
     def tokens(self, named: Sequence[int | str]) -> list[int]:
         """Token ids from ids and from words that are one token each."""
         return [self._token(one) for one in named]
 
     def _token(self, named: int | str) -> int:
-        ids = [named] if isinstance(named, int) else encode(self._needed(), [named])[0]
+        if not isinstance(named, (Integral, str)):
+            raise UnmaskError(f"{named!r} is no token; name one by its id, or by a word that is one token.")
+        ids = [int(named)] if isinstance(named, Integral) else encode(self._needed(), [named])[0]
         if len(ids) != 1:
             raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single one, or ask for a word in the text.")
         if not 0 <= ids[0] < self.size or ids[0] == self.mask:

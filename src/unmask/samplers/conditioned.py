@@ -22,10 +22,12 @@ Head = Callable[[Tensor], Tensor]
 
 
 class Conditioned(JointRule):
-    """A token rule under a constraint. `weigh` counts what particles need, at the price of a second filter a call.
+    """A token rule under a constraint. So many rows at a time are `particles` of one sequence and are weighed, at the
+    price of a second filter a call; 0 for none.
 
-    Where truncation leaves no path to a sequence, it is lifted for that sequence and that call. What a hybrid rule
-    takes for sure is such a truncation, to one token. `eos` is what fills a row behind its text, if anything does.
+    Where truncation leaves no path to a sequence, it is lifted for that sequence and that call; a particle without one
+    among others that have one weighs nothing, as the truncated model gives it no chance. What a hybrid rule takes for
+    sure is such a truncation, to one token. `eos` is what fills a row behind its text, if anything does.
     """
 
     def __init__(
@@ -33,13 +35,13 @@ class Conditioned(JointRule):
         rule: TokenRule,
         automaton: Automaton,
         device: torch.device,
-        weigh: bool = False,
+        particles: int = 0,
         eos: int | None = None,
     ) -> None:
         self.rule = rule
         self.eos = eos
         self.untruncated = TokenRule(temperature=rule.temperature)
-        self.weigh = weigh
+        self.particles = particles
         self.automaton = automaton
         self.paths = Paths(automaton, device)
         self.greedy = rule.temperature == 0
@@ -55,7 +57,8 @@ class Conditioned(JointRule):
         lifted = torch.zeros_like(seeds, dtype=torch.bool)
         log_m = self._masses(head, hidden, state, at, lifted)
         hope = self.paths.filter(log_m, real, self.reduce)
-        if bool((lost := hope[0, :, 0].isneginf()).any()):
+        dead = self._dead(state, lost := hope[0, :, 0].isneginf())
+        if bool(lost.any()):
             lifted = lost
             log_m = self._masses(head, hidden, state, at, lifted)
             hope = self.paths.filter(log_m, real, self.reduce)
@@ -64,8 +67,15 @@ class Conditioned(JointRule):
         sets = self.paths.draw(hope, log_m, real, seeds, state.call, self.greedy)[wanted]
         chosen = hidden[_numbers(state, at)[wanted]]
         tokens, confidence = self._tokens(head, chosen, state, wanted, sets, lifted)
-        evidence = self._evidence(state, log_m, hope[0, :, 0], wanted, tokens) if self.weigh else None
+        log_z = hope[0, :, 0].masked_fill(dead, -torch.inf)
+        evidence = self._evidence(state, log_m, log_z, wanted, tokens) if self.particles else None
         return Drawn(tokens, confidence, evidence)
+
+    def _dead(self, state: State, lost: Tensor) -> Tensor:
+        """[B] the walks that have lost every truncated path, where others that weigh something have one left."""
+        alive = ~lost if state.evidence is None else ~lost & ~state.evidence.log_weight.isneginf()
+        others = alive.view(-1, max(1, self.particles)).any(dim=1, keepdim=True)
+        return lost & others.expand(-1, max(1, self.particles)).flatten()
 
     def _masses(self, head: Head, hidden: Tensor, state: State, at: Positions, lifted: Tensor) -> Tensor:
         """[B, L, A] log-masses of sets: as predicted where something is masked, of the given token elsewhere."""

@@ -76,7 +76,8 @@ def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
 def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
     eos = control.end if control.ends_fill else None
     if control.automaton is not None:
-        return Conditioned(control.rule, control.automaton, device, weigh=control.particles > 1, eos=eos)
+        particles = control.particles if control.particles > 1 else 0
+        return Conditioned(control.rule, control.automaton, device, particles, eos)
     rule = control.rule if eos is None else Ending(control.rule, eos)
     return rule if control.score is None else Scored(rule, control.score)
 
