@@ -73,12 +73,14 @@ def fewest_states(automaton: Automaton) -> Automaton:
 
     States are told apart by what their moves lead to, again and again; random sums stand for rows of the table.
     """
-    weights = np.random.default_rng(0).integers(1 << 62, size=automaton.kinds)
-    group, groups = automaton.accepts.astype(np.int64), 0
-    while group.max() + 1 > groups:
-        groups = group.max() + 1
+    own, *weights = np.random.default_rng(0).integers(1 << 62, size=1 + automaton.kinds)
+    _, first, group = np.unique(automaton.accepts, return_index=True, return_inverse=True)
+    groups = 0
+    while len(first) > groups:
+        groups = len(first)
         after = np.where(automaton.move >= 0, group[automaton.move] + 1, 0)
-        _, first, group = np.unique(after @ weights + group * weights.sum(), return_index=True, return_inverse=True)
+        sums = after @ np.array(weights, dtype=np.int64) + group * own
+        _, first, group = np.unique(sums, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))
     group, first = order[group], np.sort(first)
     move = automaton.move[first]
