@@ -305,6 +305,12 @@ def test_bad_input_is_one_sentence_and_exit_2(run, mdlm_folder, ar_folder, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_member_says_all_of_its_first_paragraph(run):
+    code, out, _ = run("list", "sampler")
+    assert code == 0
+    assert "between the times `t_on` and `t_off`, 0 before and after. (strategy, steps," in " ".join(out.split())
+
+
 def test_list_shows_every_axis(run):
     code, out, _ = run("list", "--json")
     assert code == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from unmask.cli.common import Json, console, print_json
 
@@ -38,15 +40,17 @@ def listing(
         return
     for name, known in members.items():
         console.print(f"[bold]{name}[/bold]")
+        table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
         for member in known:
-            console.print(f"  {member:<16}{_about(name, member) if name in registry.AXES else ''}", highlight=False)
+            table.add_row(member, *_about(name, member) if name in registry.AXES else ())
+        console.print(table)
 
 
-def _about(axis: str, member: str) -> str:
-    """The first line of a member's docstring and its options."""
+def _about(axis: str, member: str) -> tuple[Text]:
+    """What a member says of itself, its docstring up to an empty line, and its options."""
     from unmask import registry
 
     found = registry.get(axis, member)
-    options = [name for name in found.model_fields if name != "name"]
-    about = (found.__doc__ or "").strip().splitlines()[0]
-    return about + (f"  [dim]({', '.join(options)})[/dim]" if options else "")
+    options = ", ".join(name for name in found.model_fields if name != "name")
+    about = " ".join((found.__doc__ or "").partition("\n\n")[0].split())
+    return (Text.assemble(about, (f"  ({options})" if options else "", "dim")),)
