@@ -9,7 +9,8 @@ import torch
 from tests.conftest import make_checkpoint
 
 from unmask.constraints import Characters, Words
-from unmask.generation import load
+from unmask.generation import MaskedDiffusionLM, load
+from unmask.registry import build
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +32,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "hybrid": {"greedy_tail": 0.3, "greedy_above": 0.9},
     "words": {"constraint": Words("cat"), "steps": 8},
     "particles": {"constraint": [Words("cat"), Characters(10, 30)], "particles": 4, "steps": 8},
+    "particles under a cut": {"constraint": Words("cat"), "particles": 4, "top_k": 40, "steps": 8},
     "guided": {"prompt": "once", "guidance": 1.0, "steps": 8},
     "between": {"prompt": "once", "suffix": "end", "steps": 8},
     "windows": {"length": 150, "steps": 8},
@@ -49,6 +51,13 @@ def test_a_sampler_writes_the_same(twins, sampler):
     """Behind a prompt: on a blank canvas all positions look alike, and rounding would say which is the surest."""
     cpu, gpu = (lm.generate(3, prompt="once upon", length=32, seed=2, sampler=sampler) for lm in twins)
     assert gpu == cpu
+
+
+def test_scores_are_walked_alike(twins):
+    scores = [lm.card.model_copy(update={"objective": build("objective", "sedd")}) for lm in twins]
+    cpu, gpu = (MaskedDiffusionLM(lm.denoiser, lm.tokenizer, card) for lm, card in zip(twins, scores, strict=True))
+    options = {"prompt": "once upon", "length": 32, "seed": 2, "sampler": {"name": "analytic", "steps": 12}}
+    assert gpu.generate(3, **options) == cpu.generate(3, **options)
 
 
 @pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
