@@ -91,16 +91,14 @@ def generation(
     from unmask.evaluation.generation.frontier import Frontier
     from unmask.evaluation.generation.judge import open_judge
     from unmask.evaluation.generation.picture import draw
-    from unmask.evaluation.generation.plan import make_plan, parse_steps, told_apart
-    from unmask.evaluation.generation.texts import Draw, read_texts
+    from unmask.evaluation.generation.plan import make_plan, parse_steps
+    from unmask.evaluation.generation.texts import Draw
 
     wanted = Draw(n, seed, drawing.rule(), length, batch_size)
     named = checkpoints or ([] if texts else [shelf.DEFAULT])
     ways = _ways(orders or [], samplers or [])
     plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
-    files = texts or []
-    titles = told_apart([path.name for path in files], [str(path) for path in files])
-    given = dict(zip(titles, map(read_texts, files), strict=True))
+    given = _read_given(texts or [])
     check_outputs(out, plot)
     frontier = Frontier(open_judge(judge, where.device, where.dtype), wanted)
     work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())
@@ -145,6 +143,15 @@ def _add_data(frontier: Frontier, lm: MaskedDiffusionLM | None, held_out: HeldOu
         errors.print(f"No row of held-out data: {error}", highlight=False, soft_wrap=True, markup=False)
     else:
         frontier.add_texts("held-out data", "data", texts, advance)
+
+
+def _read_given(files: Sequence[Path]) -> dict[str, Texts]:
+    """The texts of files by their names; those of one name are told apart by the path before it."""
+    from unmask.evaluation.generation.plan import told_apart
+    from unmask.evaluation.generation.texts import read_texts
+
+    titles = told_apart([path.name for path in files], [str(path) for path in files])
+    return dict(zip(titles, map(read_texts, files), strict=True))
 
 
 def _add_given(frontier: Frontier, given: Mapping[str, Texts], advance: Progress) -> None:

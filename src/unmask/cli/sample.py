@@ -120,29 +120,41 @@ def sample(
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
-    from unmask.wishes import check_seeds
-
     pictures = showing.pictures(as_json)
     rule, wish, way = drawing.rule(), constraining.wish(), ordering.way()
-    check_seeds(seed, n)
+    seeds = _seeds(seed, n)
     lm = where.load(checkpoint)
     options: dict[str, Any] = {**asdict(opening), "steps": steps, "rule": rule, "guidance": guidance, **wish, **way}
     if showing.watch:
-        _draw(_watch_all(lm, options, range(seed, seed + n)), pictures, seed)
+        _draw(_watch_all(lm, options, seeds), pictures, seed)
         return
     with room_for(batch_size), progress("sampling", n, quiet=as_json) as advance:
-        frames = list(lm.stream(**options, seed=seed)) if pictures else []
-        done = [frame.finished(seed) for frame in frames[-1:]]
-        advance(len(done))
-        if rest := n - len(done):
-            done += lm.sample(rest, **options, seed=seed + len(done), batch_size=batch_size, progress=advance)
-    if pictures:
-        _draw(frames, pictures, seed)
+        done, frames = _write(lm, seeds, bool(pictures), options, batch_size=batch_size, progress=advance)
+    _draw(frames, pictures, seed)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
         print_json({**how, **told(wish), "texts": [asdict(x) for x in done]})
     else:
         _print(done)
+
+
+def _seeds(first: int, count: int) -> range:
+    """Those of some texts, as far as there are so many."""
+    from unmask.wishes import check_seeds
+
+    check_seeds(first, count)
+    return range(first, first + count)
+
+
+def _write(
+    lm: MaskedDiffusionLM, seeds: range, shown: bool, options: dict[str, Any], **how: Any
+) -> tuple[list[Generation], list[Frame]]:
+    """A text for each seed; where it is to be shown, the first one's frames, of the walk that wrote it."""
+    frames = list(lm.stream(**options, seed=seeds[0])) if shown else []
+    done = [frame.finished(seeds[0]) for frame in frames[-1:]]
+    how["progress"](len(done))
+    rest = seeds[len(done) :]
+    return done + (lm.sample(len(rest), seed=rest[0], **options, **how) if rest else []), frames
 
 
 def _print(texts: list[Generation]) -> None:
@@ -167,6 +179,8 @@ def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
     from unmask.pictures.drawing import draw
 
+    if not pictures:
+        return
     last = frames[-1]
     draw(frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens.")
     for path in pictures:
