@@ -29,6 +29,7 @@ from unmask.samplers.reveal import Reveal
 from unmask.schedules import LogLinear
 from unmask.training.data import Feed, MicroBatch, parts_of
 from unmask.training.device import make_accelerator
+from unmask.training.recording import CALLS_BEFORE_RECORDING, Recorder
 from unmask.training.step import Stepper
 
 pytestmark = [
@@ -116,6 +117,39 @@ def test_a_recorded_step_in_bf16_hides_the_pads_that_a_plain_one_hides():
     assert len(fast._recorder._recordings) == 2
     shown = losses_of_pairs(blind, ends=L)
     assert max(abs(one / other - 1.0) for one, other in zip(shown[2:], expected[2:], strict=True)) > 2e-2
+
+
+def test_a_shape_is_recorded_after_one_that_is_too_rare_for_it():
+    fast, plain = (stepper(Subs(), compile)[0] for compile in (True, False))
+    steps = [[False, False], [True, False], [True, False], [False, True], [True, False]]
+    seen: dict[Stepper, list[float]] = {fast: [], plain: []}
+    for one in (fast, plain):
+        for step, pads in enumerate(steps):
+            one.meter.reset()
+            one.step([half_masked(2 * step + i, L // 2, padded) for i, padded in enumerate(pads)], step)
+            seen[one].append(one.meter.read().nats)
+    assert seen[fast] == pytest.approx(seen[plain], rel=2e-3)
+    assert fast._recorder is not None
+    assert len(fast._recorder._recordings) == 2
+
+
+def test_recordings_of_several_shapes_share_their_memory():
+    work = 64 << 20
+
+    def passes(micro_batch: MicroBatch, scale: torch.Tensor) -> Any:
+        return torch.ones(work // 4, device="cuda").mul(scale).mean() + micro_batch.batch.input_ids.sum()
+
+    recorder, scale = Recorder(passes), torch.ones((), device="cuda")
+    taken, sums = [], []
+    for rows in (2, 3, 4):
+        micro_batch = half_masked(0, L, pads=False).each(lambda tensor, rows=rows: tensor[:rows].cuda())
+        for _ in range(CALLS_BEFORE_RECORDING + 2):
+            sums.append(float(recorder(micro_batch, scale)) - int(micro_batch.batch.input_ids.sum()))
+        torch.cuda.empty_cache()
+        taken.append(torch.cuda.memory_reserved())
+    assert len(recorder._recordings) == 3
+    assert sums == [1.0] * len(sums)
+    assert taken[2] - taken[0] < work
 
 
 @pytest.mark.parametrize("objective", [Subs(), AR()])

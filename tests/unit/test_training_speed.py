@@ -80,7 +80,7 @@ def test_mfu_is_the_share_of_all_devices(monkeypatch):
     config, objective = network("dit").config, registry.build("objective", "subs")
     schedule = registry.build("schedule", "loglinear")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * 2**30)
     gauge = Gauge(config, LENGTH, objective, schedule, torch.device("cuda"), devices=2)
     cost = flops_per_token(config, LENGTH, objective, schedule)
     assert gauge.read(1e6) == {"memory_gib": 3.0, "mfu": pytest.approx(1e6 * cost / (2 * 989e12))}

@@ -81,7 +81,8 @@ def speed_ratio(seconds: list[float], other: list[float]) -> Spread:
 def peak_gib(prepare: Callable[..., Run], arguments: tuple[Any, ...], device: torch.device) -> float:
     """The most memory that `prepare(*arguments)` and one run of it hold, with nothing else beside them.
 
-    On a CPU that is what a new process holds more than before, so both must be known by name to other modules.
+    On a GPU that is what is taken from the card, of which recorded passes and spare blocks hold a part. On a CPU it is
+    what a new process holds more than before, so both must be known by name to other modules.
     """
     if device.type != "cuda":
         spawn = multiprocessing.get_context("spawn")
@@ -89,9 +90,9 @@ def peak_gib(prepare: Callable[..., Run], arguments: tuple[Any, ...], device: to
             return pool.submit(_grown_gib, prepare, arguments, torch.get_num_threads()).result()
     _let_go()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_reserved(device)
     prepare(*arguments)()
-    peak = torch.cuda.max_memory_allocated(device) - before
+    peak = torch.cuda.max_memory_reserved(device) - before
     _let_go()
     return peak / GIB
 

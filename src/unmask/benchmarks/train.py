@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from unmask.optimizers.adamw import AdamW
 from unmask.optimizers.base import OptimizerComponent
 from unmask.training.data import Feed, parts_of
 from unmask.training.device import make_accelerator
+from unmask.training.recording import CALLS_BEFORE_RECORDING
 from unmask.training.speed import flops_per_token
 from unmask.training.step import Stepper
 
@@ -52,8 +54,8 @@ class Training:
         return self.tokens * (flops_per_token(setup.config, setup.length, setup.objective, setup.schedule) or 0.0)
 
     def brief(self) -> Training:
-        """Two steps, so that the optimiser has its moments beside activations."""
-        return replace(self, steps=2)
+        """Two steps, so that the optimiser has its moments beside activations; on a GPU until passes are recorded."""
+        return replace(self, steps=CALLS_BEFORE_RECORDING + 2 if self.setup.device.type == "cuda" else 2)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -85,15 +87,13 @@ def build(work: Training) -> tuple[Stepper, Feed]:
 
 
 def prepare(work: Training) -> Run:
-    """Our training; every run goes on where the last one stopped."""
+    """Our training; every run goes on where the last one stopped, with the batches that were made ahead."""
     stepper, feed = build(work)
-    step = 0
+    coming = enumerate(feed.steps(0, ENDLESS))
 
     def run() -> None:
-        nonlocal step
-        for micro_batches in feed.steps(step, step + work.steps):
+        for step, micro_batches in islice(coming, work.steps):
             stepper.step(micro_batches, step)
-            step += 1
 
     return stopwatch(run, work.setup.device)
 

@@ -143,6 +143,13 @@ class LossTerms:
         """The bound in nats per counted token, masked or not."""
         return self.total / self.count.clamp_min(1)
 
+    def detached(self) -> LossTerms:
+        """The same figures, without the graph through which gradients flow."""
+        values: dict[str, Any] = {
+            name: value if value is None else value.detach() for name, value in vars(self).items()
+        }
+        return LossTerms(**values)
+
 
 class Objective(Component):
     """A bound (or loss) per token. Members are frozen; the switches of the paper's ablations are their fields."""

@@ -38,7 +38,8 @@ class Recorder:
         if shapes not in self._recordings and not self._is_due(shapes):
             return self._work(micro_batch, scale)
         if shapes not in self._recordings:
-            self._recordings[shapes] = _Passes(self._work, micro_batch, scale)
+            beside = next((kept.recording for kept in self._recordings.values()), None)
+            self._recordings[shapes] = _Passes(self._work, micro_batch, scale, beside)
         return self._recordings[shapes](micro_batch, scale)
 
     def forget(self) -> None:
@@ -53,18 +54,21 @@ class Recorder:
 
 
 class _Passes:
-    """Both passes of micro-batches of one shape. They have been made before, so that nothing is warmed up."""
+    """Both passes of micro-batches of one shape, in the memory of those of another.
 
-    def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor) -> None:
+    They have been made before, so that nothing is warmed up.
+    """
+
+    def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor, beside: Recording | None) -> None:
         self._micro_batch = micro_batch.each(Tensor.clone)
         self._scale = scale.clone()
-        self._recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0)
+        self.recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         for kept, given in zip(_tensors(self._micro_batch), _tensors(micro_batch), strict=True):
             kept.copy_(given)
         self._scale.copy_(scale)
-        return self._recording()
+        return self.recording()
 
 
 def _tensors(micro_batch: MicroBatch) -> Iterator[Tensor]:

@@ -111,9 +111,9 @@ def peak_flops(name: str) -> float | None:
 
 
 def peak_memory_gib(device: torch.device) -> float | None:
-    """The most memory the run has held so far: of the GPU where it computes on one, else of this process."""
+    """The most memory the run has held so far: taken from the GPU where it computes on one, else of this process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / GIB
+        return torch.cuda.max_memory_reserved(device) / GIB
     try:
         import resource
     except ImportError:

@@ -131,7 +131,7 @@ class Stepper:
                 terms = self._passes_of(micro_batch)(micro_batch, scale)
             self.meter.add(terms)
             self.keeper.add(terms)
-            nats += terms.total.detach()
+            nats += terms.total
         return self._sum(nats) / tokens
 
     def let_go(self) -> None:
@@ -155,10 +155,14 @@ class Stepper:
         return corruption.padded(self._predicted_share) if self.compiled else corruption
 
     def _backward(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
-        """Both passes of a micro-batch, whose gradients are added to those that are there."""
+        """Both passes of a micro-batch, whose gradients are added to those that are there.
+
+        What it returns must not hold on to the graph: the nodes that add up gradients would live on with the stream
+        that they were made in, and no pass of another stream can be recorded while they do (pytorch/pytorch#180090).
+        """
         terms = self.terms(micro_batch.batch, self._corruption(micro_batch))
         self.accelerator.backward(terms.trained * scale)
-        return terms
+        return terms.detached()
 
     def _passes_of(self, micro_batch: MicroBatch) -> Callable[[MicroBatch, Tensor], LossTerms]:
         """Who makes both passes of a micro-batch; what is not masked yet cannot be recorded."""
