@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -25,6 +27,21 @@ def pin(tensor: Tensor) -> Tensor:
         return tensor.pin_memory()
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let garbage lie: a graph or a kernel that is finalised would end the recording of another one.
+
+    pytorch/pytorch#161037.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class Recording:
     """`work` as a graph. What it returns lies in the same memory at every call, and must be copied to be kept.
 
@@ -42,7 +59,7 @@ class Recording:
         self._graph = torch.cuda.CUDAGraph()
         pool = None if beside is None else beside._graph.pool()
         # Other threads, such as those that make the next training batches, may go on meanwhile.
-        with _alone, torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        with _alone, uncollected(), torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._result: Any = work()
 
     def __call__(self) -> Any:

@@ -120,11 +120,12 @@ def _reduce(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor |
 def _reduce_fused(
     logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The same by compiled kernels, which read the logits once each and write no more than they return."""
-    reduction, gradient = _compiled_kernels()
+    """The same by one compiled kernel, which writes no more than it returns."""
     torch._dynamo.maybe_mark_dynamic(logits_NV, 0)
-    log_norm, nll = reduction(logits_NV, bias_V, targets_N)
-    return nll, None if up_N is None else gradient(logits_NV, bias_V, targets_N, log_norm, up_N)
+    reduction, reduction_and_gradient = _compiled_kernels()
+    if up_N is None:
+        return reduction(logits_NV, bias_V, targets_N), None
+    return reduction_and_gradient(logits_NV, bias_V, targets_N, up_N)
 
 
 def _log_norm_and_nll(shifted_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,21 +134,26 @@ def _log_norm_and_nll(shifted_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Te
     return log_norm, log_norm - shifted_NV.gather(1, targets_N[:, None])[:, 0]
 
 
-def _reduction(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """`_log_norm_and_nll` of logits without their bias, in its precision."""
-    return _log_norm_and_nll(logits_NV.to(bias_V.dtype) + bias_V, targets_N)
+def _reduction(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
+    """[N] the cross-entropies of logits without their bias, in its precision."""
+    return _log_norm_and_nll(logits_NV.to(bias_V.dtype) + bias_V, targets_N)[1]
 
 
-def _gradient(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, log_norm_N: Tensor, up_N: Tensor) -> Tensor:
-    """[N, V] (softmax - onehot(target)) times what comes from above, in the precision of the logits."""
-    p = torch.exp(logits_NV.to(bias_V.dtype) + bias_V - log_norm_N[:, None])
-    at_target = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]
-    return (torch.where(at_target, p - 1.0, p) * up_N[:, None]).to(logits_NV.dtype)
+def _reduction_and_gradient(
+    logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same, and [N, V] (softmax - onehot(target)) times what comes from above, in the precision of the logits."""
+    shifted = logits_NV.to(bias_V.dtype) + bias_V
+    log_norm, nll = _log_norm_and_nll(shifted, targets_N)
+    p = torch.exp(shifted - log_norm[:, None])
+    tokens = torch.arange(logits_NV.shape[1], dtype=torch.int32, device=logits_NV.device)
+    at_target = tokens == targets_N[:, None].to(torch.int32)
+    return nll, (torch.where(at_target, p - 1.0, p) * up_N[:, None]).to(logits_NV.dtype)
 
 
 @lru_cache
-def _compiled_kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
-    return torch.compile(_reduction), torch.compile(_gradient)
+def _compiled_kernels() -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+    return torch.compile(_reduction), torch.compile(_reduction_and_gradient)
 
 
 def _parts(rows: Tensor, table: Tensor) -> Iterator[slice]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from unmask.batch import Batch
 from unmask.config import TrainingConfig
 from unmask.data.policies import Packed, rows_of_texts
+from unmask.graphs import Recording
 from unmask.linear_cross_entropy import Projection
 from unmask.losses import weighted_cross_entropy
 from unmask.models import CausalSpec, DiTSpec
@@ -131,6 +134,21 @@ def test_a_shape_is_recorded_after_one_that_is_too_rare_for_it():
     assert seen[fast] == pytest.approx(seen[plain], rel=2e-3)
     assert fast._recorder is not None
     assert len(fast._recorder._recordings) == 2
+
+
+def test_garbage_does_not_end_a_recording():
+    """Ten thousand lists that are kept make Python look for garbage, of which there is a graph."""
+    gc.disable()
+    garbage = SimpleNamespace(recording=Recording(lambda: torch.zeros(1, device="cuda")))
+    garbage.itself = garbage
+    seen = weakref.ref(garbage.recording)
+    del garbage
+    gc.enable()
+    made = Recording(lambda: torch.ones(len([[] for _ in range(10_000)]), device="cuda"), warm_up=0)
+    assert int(made().sum()) == 10_000
+    assert gc.isenabled()
+    gc.collect()
+    assert seen() is None
 
 
 def test_recordings_of_several_shapes_share_their_memory():

@@ -6,6 +6,7 @@ goes in or comes out keeps its place in memory: inputs are copied in, gradients 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,12 +57,14 @@ class Recorder:
 class _Passes:
     """Both passes of micro-batches of one shape, in the memory of those of another.
 
-    They have been made before, so that nothing is warmed up.
+    They have been made before, so that nothing is warmed up. Graphs of theirs that are garbage by now go first: what
+    adds up gradients would live on in them with another stream (see `Stepper`).
     """
 
     def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor, beside: Recording | None) -> None:
         self._micro_batch = micro_batch.each(Tensor.clone)
         self._scale = scale.clone()
+        gc.collect()
         self.recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
