@@ -43,11 +43,6 @@ class Bound:
         return self.mc_stderr
 
     @property
-    def nats_per_token(self) -> float:
-        """Nats over counted tokens, EOS included."""
-        return self.nats / self.tokens
-
-    @property
     def bits_per_token(self) -> float:
         """Bits over counted tokens, EOS included."""
         return _ratio(self.nats, self.tokens)

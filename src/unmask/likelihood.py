@@ -112,11 +112,11 @@ def _corrupt(
     return estimator.corrupt(batch, schedule, noise, config)
 
 
-def evaluation_work(objective: Objective, rows: Rows, steps: int = 0, offsets: int = OFFSETS) -> int:
+def evaluation_work(objective: Objective, rows: Rows, steps: int = 0) -> int:
     """The draws that `evaluate` will report as progress when no precision is asked for; `steps` T-step bounds."""
     if objective.exact:
         return len(rows)
-    return len(rows) * offsets * (len(objective.estimators()) + steps)
+    return len(rows) * OFFSETS * (len(objective.estimators()) + steps)
 
 
 def device_of(denoiser: Any) -> torch.device:

@@ -43,11 +43,11 @@ def without_spaces_before_blanks(parts: list[Part]) -> list[Part]:
     ]
 
 
-def decode_canvas(tokenizer: Any, ids: list[int], mask_token_id: int, glyph: str = GLYPH) -> str:
+def decode_canvas(tokenizer: Any, ids: list[int], mask_token_id: int) -> str:
     """The text of token ids; every mask is shown as a block, and the end of a document as a new line."""
     eos = tokenizer.eos_token_id
     pieces = []
-    for kind, run in groupby(ids, key=lambda i: glyph if i == mask_token_id else "\n" if i == eos else None):
+    for kind, run in groupby(ids, key=lambda i: GLYPH if i == mask_token_id else "\n" if i == eos else None):
         tokens = list(run)
         pieces.append(kind * len(tokens) if kind else tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
     return "".join(pieces)

@@ -305,6 +305,30 @@ def test_bad_input_is_one_sentence_and_exit_2(run, mdlm_folder, ar_folder, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sampel"], "Did you mean 'sample'? See 'unmask --help'."),
+        (["--nope"], "No such option: --nope. See 'unmask --help'."),
+        (["sample", "--nope"], "--nope"),
+        (["sample", "--steps"], "requires an argument."),
+        (["sample", "--steps", "0"], "'--steps'"),
+        (["fill"], "See 'unmask fill --help'."),
+        (["train"], "See 'unmask train --help'."),
+        (["bench", "nope"], "No such command 'nope'. See 'unmask bench --help'."),
+    ],
+)
+def test_words_that_make_no_command_are_one_sentence_and_exit_2(refused, arguments, words):
+    assert words in refused(*arguments)
+
+
+@pytest.mark.parametrize("group", [(), ("bench",), ("plot",)])
+def test_help_is_shown_once_where_nothing_is_asked_for(run, group):
+    code, out, err = run(*group)
+    assert (code, err) == (2, "")
+    assert out.count("Usage:") == 1
+
+
 def test_a_member_says_all_of_its_first_paragraph(run):
     code, out, _ = run("list", "sampler")
     assert code == 0

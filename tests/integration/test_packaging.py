@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 
 from unmask.generation import load
 
@@ -37,7 +38,13 @@ def test_the_wheel_gives_the_command_and_its_needs(wheel):
     read = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
     assert "unmask = unmask.cli:main" in read["entry_points.txt"]
     assert "Requires-Python: >=3.10" in read["METADATA"]
-    assert "Requires-Dist: torch<3,>=2.6" in read["METADATA"]
+    assert "Requires-Dist: torch<3,>=2.11" in read["METADATA"]
+
+
+def test_the_source_distribution_holds_the_project_alone():
+    """Whatever else lies in the folder of a developer."""
+    held = {Path(file.distribution_path).parts[0] for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    assert held == {"src", "tests", "docs", "benchmarks", "Makefile", "constraints.txt"}
 
 
 def test_the_wheel_runs_on_its_own(wheel, tmp_path):

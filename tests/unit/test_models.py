@@ -287,7 +287,6 @@ def test_compiles_as_one_graph(conditioned: bool) -> None:
     torch.testing.assert_close(hidden(ids), model.hidden(ids))
 
 
-@pytest.mark.slow
 def test_compiles_with_inductor() -> None:
     model, ids = make(num_hidden_layers=1), some_ids()
     torch._dynamo.reset()

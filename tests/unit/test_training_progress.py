@@ -58,8 +58,9 @@ def test_a_pipe_gets_plain_lines_when_asked() -> None:
     ]
 
 
-def test_nobody_watches_by_default() -> None:
+def test_nobody_watches_by_default(capsys) -> None:
     Progress().trained(TRAINED)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_reading_is_told_from_encoding() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
 
 from unmask.cli import bench, convert, demo, doctor, edit, evaluate, fill, listing, plot, sample, score, ship, train
 from unmask.errors import LoneError, UnmaskError
 from unmask.version import __version__
+
+UsageError: Any = typer.BadParameter.__base__
+"""Words that make no command. Typer brings a copy of click along, or not, by its version."""
 
 app = typer.Typer(
     name="unmask",
@@ -24,7 +28,8 @@ app.command("train", cls=train.TrainCommand)(train.train)
 app.add_typer(
     evaluate.app,
     name="eval",
-    help="Perplexity on held-out text; eval generation: judge what it writes; eval puzzles: count what it solves.",
+    help="Perplexity on held-out text; eval generation: judge what it writes; eval puzzles: count what it solves; "
+    "eval code: fill the blanks of functions.",
 )
 app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
@@ -49,7 +54,9 @@ def about(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Run the command line. Bad input is one sentence and exit code 2; Ctrl-C is 130."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        _refuse(error)
     except UnmaskError as error:
         _stop(str(error), alone=isinstance(error, LoneError))
     except OSError as error:
@@ -58,6 +65,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("\nunmask: stopped.\n")
         sys.exit(130)
+
+
+def _refuse(error: Any) -> None:
+    """Say what is wrong with the words of a command; for none at all there is its help, which has been shown."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.exit(2)
+    reason = error.format_message()
+    ended = reason if reason[-1] in ".?" else f"{reason}."
+    _stop(ended if error.ctx is None else f"{ended} See '{error.ctx.command_path} --help'.")
 
 
 def _stop(sentence: str, alone: bool = False) -> None:

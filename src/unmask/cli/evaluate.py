@@ -1,4 +1,4 @@
-"""`unmask eval`: the perplexity of a checkpoint on held-out text; beside it, `unmask eval generation` and `puzzles`."""
+"""`unmask eval`: the perplexity of a checkpoint on held-out text; beside it, `generation`, `puzzles` and `code`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def perplexity(
         unmask eval stories-ar --data book.txt --json
 
     'unmask eval generation --help' judges the texts that a checkpoint writes, 'unmask eval puzzles --help' counts the
-    puzzles that it solves.
+    puzzles that it solves, 'unmask eval code --help' the blanks of functions that it fills.
     """
     from unmask.cli.report import fill_words, finish, precision_words
     from unmask.evaluation.perplexity import held_out_rows

@@ -23,7 +23,7 @@ class TrainCommand(TyperCommand):
     """`--resume` may stand alone, which Typer's options cannot."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        following = [*args[1:], ""]
+        following = [*args, ""][1:]
         return super().parse_args(
             ctx,
             [

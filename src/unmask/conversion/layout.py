@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import UnmaskError
+from unmask.models.attention import rotary_speeds
 
 PREFIX = "backbone."
 ROTARY = "rotary_emb.inv_freq"
@@ -127,9 +128,9 @@ def choose_heads(layout: Layout, given: int | None, configured: int | None, rota
     return heads
 
 
-def rotary_frequencies(head_width: int, base: float = ROTARY_BASE) -> Tensor:
+def rotary_frequencies(head_width: int) -> Tensor:
     """The published buffer of rotary frequencies, [head_width / 2]."""
-    return 1.0 / base ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    return rotary_speeds(head_width, ROTARY_BASE, torch.device("cpu"))
 
 
 def _fits(rotary: Tensor, head_width: int) -> bool:

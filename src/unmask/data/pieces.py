@@ -6,7 +6,6 @@ can be counted, and work on them resumed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.sources import Document
+from unmask.data.sources.pieces import WORD_END
 from unmask.errors import UnmaskError
 
 Counts = npt.NDArray[np.int64]
@@ -21,7 +21,6 @@ Counts = npt.NDArray[np.int64]
 LONG = 1 << 16  # a text of more characters is cut
 CONTEXT = 64  # characters at either side of a cut that say what a tokenizer makes of it
 BATCH_CHARACTERS = 1 << 21
-_WORD_END = re.compile(r"(?<=\S)(?=[ \n])")
 
 
 class Piece(NamedTuple):
@@ -76,7 +75,7 @@ def word_end(text: str, start: int, more: bool, joins: Callable[[str, str], bool
     piece gets longer.
     """
     at = start + LONG
-    while found := _WORD_END.search(text, at):
+    while found := WORD_END.search(text, at):
         end = found.start()
         if more and len(text) < end + CONTEXT:
             return None

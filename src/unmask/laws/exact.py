@@ -25,14 +25,11 @@ TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 14, 1 << 24
 NODES_BETWEEN_BENDS = 6
 
 
-def log_conditionals(
-    denoiser: Any, ids: Tensor, alpha: Tensor | float, attention: Tensor | None = None, mask_logit: bool = False
-) -> Tensor:
+def log_conditionals(denoiser: Any, ids: Tensor, alpha: Tensor | float, mask_logit: bool = False) -> Tensor:
     """[N, L, V] log x_theta in float64 for canvases [N, L] and alpha, one for all or [N]."""
     alpha = torch.as_tensor(alpha, dtype=torch.float64).expand(ids.shape[0])
-    attention = None if attention is None else attention.expand_as(ids)
     with torch.no_grad():
-        rows = denoiser.hidden(ids, alpha=alpha, attention_mask=attention)
+        rows = denoiser.hidden(ids, alpha=alpha)
         return denoiser.head(rows, mask_logit=mask_logit).double().log_softmax(dim=-1)
 
 
@@ -46,7 +43,7 @@ class AnyOrder:
     canvases: int
 
 
-def any_order(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> AnyOrder:
+def any_order(denoiser: Any, ids: Tensor, open_: Tensor) -> AnyOrder:
     """Likelihood and bound of ids [B, L] given the positions that are not open [L], from the same 2^n canvases.
 
     Over all sets M of masked positions f(M) = mean over i in M of p(x_i | x outside M) f(M - i), f(empty) = 1, and
@@ -56,7 +53,7 @@ def any_order(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | Non
     """
     sets = _subsets(open_)
     clock = _clock(denoiser)
-    chance = _chances(denoiser, ids, sets, clock, attention)
+    chance = _chances(denoiser, ids, sets, clock)
     f = [torch.ones(len(clock), ids.shape[0], dtype=torch.float64)]
     h = [torch.zeros_like(f[0])]
     bit = {position: 1 << k for k, position in enumerate(open_.nonzero()[:, 0].tolist())}
@@ -70,9 +67,9 @@ def any_order(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | Non
     return AnyOrder(-f[-1][-1].log(), h[-1][-1], chance[..., 0].numel())
 
 
-def any_order_nll(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> Tensor:
+def any_order_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
     """[B] -log likelihood of ids [B, L] given the positions that are not open [L], in uniform order."""
-    return any_order(denoiser, ids, open_, attention).nll
+    return any_order(denoiser, ids, open_).nll
 
 
 def left_to_right_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
@@ -89,14 +86,14 @@ def left_to_right_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
     return out
 
 
-def continuous_bound(denoiser: Any, ids: Tensor, open_: Tensor, attention: Tensor | None = None) -> Tensor:
+def continuous_bound(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
     """[B, L] nats of the continuous bound at each position: the integral over u = 1 - alpha of (1/u) E -log x_theta.
 
     A set M of n of the L open positions is masked with probability u^n (1 - u)^(L - n).
     """
     sets = _subsets(open_)
     node, weight = gauss_legendre(16)
-    nll = -_chances(denoiser, ids, sets, node, attention).log()
+    nll = -_chances(denoiser, ids, sets, node).log()
     n, L = sets.sum(dim=1, keepdim=True), open_.sum()
     chance = node ** (n - 1).clamp_min(0) * (1.0 - node) ** (L - n) * (n > 0)
     return torch.einsum("su,u,subl->bl", chance, weight, nll.where(sets[:, None, None], 0.0))
@@ -235,7 +232,7 @@ def _subsets(open_: Tensor) -> Tensor:
     return sets
 
 
-def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor, attention: Tensor | None) -> Tensor:
+def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor) -> Tensor:
     """[S, K, B, L] x_theta(x) of ids [B, L] where each set [S, L] masks them, at each mask rate [K]; 1 elsewhere.
 
     Canvases go through the denoiser a chunk at a time, and only masked rows meet the vocabulary.
@@ -247,16 +244,15 @@ def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor, attention:
     most = int(sets.sum(dim=1).max())
     size = min(TOKENS_AT_ONCE // L, LOGITS_AT_ONCE // (max(most, 1) * denoiser.config.vocab_size)) or 1
     parts = zip(text.split(size), masked.split(size), alpha.split(size), strict=True)
-    return torch.cat([_chances_of(denoiser, *part, attention=attention) for part in parts]).view(S, K, B, L)
+    return torch.cat([_chances_of(denoiser, *part) for part in parts]).view(S, K, B, L)
 
 
-def _chances_of(denoiser: Any, ids: Tensor, masked: Tensor, alpha: Tensor, attention: Tensor | None) -> Tensor:
+def _chances_of(denoiser: Any, ids: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     """[N, L] x_theta(x) of ids [N, L] at the masked positions [N, L], 1 elsewhere, in float64."""
     ids, masked, alpha = (part.to(device_of(denoiser)) for part in (ids, masked, alpha))
     z = ids.masked_fill(masked, denoiser.config.mask_token_id)
-    seen = None if attention is None else attention.to(ids.device).expand_as(ids)
     with torch.no_grad():
-        rows = denoiser.hidden(z, alpha=alpha, attention_mask=seen)
+        rows = denoiser.hidden(z, alpha=alpha)
         log_p = denoiser.head(rows[masked]).double().log_softmax(dim=-1)
     chance = log_p.gather(1, ids[masked][:, None])[:, 0].exp()
     return torch.ones(ids.shape, dtype=torch.float64).masked_scatter(masked.cpu(), chance.cpu())

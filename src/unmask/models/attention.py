@@ -37,11 +37,16 @@ class KeyValues(Protocol):
 
 def rotary_angles(length: int, head_dim: int, base: float, device: torch.device, offset: int | Tensor = 0) -> Rotary:
     """The rotary table of positions offset..offset+length-1 for heads of width head_dim."""
-    frequency = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    frequency = rotary_speeds(head_dim, base, device)
     position = offset + torch.arange(length, dtype=torch.float32, device=device)
     angle = position[:, None] * frequency
     angles = torch.stack((angle, angle, torch.zeros_like(angle)), dim=1)[:, :, None]
     return Rotary(angles.cos(), angles.sin())
+
+
+def rotary_speeds(head_dim: int, base: float, device: torch.device) -> Tensor:
+    """[head_dim / 2] how far each pair turns from one position to the next."""
+    return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
 
 
 def waves(length: int, width: int, base: float, device: torch.device) -> Tensor:

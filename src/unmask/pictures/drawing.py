@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from unmask.files import must_be_a_place_for
 from unmask.pictures.gif import write_gif
 from unmask.pictures.html import write_html
-from unmask.pictures.painter import need_pillow
 from unmask.pictures.png import write_png
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ def check_pictures(**wanted: Path | None) -> list[Path]:
     paths = {kind: path for kind, path in wanted.items() if path is not None}
     for kind, path in paths.items():
         must_be_a_place_for(path, f".{kind}")
-    if paths.keys() - {"html"}:
-        need_pillow()
     return list(paths.values())
 
 

@@ -1,4 +1,4 @@
-"""One frame as an image, painted with Pillow (the extra `plot`); stills and animations are made of it."""
+"""One frame as an image, painted with Pillow; stills and animations are made of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.errors import UnmaskError
+from PIL import Image, ImageDraw, ImageFont
+
 from unmask.pictures.colours import RGB, blend, of_confidence, rgb
 from unmask.pictures.frames import shown_positions
 from unmask.pictures.layout import ODD, Chip, lay_out
@@ -25,26 +26,16 @@ FINER = 2
 """Everything is painted so many times larger and then reduced: Pillow's round corners have steps."""
 
 
-def need_pillow() -> Any:
-    """Pillow's Image, ImageDraw and ImageFont with Matplotlib's fonts, or the line that installs them."""
-    try:
-        import matplotlib
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError as error:
-        raise UnmaskError(
-            "Drawing needs Pillow and Matplotlib, one of which is not installed: pip install matplotlib pillow."
-        ) from error
-    return Image, ImageDraw, ImageFont, Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-
-
 class Painter:
     """Paints the frames of one walk, each token where it stands in the finished text; `size` is the letters' height."""
 
     def __init__(self, frames: Sequence[Frame], size: int) -> None:
-        self._image, self._draw, fonts, folder = need_pillow()
+        import matplotlib
+
+        folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
         size *= FINER
-        self._font = fonts.truetype(str(folder / "DejaVuSansMono.ttf"), size)
-        self._small = fonts.truetype(str(folder / "DejaVuSans.ttf"), round(size * 0.72))
+        self._font = ImageFont.truetype(str(folder / "DejaVuSansMono.ttf"), size)
+        self._small = ImageFont.truetype(str(folder / "DejaVuSans.ttf"), round(size * 0.72))
         self._finished = [piece or "" for piece in frames[-1].pieces[: shown_positions(frames)]]
         self._chips = lay_out(self._finished, COLUMNS)
         self._letter, self._line = self._font.getlength("M"), round(size * 1.62)
@@ -65,8 +56,8 @@ class Painter:
 
     def paint(self, frame: Frame) -> Any:
         """The canvas of a frame: grey where masked, colour by confidence, stronger where just written."""
-        image = self._image.new("RGB", self._large, PAPER)
-        draw = self._draw.Draw(image)
+        image = Image.new("RGB", self._large, PAPER)
+        draw = ImageDraw.Draw(image)
         self._paint_head(draw, frame)
         for chip in self._chips:
             self._paint_chip(draw, chip, frame)
@@ -112,7 +103,7 @@ def chip_colour(frame: Frame, token: int) -> RGB | None:
 
 def with_few_colours(image: Any) -> Any:
     """The image in a palette that is the same for every walk, so that the rarest colour is as true as the paper's."""
-    palette = need_pillow()[0].new("P", (1, 1))
+    palette = Image.new("P", (1, 1))
     palette.putpalette([byte for colour in _palette() for byte in colour])
     return image.quantize(palette=palette, dither=0)
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from PIL import Image
+
 from unmask.files import atomic_bytes
 from unmask.pictures.frames import spread
-from unmask.pictures.painter import PAPER, Painter, need_pillow, with_few_colours
+from unmask.pictures.painter import PAPER, Painter, with_few_colours
 
 if TYPE_CHECKING:
     from unmask.scribe import Frame
@@ -24,7 +26,7 @@ def write_png(frames: Sequence[Frame], path: Path, panels: int = PANELS) -> None
     shown = spread(frames, panels)
     columns = min(2, len(shown))
     width, height = painter.size
-    sheet = need_pillow()[0].new("RGB", (columns * width, -(-len(shown) // columns) * height), PAPER)
+    sheet = Image.new("RGB", (columns * width, -(-len(shown) // columns) * height), PAPER)
     for number, frame in enumerate(shown):
         sheet.paste(painter.paint(frame), (number % columns * width, number // columns * height))
     buffer = io.BytesIO()

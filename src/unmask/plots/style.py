@@ -63,12 +63,10 @@ def check_suffix(path: Path) -> None:
 @contextmanager
 def drawing() -> Iterator[Any]:
     """Matplotlib's pyplot in the style of this project, without a screen."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnmaskError("Drawing needs Matplotlib, which is not installed: pip install matplotlib.") from error
-    matplotlib.use("Agg")
+    import matplotlib
     import matplotlib.pyplot as plt
+
+    matplotlib.use("Agg")
 
     with plt.style.context(["default", _QUIET]):
         yield plt

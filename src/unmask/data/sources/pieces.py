@@ -16,7 +16,7 @@ PIECE = 1 << 24
 Text = str | Iterator[str]
 """A text, or its consecutive parts where it may be too long to be held."""
 
-_WORD_END = re.compile(r"(?<=\S)(?=[ \n])")
+WORD_END = re.compile(r"(?<=\S)(?=[ \n])")
 
 
 def in_pieces(name: str, text: Text) -> Iterator[Document]:
@@ -74,5 +74,5 @@ def _cut(text: str) -> Iterator[str]:
 def _word_end(text: str, first: int, last: int) -> int:
     """The first place from ``first`` on with a space or line end behind it and none before; ``last`` without one."""
     spaces = [at for space in " \n" if (at := text.find(space, first, last)) >= 0]  # much faster than the pattern
-    found = _WORD_END.search(text, min(spaces), last) if spaces else None
+    found = WORD_END.search(text, min(spaces), last) if spaces else None
     return found.start() if found else last
