@@ -16,8 +16,8 @@ from unmask.data.policies import Packed, rows_of_texts
 from unmask.graphs import Recording
 from unmask.linear_cross_entropy import Projection
 from unmask.losses import weighted_cross_entropy
-from unmask.models import CausalSpec, DiTSpec
-from unmask.models.dropout import kept
+from unmask.models import CausalSpec, DiTSpec, compiling
+from unmask.models.dropout import draw_seeds, kept
 from unmask.models.engine import Engine, halve_trunk
 from unmask.objectives.ar import AR
 from unmask.objectives.base import Corruption, Noise, Objective
@@ -196,9 +196,40 @@ def test_dropout_of_a_recorded_step_is_drawn_anew():
     assert len(seen) > 4
 
 
+def test_gradients_of_a_compiled_network_are_those_of_the_masks_that_it_dropped_by(monkeypatch):
+    """Of the biases behind the last product, whose gradients are sums over what was kept."""
+    for budget in (0.8, 0.3):
+        monkeypatch.setattr(compiling, "KEPT", budget)
+        torch._dynamo.reset()
+        net = network(DiTSpec(**{**SHAPE, "dropout": 0.3})).train()
+        compiling.compile_network(net)
+        ids, seen = torch.randint(V - 1, (4, L), device="cuda"), []
+        for shift in (0.0, 8.0):
+            with torch.no_grad():
+                net.blocks[-1].mlp[2].bias.add_(shift)
+            torch.manual_seed(1)
+            seen.append(before_final_norm(net, ids))
+        upward = torch.randn_like(seen[0])
+        wanted = ((seen[1] - seen[0] > 1) * upward).sum(dim=(0, 1)) / 0.7
+        net.zero_grad()
+        torch.manual_seed(1)
+        (before_final_norm(net, ids) * upward).sum().backward()
+        found = net.blocks[-1].mlp[2].bias.grad
+        assert (found - wanted).norm() < 1e-2 * wanted.norm()
+
+
+def before_final_norm(net: Any, ids: torch.Tensor) -> torch.Tensor:
+    """[B, L, D] what the last block gives."""
+    given = []
+    hook = net.blocks[-1].register_forward_hook(lambda module, inputs, output: given.append(output))
+    net.hidden(ids)
+    hook.remove()
+    return given[0]
+
+
 def test_compiled_dropout_keeps_its_share():
-    drawn = torch.compile(kept)(torch.empty(512, 1024, device="cuda"), 0.1)
-    again = torch.compile(kept)(torch.empty(512, 1024, device="cuda"), 0.1)
+    x, compiled = torch.empty(512, 1024, device="cuda"), torch.compile(kept)
+    drawn, again = (compiled(x, 0.1, draw_seeds(device=x.device)) for _ in range(2))
     assert drawn.float().mean().item() == pytest.approx(0.9, abs=3e-3)
     assert (drawn == again).float().mean().item() == pytest.approx(0.82, abs=5e-3)
 

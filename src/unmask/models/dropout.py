@@ -13,8 +13,8 @@ _LEVELS = 1 << 16
 class Dropout(nn.Module):
     """Zero each number with probability p in training and scale the others up.
 
-    Compiled for a GPU the mask is a hash of each number's place and of one seed from torch's generator. torch's own
-    draws ten rounds of Philox a number there, and keeps the mask for the backward pass. On a CPU four numbers share one
+    With two seeds the mask is a hash of each number's place and of them, which a compiler makes again in the backward
+    pass; torch's own draws ten rounds of Philox a number on a GPU, and keeps the mask. On a CPU four numbers share one
     word of torch's generator, which takes a third of the time of a draw each.
     """
 
@@ -22,24 +22,32 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         if not self.training or not self.p:
             return x
-        if x.is_cuda and torch.compiler.is_compiling():
-            return hashed(x, self.p)
+        if seeds is not None and self.p < 1:
+            return hashed(x, self.p, seeds)
         if x.device.type == "cpu" and self.p < 1:
             return shared(x, self.p)
         return F.dropout(x, self.p)
 
 
-def hashed(x: Tensor, p: float) -> Tensor:
+def draw_seeds(*shape: int, device: torch.device) -> Tensor:
+    """[*shape, 2] seeds from torch's generator.
+
+    Draw them outside of what is compiled: who draws inside may draw others in the backward pass, where a compiler is
+    free to make the cheap parts of the forward pass again and protects no `randint` from that.
+    """
+    return torch.randint(-(1 << 31), 1 << 31, (*shape, 2), device=device).to(torch.int32)
+
+
+def hashed(x: Tensor, p: float, seeds: Tensor) -> Tensor:
     """Dropout by a mask that can be made again instead of kept."""
-    return torch.where(kept(x, p), x * (1.0 / (1.0 - p)), 0.0)
+    return torch.where(kept(x, p, seeds), x * (1.0 / (1.0 - p)), 0.0)
 
 
-def kept(x: Tensor, p: float) -> Tensor:
-    """A fresh mask of the shape of x, True with probability 1 - p."""
-    seeds = torch.randint(-(1 << 31), 1 << 31, (2,), device=x.device).to(torch.int32)
+def kept(x: Tensor, p: float, seeds: Tensor) -> Tensor:
+    """The mask of the shape of x that two seeds say, True with probability 1 - p."""
     place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     return _mix((place ^ seeds[0]) * _SPREAD + seeds[1]) & 0x7FFFFFFF >= int(p * 2**31)
 

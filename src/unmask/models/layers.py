@@ -170,21 +170,31 @@ class Block(GradientCheckpointingLayer):
         scope: Scope,
         past_key_values: KeyValues | None = None,
         positions: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> Tensor:
         """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None when not conditioned.
 
-        With positions [B, K] those rows alone, [B, K, D]: what stands elsewhere is only looked at.
+        With positions [B, K] those rows alone, [B, K, D]: what stands elsewhere is only looked at. ``seeds`` [2, 2]
+        make the masks of dropout in the two branches; without them torch does.
         """
         if positions is not None:
-            return self._at(positions, x, cond, rotary, scope)
+            return self._at(positions, x, cond, rotary, scope, seeds)
         for_attention, for_mlp = self._modulations(cond)
         qkv = self.attn_qkv(modulate(self.norm1(x), for_attention)).unflatten(-1, (3, self.heads, -1))
         if self.qk_norm:
             qkv = normalise_queries_and_keys(qkv)
         attended = attend(qkv, rotary, scope, past_key_values, self.layer)
-        return self._rest(x, attended, for_attention, for_mlp)
+        return self._rest(x, attended, for_attention, for_mlp, seeds)
 
-    def _at(self, positions: Tensor, x: Tensor, cond: Tensor | None, rotary: Rotary, scope: Scope) -> Tensor:
+    def _at(
+        self,
+        positions: Tensor,
+        x: Tensor,
+        cond: Tensor | None,
+        rotary: Rotary,
+        scope: Scope,
+        seeds: Tensor | None,
+    ) -> Tensor:
         for_attention, for_mlp = self._modulations(cond)
         normed = modulate(self.norm1(x), for_attention)
         for_queries, for_rest = self.attn_qkv.weight.tensor_split([normed.shape[-1]])
@@ -193,14 +203,20 @@ class Block(GradientCheckpointingLayer):
         if self.qk_norm:
             query, key_value = normalise(query), torch.stack((normalise(key_value[:, :, 0]), key_value[:, :, 1]), dim=2)
         attended = attend_at(query, key_value, positions, rotary, scope)
-        return self._rest(rows_at(x, positions), attended, for_attention, for_mlp)
+        return self._rest(rows_at(x, positions), attended, for_attention, for_mlp, seeds)
 
     def _rest(
-        self, x: Tensor, attended: Tensor, for_attention: Modulation | None, for_mlp: Modulation | None
+        self,
+        x: Tensor,
+        attended: Tensor,
+        for_attention: Modulation | None,
+        for_mlp: Modulation | None,
+        seeds: Tensor | None,
     ) -> Tensor:
         """What happens to each position by itself once attention has mixed them."""
-        x = x + gated(self.dropout(self.attn_out(attended)), for_attention)
-        return x + gated(self.dropout(self.mlp(modulate(self.norm2(x), for_mlp))), for_mlp)
+        first, second = (None, None) if seeds is None else seeds.unbind()
+        x = x + gated(self.dropout(self.attn_out(attended), first), for_attention)
+        return x + gated(self.dropout(self.mlp(modulate(self.norm2(x), for_mlp)), second), for_mlp)
 
     def _modulations(self, cond: Tensor | None) -> tuple[Modulation | None, Modulation | None]:
         if self.adaLN_modulation is None:

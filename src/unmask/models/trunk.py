@@ -5,6 +5,8 @@ Parameters carry the published names (without their ``backbone.`` prefix) and co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from unmask.errors import UnmaskError
 from unmask.linear_cross_entropy import Projection
 from unmask.models.attention import KeyValues, Scope, rotary_angles
 from unmask.models.config import TrunkConfig
+from unmask.models.dropout import draw_seeds
 from unmask.models.layers import Block, LayerNorm, OutputLayer, TimestepEmbedder, TokenEmbedding
 
 
@@ -80,12 +83,20 @@ class Trunk(PreTrainedModel):
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
         x = self._embedded(input_ids).to(self._precision())
         told = cond if cond is None else cond.to(x.dtype)
-        for block in self.blocks[:-1]:
-            x = block(x, told, rotary, scope, past_key_values=past_key_values)
-        x = self.blocks[-1](x, told, rotary, scope, past_key_values=past_key_values, positions=positions)
+        seeds = self._dropout_seeds(x.device)
+        for block, own in zip(self.blocks[:-1], seeds, strict=False):
+            x = block(x, told, rotary, scope, past_key_values=past_key_values, seeds=own)
+        x = self.blocks[-1](
+            x, told, rotary, scope, past_key_values=past_key_values, positions=positions, seeds=seeds[-1]
+        )
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
         return self.output_layer.normalise(x, cond)
+
+    def _dropout_seeds(self, device: torch.device) -> Sequence[Tensor | None]:
+        """[2, 2] for each block, where the blocks are compiled for a GPU and drop anything; else None."""
+        drops = self.training and self.fused and device.type == "cuda" and self.config.dropout > 0
+        return draw_seeds(len(self.blocks), 2, device=device).unbind() if drops else [None] * len(self.blocks)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         """What the first block sees of the tokens, [B, L, D]."""
