@@ -10,6 +10,7 @@ import torch
 
 from unmask import checkpoint
 from unmask.authoring import Author
+from unmask.devices import device_named
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.samplers.choice import Spec
 from unmask.samplers.draws import TokenRule
@@ -140,10 +141,10 @@ def load(
 
     `dtype` is what its blocks compute in: by default bf16 on a GPU that has it, as they were trained there.
     """
+    where = device_named(device)
     opened = checkpoint.load(path)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network = opened.model.to(device)
-    if fast_dtype(dtype, device) == torch.bfloat16:
+    network = opened.model.to(where)
+    if fast_dtype(dtype, where) == torch.bfloat16:
         halve_trunk(network)
-    engine = Engine(network) if device.type == "cuda" and not opened.card.objective.causal else None
+    engine = Engine(network) if where.type == "cuda" and not opened.card.objective.causal else None
     return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)

@@ -161,11 +161,26 @@ def test_a_loss_that_is_not_finite_stops_the_run(text: Path, tmp_path: Path, mon
     monkeypatch.setattr(Stepper, "step", poisoned)
     with pytest.raises(
         UnmaskError,
-        match=r"step 5 is not finite .samples 32 .row \d+., 33.*; loss nan, gradient norm nan after 0\.\d+ the step "
-        r"before; the weights are ruined too.*step-00000003'; train again",
+        match=r"The loss of step 5 is not finite .samples 32 .row \d+., 33.*; loss nan, gradient norm nan after "
+        r"0\.\d+ the step before; the weights are ruined too.*step-00000003'; train again",
     ):
         train(recipe(text, training={"keep_best": 0}), tmp_path / "run")
     assert [path.name for path in all_checkpoints(tmp_path / "run")] == ["step-00000003"]
+
+
+def test_a_gradient_that_is_not_finite_is_not_taken_for_a_loss(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = Stepper.gradients
+
+    def spoilt(self: Stepper, micro_batches: Any) -> Tensor:
+        loss = gradients(self, micro_batches)
+        next(iter(self.parameters.values())).grad.fill_(math.nan)
+        return loss
+
+    monkeypatch.setattr(Stepper, "gradients", spoilt)
+    with pytest.raises(UnmaskError, match=r"The gradient of step 1 is not finite .samples 0 to 7; loss \d+\.\d+, grad"):
+        train(recipe(text), tmp_path / "run")
 
 
 def test_a_step_that_was_only_reported_wrongly_leaves_the_weights(

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from unmask.doctor import machine
-from unmask.errors import UnmaskError
 from unmask.laws.device import on
 
 
@@ -38,17 +37,6 @@ def test_the_compiler_is_the_one_that_torch_would_call(monkeypatch):
     assert machine.look().compiler == "clang++"
     monkeypatch.setenv("CXX", "mine")
     assert machine.look().compiler == "mine"
-
-
-@pytest.mark.parametrize("name", ["banana", "meta", "cuda:99"])
-def test_a_device_that_cannot_compute_is_one_sentence(name):
-    with pytest.raises(UnmaskError, match=f"The device '{name}' cannot be used here"):
-        machine.chosen_device(name)
-
-
-def test_without_a_name_the_device_is_that_of_load(monkeypatch):
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
-    assert machine.chosen_device(None) == torch.device("cpu")
 
 
 def test_tensors_of_the_cpu_follow_to_the_device():

@@ -10,7 +10,7 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 LAYERS = [
     {"version", "errors", "graphs"},
-    {"registry", "files", "bounds", "shelf"},
+    {"registry", "files", "bounds", "shelf", "devices"},
     {"data", "random", "schedules", "optimizers"},
     {"batch", "learned", "linear_cross_entropy"},
     {"times", "process", "losses", "constraints"},

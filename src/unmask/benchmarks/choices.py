@@ -57,18 +57,6 @@ def setup_for(recipe: Recipe, named: bool, vocabulary: int | None, device: torch
     )
 
 
-def device_named(name: str | None) -> torch.device:
-    """The device that a user names, tried out; without a name the GPU where there is one."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UnmaskError(f"The device '{name}' cannot be used here ({reason}); name another, or none.") from error
-    return device
-
-
 def check_trains_on(device: torch.device) -> None:
     """Refuse a device that training would not take by itself."""
     own = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,6 +15,9 @@ from unmask.version import __version__
 UsageError: Any = typer.BadParameter.__base__
 """Words that make no command. Typer brings a copy of click along, or not, by its version."""
 
+STOPPED = 130
+"""The exit code of Ctrl-C, whether Typer notices it or we do."""
+
 app = typer.Typer(
     name="unmask",
     no_args_is_help=True,
@@ -54,7 +57,7 @@ def about(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Run the command line. Bad input is one sentence and exit code 2; Ctrl-C is 130."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
     except UsageError as error:
         _refuse(error)
     except UnmaskError as error:
@@ -63,8 +66,10 @@ def main() -> None:
         where = f" '{error.filename}'" if error.filename else ""
         _stop(f"The file system refused{where}: {error.strerror or error}; free space or choose another place.")
     except KeyboardInterrupt:
+        code = STOPPED
+    if code == STOPPED:
         sys.stderr.write("\nunmask: stopped.\n")
-        sys.exit(130)
+    sys.exit(code)
 
 
 def _refuse(error: Any) -> None:

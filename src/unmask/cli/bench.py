@@ -72,8 +72,9 @@ def train(
 
         unmask bench train paper/owt --vocab 50258 training.batch_size=32
     """
-    from unmask.benchmarks.choices import check_trains_on, device_named
+    from unmask.benchmarks.choices import check_trains_on
     from unmask.benchmarks.train import CONTENDERS, Training
+    from unmask.devices import device_named
 
     where = device_named(device)
     check_trains_on(where)
@@ -116,7 +117,8 @@ def evaluate(
         unmask bench eval runs/mine --batch 64
     """
     from unmask.benchmarks.bounds import CONTENDERS, Scoring
-    from unmask.benchmarks.choices import check_trains_on, device_named
+    from unmask.benchmarks.choices import check_trains_on
+    from unmask.devices import device_named
 
     where = device_named(device)
     others = [rival.value for rival in against or []]
@@ -158,9 +160,9 @@ def sample(
 
         unmask bench sample runs/mine --steps 64 --json
     """
-    from unmask.benchmarks.choices import device_named
     from unmask.benchmarks.sweep import Sweep
     from unmask.cli.bench_tables import show_sweep
+    from unmask.devices import device_named
 
     where = device_named(device)
     lengths = sorted(set(length or ([] if _named(what) else _by(where, [128, 512, 1024, 2048, 8192], [64, 128, 256]))))

@@ -43,11 +43,14 @@ def doctor(
 
         unmask doctor --checkpoint runs/mine --text "Return a copy of the list." --json
     """
+    import torch
+
     from unmask.cli import diagnosis
+    from unmask.devices import device_named
     from unmask.doctor import machine, packages
     from unmask.doctor.report import Report
 
-    where = machine.chosen_device(device)
+    where = device_named(device, dtype=torch.float64)  # that of laws and likelihoods
     patient = None if checkpoint is None and text is None else _admit(checkpoint, text, where)
     report = Report(packages.version_findings(), machine.look(), packages.extras(), str(where))
     _show(diagnosis.environment(report), quiet=as_json)

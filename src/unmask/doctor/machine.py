@@ -14,7 +14,6 @@ import psutil
 import torch
 
 from unmask.data.cache import cache_folder
-from unmask.errors import UnmaskError
 
 
 @dataclass(frozen=True)
@@ -69,21 +68,6 @@ def look() -> Machine:
         cache=str(cache),
         cache_free=shutil.disk_usage(_nearest(cache)).free,
     )
-
-
-def chosen_device(name: str | None) -> torch.device:
-    """The device that a user names, tried out; without a name the GPU where there is one, as `unmask.load` chooses.
-
-    Laws and likelihoods are computed in float64, so a device must know it.
-    """
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, dtype=torch.float64, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UnmaskError(f"The device '{name}' cannot be used here ({reason}); name another, or none.") from error
-    return device
 
 
 def _gpu(index: int) -> Gpu:

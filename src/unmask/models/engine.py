@@ -54,7 +54,7 @@ class Engine:
     """A denoiser for inference on a GPU that is called again and again with the same shapes.
 
     From the second call of a shape on, `hidden` replays a recorded graph: one launch in place of hundreds. The rows it
-    gives are overwritten by the next call of that shape.
+    gives may be overwritten by the next call, of whatever shape: recordings share their memory.
     """
 
     def __init__(self, network: Any) -> None:

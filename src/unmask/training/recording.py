@@ -7,7 +7,7 @@ goes in or comes out keeps its place in memory: inputs are copied in, gradients 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +35,8 @@ class Recorder:
         self._recordings: dict[Any, _Passes] = {}
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
-        shapes = (*(tensor.shape for tensor in _tensors(micro_batch)), micro_batch.batch.has_pads)
+        kinds = [(name, tensor.shape, tensor.dtype) for name, tensor in _tensors(micro_batch).items()]
+        shapes = (*kinds, micro_batch.batch.has_pads)
         if shapes not in self._recordings and not self._is_due(shapes):
             return self._work(micro_batch, scale)
         if shapes not in self._recordings:
@@ -68,15 +69,14 @@ class _Passes:
         self.recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
-        for kept, given in zip(_tensors(self._micro_batch), _tensors(micro_batch), strict=True):
-            kept.copy_(given)
+        given = _tensors(micro_batch)
+        for name, kept in _tensors(self._micro_batch).items():
+            kept.copy_(given[name])
         self._scale.copy_(scale)
         return self.recording()
 
 
-def _tensors(micro_batch: MicroBatch) -> Iterator[Tensor]:
-    """What a pass reads."""
-    batch, corruption = micro_batch.batch, micro_batch.corruption
-    yield from (batch.input_ids, batch.attention_mask, batch.frozen)
-    if corruption is not None:
-        yield from (tensor for tensor in vars(corruption).values() if tensor is not None)
+def _tensors(micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """What a pass reads, by name."""
+    read = {**vars(micro_batch.batch), **(vars(micro_batch.corruption) if micro_batch.corruption else {})}
+    return {name: value for name, value in read.items() if isinstance(value, Tensor)}

@@ -1,0 +1,33 @@
+"""Devices by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unmask.devices import device_named
+from unmask.errors import UnmaskError
+from unmask.generation import load
+
+
+@pytest.mark.parametrize("name", ["banana", "meta", "cuda:99"])
+def test_a_device_that_cannot_compute_is_one_sentence(name):
+    with pytest.raises(UnmaskError, match=f"The device '{name}' cannot be used here"):
+        device_named(name)
+    with pytest.raises(UnmaskError, match=f"The device '{name}' cannot be used here"):
+        load("smoke", device=name)
+
+
+def test_without_a_name_it_is_the_gpu_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_named(None) == torch.device("cpu")
+    assert load("smoke").device == torch.device("cpu")
+
+
+def test_a_device_must_know_the_numbers_that_are_meant(monkeypatch):
+    def zeros(*size, dtype, device):
+        raise TypeError(f"no {dtype} on {device}")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(UnmaskError, match=r"no torch\.float64 on cpu"):
+        device_named("cpu", dtype=torch.float64)
