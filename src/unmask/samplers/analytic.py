@@ -18,11 +18,12 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.process import reveal_probability
-from unmask.random import Purpose, uniform
+from unmask.random import Purpose
 from unmask.registry import field
+from unmask.samplers import turns
 from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
 from unmask.samplers.draws import TokenRule
-from unmask.samplers.looking import look, of_each, write_chosen
+from unmask.samplers.looking import of_each, write_chosen
 from unmask.schedules import LogLinear
 
 
@@ -44,23 +45,21 @@ class Analytic(Sampler):
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     def begin(self, canvas: Canvas) -> State:
-        calls = self.steps * canvas.masked.any(dim=1).long()
         rate = self.schedule.mask_rate(torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps)
         plan = Plan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
-        return State.start(canvas, calls, int(calls.max()), plan)
+        return turns.start(canvas, self.steps, plan)
 
     def take(self, state: State, rows: Tensor) -> State:
         return state.take(rows, state.canvas, state.plan)
 
     def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         plan: Plan = state.plan
-        seen = look(denoiser, state, plan.alpha[state.call].float().to(state.ids.device).expand(len(state.ids)))
+        seen = turns.look_at_time(denoiser, state, plan.alpha)
         if state.call + 1 == self.steps:
             return write_chosen(denoiser, state, seen, state.masked, rule)
         mass = of_each(state, seen, denoiser.config.vocab_size, partial(_log_mass, denoiser)).exp()
-        position = torch.arange(state.ids.shape[1], device=state.ids.device)
-        lot = uniform(state.canvas.seeds[:, None], Purpose.REVEAL, state.call, position=position[None])
-        return write_chosen(denoiser, state, seen, state.masked & (lot < mass * plan.reveal[state.call].item()), rule)
+        chosen = state.masked & (turns.lots(state, Purpose.REVEAL) < mass * plan.reveal[state.call].item())
+        return write_chosen(denoiser, state, seen, chosen, rule)
 
 
 def _log_mass(denoiser: Any, rows_ND: Tensor, at: Positions) -> Tensor:

@@ -176,17 +176,30 @@ def write_tokens(
     denoiser: Any, state: State, hidden_BLD: Tensor, rule: TokenRule | JointRule, row: Tensor, position: Tensor
 ) -> State:
     """The next state, tokens chosen by any rule at (row, position) [N] from what the network makes of the canvas."""
+    wanted = Positions(row, position)
+    at = Positions(*state.masked.nonzero(as_tuple=True)) if isinstance(rule, JointRule) else wanted
+    return write_at(denoiser, state, hidden_BLD[at], rule, at, wanted)
+
+
+def write_at(
+    denoiser: Any,
+    state: State,
+    hidden_MD: Tensor,
+    rule: TokenRule | JointRule,
+    at: Positions,
+    wanted: Positions,
+    own: Tensor | slice = slice(None),
+) -> State:
+    """The next state, tokens chosen at the `wanted` positions, by hidden rows `at` these and maybe more.
+
+    `own` [N] says which of the rows are those of the wanted ones, by default all. A joint rule looks at every row.
+    """
+    row, position = wanted
     if isinstance(rule, JointRule):
-        at = Positions(*state.masked.nonzero(as_tuple=True))
-        drawn = rule.choose_jointly(denoiser.head, hidden_BLD[at], state, at, Positions(row, position))
+        drawn = rule.choose_jointly(denoiser.head, hidden_MD, state, at, wanted)
         return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
-    return write_each(denoiser, state, hidden_BLD[row, position], rule, row, position)
-
-
-def write_each(denoiser: Any, state: State, hidden_ND: Tensor, rule: TokenRule, row: Tensor, position: Tensor) -> State:
-    """The next state, every token at (row, position) [N] chosen from its own row of the network."""
     seeds, late = state.canvas.seeds[row], state.late(rule, row)
-    return state.write(row, position, *rule.choose_from(denoiser, hidden_ND, seeds, state.call, position, late))
+    return state.write(row, position, *rule.choose_from(denoiser, hidden_MD[own], seeds, state.call, position, late))
 
 
 class Sampler(Component):

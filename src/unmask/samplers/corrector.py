@@ -14,11 +14,12 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.process import reveal_probability
-from unmask.random import Purpose, uniform
+from unmask.random import Purpose
 from unmask.registry import field
+from unmask.samplers import turns
 from unmask.samplers.base import Canvas, JointRule, Sampler, State
 from unmask.samplers.draws import TokenRule
-from unmask.samplers.looking import look, write_chosen
+from unmask.samplers.looking import write_chosen
 from unmask.schedules import LogLinear
 
 
@@ -42,8 +43,7 @@ class Corrector(Sampler):
     fraction: float = Field(default=0.1, gt=0, le=1)
 
     def begin(self, canvas: Canvas) -> State:
-        calls = self.steps * canvas.masked.any(dim=1).long()
-        return State.start(canvas, calls, int(calls.max()), self.plan())
+        return turns.start(canvas, self.steps, self.plan())
 
     def plan(self) -> Plan:
         """What does not depend on the canvas, from the first call to the last."""
@@ -58,9 +58,7 @@ class Corrector(Sampler):
 
     def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         plan: Plan = state.plan
-        seeds, position = state.canvas.seeds[:, None], torch.arange(state.ids.shape[1], device=state.ids.device)
-        masks = uniform(seeds, Purpose.MASK, state.call, position=position[None])
-        state = state.forget(state.written & (masks < float(plan.forget[state.call])))
-        seen = look(denoiser, state, plan.alpha[state.call].float().to(state.ids.device).expand(len(state.ids)))
-        writes = uniform(seeds, Purpose.REVEAL, state.call, position=position[None])
-        return write_chosen(denoiser, state, seen, state.masked & (writes < float(plan.reveal[state.call])), rule)
+        state = state.forget(state.written & (turns.lots(state, Purpose.MASK) < float(plan.forget[state.call])))
+        seen = turns.look_at_time(denoiser, state, plan.alpha)
+        chosen = state.masked & (turns.lots(state, Purpose.REVEAL) < float(plan.reveal[state.call]))
+        return write_chosen(denoiser, state, seen, chosen, rule)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.samplers.base import JointRule, Positions, State, write_each
+from unmask.samplers.base import JointRule, Positions, State, write_at
 from unmask.samplers.draws import TokenRule, rows_at_once
 from unmask.samplers.outlook import Outlook, as_predicted
 from unmask.samplers.views import seen_by
@@ -74,10 +74,7 @@ def write_chosen(denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rul
     """The next state, in which the chosen ones of the masked positions are written."""
     (index,) = chosen_BL[seen.at].nonzero(as_tuple=True)
     wanted = Positions(seen.at.rows[index], seen.at.places[index])
-    if isinstance(rule, JointRule):
-        drawn = rule.choose_jointly(denoiser.head, seen.hidden, state, seen.at, wanted)
-        return state.write(*wanted, drawn.tokens, drawn.confidence, drawn.evidence)
-    return write_each(denoiser, state, seen.hidden[index], rule, *wanted)
+    return write_at(denoiser, state, seen.hidden, rule, seen.at, wanted, own=index)
 
 
 def _worth(denoiser: Any, kind: Score, outlook: Outlook, rows_ND: Tensor, at: Positions) -> Tensor:

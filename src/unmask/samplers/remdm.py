@@ -17,11 +17,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from unmask.process import remask_limit, reveal_probability
-from unmask.random import Purpose, uniform
+from unmask.random import Purpose
 from unmask.registry import field
+from unmask.samplers import turns
 from unmask.samplers.base import Canvas, JointRule, Sampler, State
 from unmask.samplers.draws import TokenRule
-from unmask.samplers.looking import look, write_chosen
+from unmask.samplers.looking import write_chosen
 from unmask.schedules import LogLinear
 
 
@@ -58,8 +59,7 @@ class ReMDM(Sampler):
         return self
 
     def begin(self, canvas: Canvas) -> State:
-        calls = self.steps * canvas.masked.any(dim=1).long()
-        return State.start(canvas, calls, int(calls.max()), self.plan())
+        return turns.start(canvas, self.steps, self.plan())
 
     def plan(self) -> Plan:
         """What does not depend on the canvas, from the first call to the last."""
@@ -78,9 +78,8 @@ class ReMDM(Sampler):
 
     def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         plan: Plan = state.plan
-        seen = look(denoiser, state, plan.alpha[state.call].float().to(state.ids.device).expand(len(state.ids)))
-        position = torch.arange(state.ids.shape[1], device=state.ids.device)
-        chance = uniform(state.canvas.seeds[:, None], Purpose.REVEAL, state.call, position=position[None])
+        seen = turns.look_at_time(denoiser, state, plan.alpha)
+        chance = turns.lots(state, Purpose.REVEAL)
         forgotten = state.written & (chance < self._remask(state))
         chosen = state.masked & (chance < float(plan.reveal[state.call]))
         return write_chosen(denoiser, state, seen, chosen, rule).forget(forgotten)

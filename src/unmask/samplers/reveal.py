@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.random import Purpose, uniform
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State, write_each
+from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State, write_at
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.views import hidden_at, seen_by
 from unmask.schedules import LogLinear, Schedule
@@ -103,10 +103,7 @@ class Reveal(Sampler):
         if isinstance(rule, JointRule) and rule.sees_all:
             at, place = Positions(*state.masked.nonzero(as_tuple=True)), None
         hidden = self._rows(denoiser, state, plan.walking(state.call), *at, place)
-        if isinstance(rule, JointRule):
-            drawn = rule.choose_jointly(denoiser.head, hidden, state, at, wanted)
-            return state.write(*wanted, drawn.tokens, drawn.confidence, drawn.evidence)
-        return write_each(denoiser, state, hidden, rule, *wanted)
+        return write_at(denoiser, state, hidden, rule, at, wanted)
 
     def _rows(
         self,
