@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from unmask.config import Recipe, parse_recipe
 from unmask.training import Progress
 from unmask.training.runfolder import find_latest
 
 LETTERS = "abcdefgh"
+BY_LETTER = {"tokenizer": {"name": "char", "alphabet": LETTERS}}
+NARROW = {"hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0}
 
 
 def write_cats(path: Path, lines: int) -> Path:
@@ -33,6 +38,22 @@ def write_markov(path: Path, lines: int) -> Path:
         written.append(line)
     path.write_text("\n".join(written) + "\n")
     return path
+
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+
+def short_recipe(text: Path, kind: str, usual: Sections, changes: Sections) -> Recipe:
+    """A tiny network of a kind on the lines of a text, section by section with what a file of tests is used to."""
+    values: dict[str, dict[str, Any]] = {
+        "data": {"source": {"name": "text", "paths": str(text), "separator": "line"}, "length": 16, "validation": 0.2},
+        "model": {"name": "causal" if kind == "ar" else "dit", "size": "nano", **NARROW},
+        "objective": {"name": kind},
+    }
+    for sections in (usual, changes):
+        for section, options in sections.items():
+            values[section] = {**values.get(section, {}), **options}
+    return parse_recipe(values)
 
 
 class StopAt(Progress):

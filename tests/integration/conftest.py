@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +38,12 @@ def refused(run):
         return err
 
     return call
+
+
+@pytest.fixture
+def place(runs, tmp_path, monkeypatch):
+    """A working folder of its own, in which the runs that a module has made (`runs`) stand by their names."""
+    monkeypatch.chdir(tmp_path)
+    for folder in runs.iterdir():
+        Path(folder.name).symlink_to(folder)
+    return tmp_path

@@ -49,14 +49,6 @@ def runs(tmp_path_factory) -> Path:
         yield place
 
 
-@pytest.fixture
-def place(runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in runs.iterdir():
-        Path(folder.name).symlink_to(folder)
-    return tmp_path
-
-
 def test_all_ways_and_the_twin_stand_in_one_table(run, place):
     asked = ("--count", 3, "--rule", "greedy", "--steps", 2, "--steps", "none", "--out", "all.json", "--plot", "p.png")
     code, out, err = run("eval", "code", "code", "--twin", "code-ar", *asked)

@@ -27,14 +27,6 @@ def runs(tmp_path_factory) -> Path:
     return place
 
 
-@pytest.fixture
-def place(runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in runs.iterdir():
-        Path(folder.name).symlink_to(folder)
-    return tmp_path
-
-
 @pytest.mark.parametrize(("task", "calls"), [("sudoku", (8, 16)), ("paths", (5, 5))])
 def test_all_ways_and_the_twin_stand_in_one_table(run, place, task, calls):
     asked = ("--count", 6, "--steps", 2, "--steps", "none", "--out", "all.json", "--plot", "p.png")

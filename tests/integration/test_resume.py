@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runs import StopAt, assert_same_tensors, everything, write_cats
+from tests.runs import StopAt, assert_same_tensors, everything, short_recipe, write_cats
 
 from unmask import checkpoint
-from unmask.config import Recipe, parse_recipe
+from unmask.config import Recipe
 from unmask.errors import UnmaskError
 from unmask.training import Interrupted, Progress, checkpoints, train
 from unmask.training.checksums import write_checksums
@@ -36,23 +36,18 @@ def unbroken(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+USUAL: dict[str, dict[str, Any]] = {
+    "model": {"dropout": 0.2},
+    "optimizer": {"learning_rate": 3e-3, "warmup": 5, "ema": 0.9},
+    "training": {
+        "steps": STEPS, "batch_size": 8, "accumulation": 2,
+        "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5, "keep": 5, "keep_best": 0,
+    },
+}  # fmt: skip
+
+
 def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
-    values: dict[str, dict[str, Any]] = {
-        "data": {"source": {"name": "text", "paths": str(text), "separator": "line"}, "length": 16, "validation": 0.2},
-        "model": {
-            "name": "causal" if kind == "ar" else "dit",
-            "size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.2,
-        },
-        "objective": {"name": kind},
-        "optimizer": {"learning_rate": 3e-3, "warmup": 5, "ema": 0.9},
-        "training": {
-            "steps": STEPS, "batch_size": 8, "accumulation": 2,
-            "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5, "keep": 5, "keep_best": 0,
-        },
-    }  # fmt: skip
-    for section, options in changes.items():
-        values[section] = {**values.get(section, {}), **options}
-    return parse_recipe(values)
+    return short_recipe(text, kind, USUAL, changes)
 
 
 def timeless(out: Path) -> list[dict[str, Any]]:

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.runs import LETTERS, write_markov
+from tests.runs import BY_LETTER, everything, short_recipe, write_markov
 
-from unmask.config import Recipe, parse_recipe
+from unmask.config import Recipe
 from unmask.errors import UnmaskError
 from unmask.generation import load
 from unmask.training import Interrupted, Progress, progress_for, train
 from unmask.training.log import read_log
-from unmask.training.runfolder import find_latest
 from unmask.training.samples import CALLS
 
 
@@ -28,33 +26,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_markov(tmp_path_factory.mktemp("text") / "markov.txt", 400)
 
 
+USUAL: dict[str, dict[str, Any]] = {
+    "data": BY_LETTER,
+    "model": {"dropout": 0.1},
+    "optimizer": {"learning_rate": 5e-3, "warmup": 10, "ema": 0.9},
+    "training": {
+        "steps": 12, "batch_size": 8, "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5
+    },
+}  # fmt: skip
+
+
 def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
-    values: dict[str, dict[str, Any]] = {
-        "data": {
-            "source": {"name": "text", "paths": str(text), "separator": "line"},
-            "tokenizer": {"name": "char", "alphabet": LETTERS},
-            "length": 16,
-            "validation": 0.2,
-        },
-        "model": {
-            "name": "causal" if kind == "ar" else "dit",
-            "size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.1,
-        },
-        "objective": {"name": kind},
-        "optimizer": {"learning_rate": 5e-3, "warmup": 10, "ema": 0.9},
-        "training": {
-            "steps": 12, "batch_size": 8, "log_every": 4, "validate_every": 4, "validation_rows": 8, "save_every": 5
-        },
-    }  # fmt: skip
-    for section, options in changes.items():
-        values[section] = {**values[section], **options}
-    return parse_recipe(values)
-
-
-def state(out: Path) -> dict[str, torch.Tensor]:
-    """Weights, average, optimiser and random state of the newest checkpoint."""
-    files = sorted((find_latest(out) / "state").glob("*.safetensors"))
-    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
+    return short_recipe(text, kind, USUAL, changes)
 
 
 class Listener(Progress):
@@ -77,7 +60,7 @@ def test_samples_are_written_and_leave_training_alone(text: Path, tmp_path: Path
     plain, writing, listener = tmp_path / "plain", tmp_path / "writing", Listener()
     train(recipe(text, objective), plain)
     train(recipe(text, objective, training={"sample_every": 5, "samples": 3}), writing, progress=listener)
-    expected, got = state(plain), state(writing)
+    expected, got = everything(plain), everything(writing)
     assert [name for name in expected if not torch.equal(expected[name], got[name])] == []
     lines = [line for line in read_log(writing) if "samples" in line]
     assert [line["step"] for line in lines] == [5, 10, 12]

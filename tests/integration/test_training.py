@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tests.runs import LETTERS, StopAt, write_markov
+from tests.runs import BY_LETTER, LETTERS, StopAt, short_recipe, write_markov
 from torch import Tensor
 
 from unmask import checkpoint
@@ -31,7 +31,6 @@ from unmask.training.step import Stepper
 from unmask.training.world import World
 
 UNIGRAM_BITS = math.log2(len(LETTERS))
-TINY = {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0}
 
 
 @pytest.fixture
@@ -39,24 +38,17 @@ def text(tmp_path: Path) -> Path:
     return write_markov(tmp_path / "markov.txt", 40)
 
 
+USUAL: dict[str, dict[str, Any]] = {
+    "data": BY_LETTER,
+    "optimizer": {"learning_rate": 5e-3, "warmup": 10, "ema": 0.98},
+    "training": {
+        "steps": 6, "batch_size": 8, "log_every": 2, "validate_every": 4, "validation_rows": 16, "save_every": 3
+    },
+}  # fmt: skip
+
+
 def recipe(text: Path, kind: str = "subs", **changes: dict[str, Any]) -> Recipe:
-    values: dict[str, dict[str, Any]] = {
-        "data": {
-            "source": {"name": "text", "paths": str(text), "separator": "line"},
-            "tokenizer": {"name": "char", "alphabet": LETTERS},
-            "length": 16,
-            "validation": 0.2,
-        },
-        "model": {"name": "causal" if kind == "ar" else "dit", **TINY},
-        "objective": {"name": kind},
-        "optimizer": {"learning_rate": 5e-3, "warmup": 10, "ema": 0.98},
-        "training": {
-            "steps": 6, "batch_size": 8, "log_every": 2, "validate_every": 4, "validation_rows": 16, "save_every": 3
-        },
-    }  # fmt: skip
-    for section, options in changes.items():
-        values[section] = {**values[section], **options}
-    return parse_recipe(values)
+    return short_recipe(text, kind, USUAL, changes)
 
 
 @pytest.mark.parametrize(("objective", "bits"), [("subs", 2.2), ("ar", 1.2)])
