@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unmask.editing import opened_up
 from unmask.errors import UnmaskError
-from unmask.lengths import NOTHING, Demand, combinations, nats_of_known, settle
+from unmask.layouts import Layout
 from unmask.models.planner import no_planner
 from unmask.opened import Opened
 from unmask.registry import build
@@ -15,13 +15,9 @@ from unmask.samplers.base import Sampler
 from unmask.samplers.choice import Spec, choose_sampler
 from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
-from unmask.templates import BLANK, Part, PieceReader
-from unmask.wishes import Constraints, Wish, check_whole, together
+from unmask.templates import BLANK, PieceReader
+from unmask.wishes import Wish, check_whole, together
 from unmask.writing import Writer
-
-
-Rows = Callable[[list[int]], list[list[int]]]
-"""The canvases that can be made of tokens."""
 
 
 def with_blank(text: str) -> str:
@@ -60,34 +56,11 @@ class Author(Opened):
         check_whole(n=n, length=length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        each = self._open_rows(prompt, prompts, suffix, length, wish.get("constraint"))
-        rows = [row for row in each for _ in range(n)]
+        rows = [row for row in self._layout(wish).open_rows(prompt, prompts, suffix, length) for _ in range(n)]
         writer = self._writer(rows, self.sampler(steps, order, sampler), wish)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
         return writer.write(seed, batch_size, progress, return_trajectory)
-
-    def _open_rows(
-        self, prompt: str, prompts: Sequence[str] | None, suffix: str, length: int | None, constraint: Constraints
-    ) -> list[list[int]]:
-        if prompts is not None and prompt:
-            raise UnmaskError("There is a prompt and a list of prompts; give one of them.")
-        if prompts is not None and (isinstance(prompts, str) or not prompts):
-            raise UnmaskError(f"prompts={prompts!r} is no list of texts; give at least one, or a single prompt=.")
-        return [self._open_row(one, suffix, length, constraint) for one in (prompts or [prompt])]
-
-    def _open_row(self, prompt: str, suffix: str, length: int | None, constraint: Constraints) -> list[int]:
-        """A prompt and a suffix, either with blanks, and masks between them."""
-        room = self.scribe.room(length)
-
-        def rows(ids: list[int]) -> list[list[int]]:
-            tails = [tail for tail in self._possible(suffix, room)]
-            fitting = [tail for tail in tails if len(ids) + len(tail) <= room]
-            return [self.scribe.open_ids(ids, room, tail) for tail in fitting or tails[:1]]
-
-        head = self._settled(prompt, room, constraint, rows)
-        tail = self._settled(suffix, room, constraint, lambda ids: [self.scribe.open_ids(head, room, ids)])
-        return self.scribe.open_ids(head, room, tail)
 
     def fill_details(
         self,
@@ -104,12 +77,9 @@ class Author(Opened):
         chosen = self.sampler(steps, order, sampler)
         if not texts:
             raise UnmaskError("There are no texts to fill; give at least one.")
-        rows = [self._blank_row(with_blank(text), wish.get("constraint")) for text in texts]
+        layout = self._layout(wish)
+        rows = [layout.blank_row(with_blank(text)) for text in texts]
         return self._writer(rows, chosen, wish).write(seed, batch_size)
-
-    def _blank_row(self, text: str, constraint: Constraints) -> list[int]:
-        blank_row = self.scribe.blank_row
-        return blank_row(self._settled(text, self.scribe.limit, constraint, lambda ids: [blank_row(ids)]))
 
     def fill_rows(
         self,
@@ -131,39 +101,6 @@ class Author(Opened):
             raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")
         given = [self.scribe.readable(list(row)) for row in rows]
         return self._writer(given, self.sampler(steps, order, sampler), wish).write(seed, batch_size, progress)
-
-    def _settled(self, text: str, room: int, constraint: Constraints, rows: Rows) -> list[int]:
-        """The tokens of a text with blanks, each as long as it is to be; all are at most as many as there is room.
-
-        A constraint must leave something to write into one of the `rows` that can be made of them.
-        """
-        parts = self.scribe.parts(text)
-        if any(isinstance(part, range) for part in parts):
-            network = self.scribe.goes_on(self.denoiser)
-            nats = nats_of_known(network, self.card.schedule, self.scribe, self.device)
-            parts = settle(parts, nats, self._spare(parts, room), self._demand(constraint, room, rows))
-        return self.scribe.blank_ids(parts, room)
-
-    def _demand(self, constraint: Constraints, room: int, rows: Rows) -> Demand:
-        if constraint is None:
-            return NOTHING
-        bound = self.scribe.bound(constraint, max(room, self.scribe.length))
-
-        def canvases(parts: list[Part]) -> list[list[int]]:
-            return rows(self.scribe.blank_ids(parts))
-
-        return Demand(
-            lambda parts: any(map(bound.accepts, canvases(parts))), lambda parts: bound.reason(canvases(parts)[-1])
-        )
-
-    def _possible(self, text: str, room: int) -> list[list[int]]:
-        """The tokens of a text with blanks, for every length that these may have."""
-        parts = self.scribe.parts(text)
-        return [self.scribe.blank_ids(one, room) for one in combinations(parts, self._spare(parts, room))]
-
-    def _spare(self, parts: Sequence[Part], room: int) -> int:
-        """Room for blanks."""
-        return min(room, self.scribe.limit) - self.scribe.known(parts)
 
     def edit_details(
         self,
@@ -203,10 +140,13 @@ class Author(Opened):
         those of `sample`, but that the best of several texts is not shown.
         """
         check_whole(length=length)
-        row = self._open_row(prompt, suffix, length, wish.get("constraint"))
+        row = self._layout(wish).open_row(prompt, suffix, length)
         writer = self._writer([row], self.sampler(steps, order, sampler), wish)
         states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
         return (self.scribe.frame(state, reader) for state in states)
+
+    def _layout(self, wish: dict[str, Any]) -> Layout:
+        return Layout(self.scribe, self.denoiser, self.device, wish.get("constraint"))
 
     def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
         """Rows that are shorter than the model's may go on behind what is written."""

@@ -68,7 +68,7 @@ def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf, demand: De
 
 
 def combinations(parts: Sequence[Part], room: float) -> list[list[Part]]:
-    """A text with every length of its blanks for which there is room, the shortest first; of very many the first."""
+    """A text with every length of its blanks for which there is room, from the shortest on; of very many the first."""
     every = [list(one) for one in islice(product(*_choices(parts)), MOST) if _size(one) <= room]
     if not every:
         raise UnmaskError(_too_long(parts, room))

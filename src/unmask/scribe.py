@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask.checkpoint import Card
-from unmask.constraints import Automaton, Bound, Constraint, Vocabulary, before_text, bind
+from unmask.constraints import Automaton, Constraint, Terms, Vocabulary, before_text, bind
 from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode, encode_one
@@ -180,10 +180,10 @@ class Scribe:
         real = _padded([[True] * len(row) for row in rows], False, device)
         canvas = Canvas.of(ids, self.mask, seed, real)
         given = real & (ids != self.mask) & (ids != self.end_token)
-        closed = [before_text(row, self.mask, self.end_token).tolist() for row in rows]
-        return replace(
-            canvas, closed=_padded(closed, False, device) if self.ends_with is not None else None, condition=given
-        )
+        if self.ends_with is None:
+            return replace(canvas, condition=given)
+        closed = _padded([before_text(row, self.mask, self.ends_with).tolist() for row in rows], False, device)
+        return replace(canvas, closed=closed, condition=given)
 
     @property
     def end_token(self) -> int:
@@ -198,11 +198,11 @@ class Scribe:
 
     def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
-        return None if constraint is None else bind(_listed_constraints(constraint), self.vocabulary, rows, self.limit)
+        return None if constraint is None else bind(_several(constraint), self.vocabulary, rows, self.limit)
 
-    def bound(self, constraint: Constraint | Sequence[Constraint], longest: int) -> Bound:
+    def terms(self, constraint: Constraint | Sequence[Constraint] | None, longest: int) -> Terms | None:
         """What one or several constraints ask of rows of at most so many tokens, to be asked about each."""
-        return Bound(_listed_constraints(constraint), self.vocabulary, longest, self.limit)
+        return None if constraint is None else Terms(_several(constraint), self.vocabulary, longest, self.limit)
 
     def finish(self, state: State) -> list[Generation]:
         """What a finished walk wrote, sequence by sequence."""
@@ -264,7 +264,7 @@ def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:
     return conditions
 
 
-def _listed_constraints(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
+def _several(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
     constraints = list(asked) if isinstance(asked, Sequence) else [asked]
     if not constraints or not all(isinstance(one, Constraint) for one in constraints):
         raise UnmaskError(f"{asked!r} is no constraint; give one of unmask.constraints, or a list of them.")

@@ -15,8 +15,8 @@ LONGEST = 1024
 """Tokens up to which a canvas that would do is looked for, where a model does not see fewer."""
 
 
-class Bound:
-    """Constraints on the canvases of a model that sees `limit` tokens; none is longer than `longest`, if that is known."""
+class Terms:
+    """Constraints on canvases of at most `longest` tokens (`None`: of any number), of a model that sees `limit`."""
 
     def __init__(
         self, constraints: Sequence[Constraint], vocabulary: Vocabulary, longest: int | None, limit: int = LONGEST
@@ -27,7 +27,7 @@ class Bound:
         self.automata = [constraint.automaton(vocabulary) for constraint in asked]
         self.whole = intersect(self.automata)
 
-    def accepts(self, row: Sequence[int]) -> bool:
+    def accept(self, row: Sequence[int]) -> bool:
         """Whether a row, with masks where it is open, can satisfy all of them."""
         return self._can_accept(self.whole, row)
 
@@ -40,14 +40,16 @@ class Bound:
         for constraint, automaton in zip(self.constraints, self.automata, strict=True):
             name = shown(constraint)
             if (last := len(automaton.gate) - 1) >= size:
-                return f"{name} speaks of position {last} and the canvas has {size} tokens; {_longer(last, self.limit)}."
+                return (
+                    f"{name} speaks of position {last} and the canvas has {size} tokens; {_longer(last, self.limit)}."
+                )
             if closed := _closed(automaton, size):
                 return f"{name} leaves no token that could stand at position {closed[0]}; allow one there."
             if not self._can_accept(automaton, [self.mask] * size):
                 return f"No canvas of {size} tokens can satisfy {name}; {_remedy(automaton, size, self.limit)}."
             if not self._can_accept(automaton, row):
                 return f"The given tokens contradict {name} on a canvas of {size} tokens; change one of them."
-        named = " and ".join(map(shown, self.constraints))
+        named = " and ".join(dict.fromkeys(map(shown, self.constraints)))
         return f"{named} cannot hold together on this canvas of {size} tokens; drop one of them or change its length."
 
 
@@ -55,11 +57,11 @@ def bind(
     constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]], limit: int = LONGEST
 ) -> Automaton:
     """The automaton of all constraints, after a look whether every row (masks where it is open) can satisfy it."""
-    bound = Bound(constraints, vocabulary, max(map(len, rows), default=None), limit)
+    terms = Terms(constraints, vocabulary, max(map(len, rows), default=None), limit)
     for row in dict.fromkeys(tuple(row) for row in rows):
-        if not bound.accepts(row):
-            raise UnmaskError(bound.reason(row))
-    return bound.whole
+        if not terms.accept(row):
+            raise UnmaskError(terms.reason(row))
+    return terms.whole
 
 
 def can_accept(automaton: Automaton, row: Sequence[int], mask: int, end: int = -1) -> bool:
@@ -110,7 +112,8 @@ def _remedy(automaton: Automaton, length: int, limit: int) -> str:
     longest = min(limit, LONGEST)
     possible = _lengths(automaton, longest)
     if not possible:
-        return f"no other of up to {longest} tokens could, so ask for something else"
+        seen = ", all that this model sees," if longest == limit else ""
+        return f"no other of up to {longest} tokens{seen} could, so ask for something else"
     return f"the nearest length that can is {min(possible, key=lambda one: abs(one - length))}, so ask for that"
 
 

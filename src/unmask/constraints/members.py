@@ -31,7 +31,7 @@ class Constraint(ABC):
     def within(self, length: int, vocabulary: Vocabulary, limit: int) -> Constraint:
         """What asks the same of canvases of at most so many tokens, and may be easier to work with.
 
-        There are none of more than `limit`, which an error may have to say.
+        The model sees `limit`, which an error may have to say.
         """
         return self
 
@@ -66,10 +66,10 @@ class Characters(Constraint):
         most = length * vocabulary.longest
         if self.low > most:
             needed = -(-self.low // vocabulary.longest)
-            remedy = f"{needed} tokens or for fewer" if needed <= limit else f"at most {limit * vocabulary.longest}"
+            least = f"at most {limit * vocabulary.longest} characters in {limit} tokens, all that this model sees"
             raise UnmaskError(
                 f"No canvas of {length} tokens can satisfy {self}, since a token has at most {vocabulary.longest} "
-                f"characters; ask for {remedy} characters."
+                f"characters; ask for {f'{needed} tokens or for fewer characters' if needed <= limit else least}."
             )
         return Characters(self.low, None) if self.high is None or self.high >= most else self
 
