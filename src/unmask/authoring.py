@@ -7,7 +7,7 @@ from typing import Any
 
 from unmask.editing import opened_up
 from unmask.errors import UnmaskError
-from unmask.lengths import nats_of_known, settle
+from unmask.layouts import Layout
 from unmask.models.planner import no_planner
 from unmask.opened import Opened
 from unmask.registry import build
@@ -56,25 +56,11 @@ class Author(Opened):
         check_whole(n=n, length=length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        rows = [row for row in self._open_rows(prompt, prompts, suffix, length) for _ in range(n)]
+        rows = [row for row in self._layout(wish).open_rows(prompt, prompts, suffix, length) for _ in range(n)]
         writer = self._writer(rows, self.sampler(steps, order, sampler), wish)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
         return writer.write(seed, batch_size, progress, return_trajectory)
-
-    def _open_rows(
-        self, prompt: str, prompts: Sequence[str] | None, suffix: str, length: int | None
-    ) -> list[list[int]]:
-        if prompts is not None and prompt:
-            raise UnmaskError("There is a prompt and a list of prompts; give one of them.")
-        if prompts is not None and (isinstance(prompts, str) or not prompts):
-            raise UnmaskError(f"prompts={prompts!r} is no list of texts; give at least one, or a single prompt=.")
-        return [self._open_row(one, suffix, length) for one in (prompts or [prompt])]
-
-    def _open_row(self, prompt: str, suffix: str, length: int | None) -> list[int]:
-        """A prompt and a suffix, either with blanks, and masks between them."""
-        room = self.scribe.room(length)
-        return self.scribe.open_ids(self._settled(prompt, room), room, self._settled(suffix, room))
 
     def fill_details(
         self,
@@ -91,7 +77,8 @@ class Author(Opened):
         chosen = self.sampler(steps, order, sampler)
         if not texts:
             raise UnmaskError("There are no texts to fill; give at least one.")
-        rows = [self.scribe.blank_row(self._settled(with_blank(text), self.scribe.limit)) for text in texts]
+        layout = self._layout(wish)
+        rows = [layout.blank_row(with_blank(text)) for text in texts]
         return self._writer(rows, chosen, wish).write(seed, batch_size)
 
     def fill_rows(
@@ -114,15 +101,6 @@ class Author(Opened):
             raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")
         given = [self.scribe.readable(list(row)) for row in rows]
         return self._writer(given, self.sampler(steps, order, sampler), wish).write(seed, batch_size, progress)
-
-    def _settled(self, text: str, room: int) -> list[int]:
-        """The tokens of a text with blanks, each as long as it is to be; all are at most as many as there is room."""
-        parts = self.scribe.parts(text)
-        if any(isinstance(part, range) for part in parts):
-            network = self.scribe.goes_on(self.denoiser)
-            nats = nats_of_known(network, self.card.schedule, self.scribe, self.device)
-            parts = settle(parts, nats, min(room, self.scribe.limit) - self.scribe.known(parts))
-        return self.scribe.blank_ids(parts, room)
 
     def edit_details(
         self,
@@ -162,9 +140,13 @@ class Author(Opened):
         those of `sample`, but that the best of several texts is not shown.
         """
         check_whole(length=length)
-        writer = self._writer([self._open_row(prompt, suffix, length)], self.sampler(steps, order, sampler), wish)
+        row = self._layout(wish).open_row(prompt, suffix, length)
+        writer = self._writer([row], self.sampler(steps, order, sampler), wish)
         states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
         return (self.scribe.frame(state, reader) for state in states)
+
+    def _layout(self, wish: dict[str, Any]) -> Layout:
+        return Layout(self.scribe, self.denoiser, self.device, wish.get("constraint"))
 
     def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
         """Rows that are shorter than the model's may go on behind what is written."""

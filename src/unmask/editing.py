@@ -34,7 +34,7 @@ class Edges(Constraint):
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return Banned(list(_goes_on(vocabulary, self.side)), self.places).automaton(vocabulary)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "kept words that stay words"
 
 

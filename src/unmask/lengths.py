@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
-from typing import Any
+from itertools import islice, product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from unmask.times import van_der_corput
 
 TOGETHER = 64
 """Combinations up to which the lengths of several blanks are chosen together."""
+MOST = TOGETHER**2
+"""Combinations among which one that will do is looked for."""
 DRAWS, FIRST = 16, 4
 """Draws of the bound, of which the first few tell which quarter of the lengths is worth the others."""
 ROWS_AT_ONCE = 64
@@ -34,23 +36,47 @@ Nats = Callable[[list[list[Part]], range], list[float]]
 """Draws, by their numbers, of the bound of the known tokens of texts, summed."""
 
 
-def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf) -> list[Part]:
-    """A text whose blanks have one length each, with which they fit into the room that there is for all of them: of all
-    combinations the best where they are few.
+class Demand(NamedTuple):
+    """What else is asked of a text whose blanks have lengths: whether it `fits`, and the reason where it does not."""
+
+    fits: Callable[[list[Part]], bool]
+    reason: Callable[[list[Part]], str]
+
+
+NOTHING = Demand(lambda parts: True, lambda parts: "")
+
+
+def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf, demand: Demand = NOTHING) -> list[Part]:
+    """A text whose blanks have one length each, with which they fit into the room that there is for all of them and
+    into what else is asked: of all combinations the best where they are few.
 
     Otherwise one blank after the other, from the left, those to its right as short as they may be.
     """
-    choices = [list(part) if isinstance(part, range) else [part] for part in parts]
-    chosen: list[Part] = [options[0] for options in choices]
-    if _size(chosen) > room:
-        raise UnmaskError(_too_long(parts, room))
-    if math.prod(map(len, choices)) <= TOGETHER:
-        return _best([list(one) for one in product(*choices) if _size(one) <= room], nats)
-    for place, options in enumerate(choices):
-        if len(options) > 1:
-            tried = [[*chosen[:place], one, *chosen[place + 1 :]] for one in options]
-            chosen = _best([one for one in tried if _size(one) <= room], nats)
+    every = combinations(parts, room)
+    fitting = filter(demand.fits, every)
+    chosen = next(fitting, None)
+    if chosen is None:
+        longest = max(every, key=_size)
+        raise UnmaskError(f"No length of the blanks will do; with the longest: {demand.reason(longest)}")
+    if math.prod(map(len, _choices(parts))) <= TOGETHER:
+        return _best([chosen, *fitting], nats)
+    for place, part in enumerate(parts):
+        if isinstance(part, range):
+            tried = [[*chosen[:place], one, *chosen[place + 1 :]] for one in part]
+            chosen = _best([one for one in tried if _size(one) <= room and demand.fits(one)], nats)
     return chosen
+
+
+def combinations(parts: Sequence[Part], room: float) -> list[list[Part]]:
+    """A text with every length of its blanks for which there is room, from the shortest on; of very many the first."""
+    every = [list(one) for one in islice(product(*_choices(parts)), MOST) if _size(one) <= room]
+    if not every:
+        raise UnmaskError(_too_long(parts, room))
+    return every
+
+
+def _choices(parts: Sequence[Part]) -> list[list[Part]]:
+    return [list(part) if isinstance(part, range) else [part] for part in parts]
 
 
 def _size(parts: Sequence[Part]) -> int:

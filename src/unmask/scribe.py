@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask.checkpoint import Card
-from unmask.constraints import Automaton, Constraint, Vocabulary, bind
+from unmask.constraints import Automaton, Constraint, Terms, Vocabulary, before_text, bind
 from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode, encode_one
@@ -176,14 +176,14 @@ class Scribe:
 
     def canvas(self, rows: list[list[int]], seed: int, device: torch.device) -> Canvas:
         """A canvas of ragged rows, padded on the right."""
-        width = max(len(row) for row in rows)
-        pad = self.words.pad_token_id or 0
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=device)
-        real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device)
+        ids = _padded(rows, self.words.pad_token_id or 0, device)
+        real = _padded([[True] * len(row) for row in rows], False, device)
         canvas = Canvas.of(ids, self.mask, seed, real)
         given = real & (ids != self.mask) & (ids != self.end_token)
-        behind = given.flip(1).cumsum(dim=1).flip(1) > 0
-        return replace(canvas, closed=canvas.masked & behind if self.ends_with is not None else None, condition=given)
+        if self.ends_with is None:
+            return replace(canvas, condition=given)
+        closed = _padded([before_text(row, self.mask, self.ends_with).tolist() for row in rows], False, device)
+        return replace(canvas, closed=closed, condition=given)
 
     @property
     def end_token(self) -> int:
@@ -198,12 +198,11 @@ class Scribe:
 
     def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
-        if constraint is None:
-            return None
-        constraints = list(constraint) if isinstance(constraint, Sequence) else [constraint]
-        if not constraints or not all(isinstance(one, Constraint) for one in constraints):
-            raise UnmaskError(f"{constraint!r} is no constraint; give one of unmask.constraints, or a list of them.")
-        return bind(constraints, self.vocabulary, rows)
+        return None if constraint is None else bind(_several(constraint), self.vocabulary, rows, self.limit)
+
+    def terms(self, constraint: Constraint | Sequence[Constraint] | None, longest: int) -> Terms | None:
+        """What one or several constraints ask of rows of at most so many tokens, to be asked about each."""
+        return None if constraint is None else Terms(_several(constraint), self.vocabulary, longest, self.limit)
 
     def finish(self, state: State) -> list[Generation]:
         """What a finished walk wrote, sequence by sequence."""
@@ -263,6 +262,19 @@ def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:
             f"There are {count} texts and {len(conditions)} conditions; give one for each or one for all."
         )
     return conditions
+
+
+def _several(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
+    constraints = list(asked) if isinstance(asked, Sequence) else [asked]
+    if not constraints or not all(isinstance(one, Constraint) for one in constraints):
+        raise UnmaskError(f"{asked!r} is no constraint; give one of unmask.constraints, or a list of them.")
+    return constraints
+
+
+def _padded(rows: Sequence[list[Any]], pad: Any, device: torch.device) -> Tensor:
+    """[B, L] rows of any lengths, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=device)
 
 
 def _listed(column: Tensor) -> list[Any]:

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from tests.conftest import make_checkpoint
 
 SAMPLE = ("--length", 14, "--steps", 5, "-n", 2, "--json")
 
@@ -44,6 +45,13 @@ def test_characters_may_be_one_number(run, mdlm_folder):
     code, out, _ = run("sample", mdlm_folder, "--characters", "13", *SAMPLE)
     assert code == 0
     assert {len(one["text"]) for one in json.loads(out)["texts"]} == {13}
+
+
+def test_an_edit_that_cannot_be_is_one_sentence_and_2(run, tmp_path):
+    folder = make_checkpoint(tmp_path / "ending", policy="supervised_eos")
+    code, out, err = run("edit", folder, "The cat sat.", "--without", "sat", "--span", "4-7", "--steps", 1)
+    assert (code, out) == (2, "")
+    assert "The given tokens contradict NoWords" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,19 @@ IMPOSSIBLE: list[tuple[str, Constraint | list[Constraint], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("prompt", "constraint", "words"), IMPOSSIBLE)
-def test_what_cannot_match_is_an_error_before_any_call(mdlm, monkeypatch, prompt, constraint, words):
+def never_asked(lm, monkeypatch):
+    """The same model, whose network may not be asked."""
+
     def called(*args, **kwargs):
         raise AssertionError("the network was asked")
 
-    monkeypatch.setattr(mdlm.denoiser, "_run", called)
+    monkeypatch.setattr(lm.denoiser, "_run", called)
+    return lm
+
+
+@pytest.mark.parametrize(("prompt", "constraint", "words"), IMPOSSIBLE)
+def test_what_cannot_match_is_an_error_before_any_call(mdlm, monkeypatch, prompt, constraint, words):
+    never_asked(mdlm, monkeypatch)
     for ask in (
         lambda: mdlm.generate(2, prompt=prompt, length=8, constraint=constraint),
         lambda: mdlm.fill(f"{prompt}[MASK:{8 - len(prompt)}]", constraint=constraint, particles=2),
@@ -119,6 +126,90 @@ def test_what_cannot_match_is_an_error_before_any_call(mdlm, monkeypatch, prompt
         with pytest.raises(UnmaskError, match=words) as caught:
             ask()
         assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module", params=["padded", "supervised_eos"])
+def ending(request, tmp_path_factory):
+    """A model whose texts end with EOS."""
+    folder = tmp_path_factory.mktemp("ending") / request.param
+    return load(make_checkpoint(folder, policy=request.param), device="cpu")
+
+
+CONTRADICT = "given tokens contradict"
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda lm: lm.generate(prompt="a", suffix=" sat.", length=9, constraint=NoWords("sat")), CONTRADICT),
+        (lambda lm: lm.generate(prompt="One", suffix=" end.", length=12, constraint=Regex("One")), CONTRADICT),
+        (lambda lm: lm.generate(prompt="One", suffix=" end.", length=12, constraint=Characters(3, 8)), CONTRADICT),
+        (lambda lm: list(lm.stream("a", suffix=" sat.", length=9, constraint=NoWords("sat"))), CONTRADICT),
+        (lambda lm: lm.fill("The[MASK:2] sat.", constraint=Regex("The")), CONTRADICT),
+        (lambda lm: lm.edit("a cat sat.", spans=[(2, 5)], constraint=NoWords("sat")), CONTRADICT),
+        (
+            lambda lm: lm.rewrite("One day Tim went.", ["Tim"], constraint=NoWords("Tim")),
+            r"NoWords\(.*\) and kept words that stay words cannot hold together",
+        ),
+        (lambda lm: lm.fill("a[MASK:1-6]b", constraint=Regex("a")), f"No length of the blanks will do.*{CONTRADICT}"),
+        (lambda lm: lm.fill("a[MASK:1-6]b", constraint=Characters(9, 9)), "No length of the blanks will do"),
+        (
+            lambda lm: lm.generate(prompt="a[MASK:1-6]b", length=9, constraint=Regex("a[0-9]*")),
+            "No length of the blanks",
+        ),
+        (
+            lambda lm: lm.generate(suffix="a[MASK:1-6]b", length=9, constraint=Regex("[0-9]*b")),
+            "No length of the blanks",
+        ),
+        (lambda lm: lm.generate(length=9, constraint=Regex("a{99}")), "up to 48 tokens, all that this model sees"),
+        (
+            lambda lm: lm.fill("a[MASK:1-6]b", constraint=Regex("[a-z]{99}")),
+            "up to 48 tokens, all that this model sees",
+        ),
+    ],
+)
+def test_no_text_ends_before_what_is_given_to_please_a_constraint(ending, monkeypatch, ask, words):
+    with pytest.raises(UnmaskError, match=words):
+        ask(never_asked(ending, monkeypatch))
+
+
+def test_a_constraint_may_end_a_text_behind_what_is_given(ending):
+    assert ending.generate(prompt="One", length=12, steps=2, constraint=Regex("One")) == ["One"]
+    assert ending.fill("The[MASK:2]", steps=1, constraint=Regex("The")) == "The"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("a[MASK:1-6]b", "a.{6}b"),
+        ("a[MASK:1-6]b[MASK:1-6]", "a..b.{5}"),
+        ("a[MASK:1-9]b[MASK:1-9]c", "a.{7}b.{8}c"),
+        ("a[MASK:1-6]b[MASK:1-5]c[MASK:1-4]d", "a.{5}b.{4}c.{3}d"),
+    ],
+)
+def test_open_blanks_are_as_long_as_a_constraint_needs(ending, text, pattern):
+    assert re.fullmatch(pattern, ending.fill(text, steps=2, constraint=Regex(pattern)))
+    (one,) = ending.generate(prompt=text, length=30, steps=2, constraint=Regex(f"{pattern}z"))
+    assert re.fullmatch(f"{pattern}z", one)
+    *_, last = ending.stream("a", suffix=f"{text}z", length=30, steps=2, constraint=Regex(f"a[q]*{pattern}z"))
+    assert re.fullmatch(f"a[q]*{pattern}z", last.text)
+
+
+def test_open_blanks_are_no_longer_than_a_length_in_characters_allows(ending):
+    texts = ending.fill(["a[MASK:3-6]b", "ab[MASK:1-9]c"], steps=2, constraint=[Characters(5, 5), Regex("[a-z]*")])
+    assert [len(text) for text in texts] == [5, 5]
+
+
+def test_blanks_of_a_prompt_and_of_a_suffix_are_as_long_as_a_constraint_needs_together(ending):
+    options = {"length": 15, "steps": 2, "constraint": Regex("ax{5}bzcx{5}d")}
+    (one,) = ending.generate(prompt="a[MASK:1-8]b", suffix="c[MASK:1-8]d", **options)
+    assert re.fullmatch("ax{5}bzcx{5}d", one)
+
+
+def test_open_blanks_leave_room_for_what_stands_beside_them(ending):
+    for seed in range(3):
+        (one,) = ending.generate(prompt="a[MASK:2-9]b", suffix="c[MASK:2-9]d", length=8, steps=2, seed=seed)
+        assert (one[0], one[-1]) == ("a", "d")
 
 
 @pytest.mark.parametrize(

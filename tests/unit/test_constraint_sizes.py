@@ -45,7 +45,7 @@ def test_a_length_just_below_what_a_canvas_holds_is_kept(bpe):
 @pytest.mark.parametrize(
     ("constraint", "words"),
     [
-        (Characters(10**8, 10**8), "at most 1 characters; ask for 100000000 tokens"),
+        (Characters(10**8, 10**8), "at most 1 characters; ask for at most 1024 characters in 1024 tokens"),
         (Characters(0, 10**8), None),
         (Characters(10**12, 10**12), "at most 1 characters"),
         (Regex("(.{0,1000}a){5}.*"), "too many states .* repeat"),

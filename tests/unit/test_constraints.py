@@ -25,7 +25,7 @@ from unmask.constraints import (
     bind,
 )
 from unmask.constraints.automaton import fewest_states
-from unmask.constraints.binding import can_accept
+from unmask.constraints.binding import before_text, can_accept
 from unmask.data.sources import Document
 from unmask.data.tokenizers.base import with_special_tokens
 from unmask.errors import UnmaskError
@@ -297,7 +297,7 @@ def test_automata_stay_small(single):
     ("constraints", "row", "words"),
     [
         ([Regex("abc")], [257] * 5, r"No canvas of 5 tokens can satisfy Regex.*the nearest length that can is 3"),
-        ([Regex("(?=b)a")], [257] * 5, "no other of up to 1024 tokens could"),
+        ([Regex("(?=b)a")], [257] * 5, "no other of up to 1024 tokens, all that this model sees, could"),
         ([Characters(6, 9)], [257] * 5, "at most 1 characters; ask for 6 tokens"),
         ([Regex("[a-z]*")], [*b"aB", 257], r"given tokens contradict Regex"),
         ([Words("ab"), NoWords("b", whole=False)], [257] * 5, "Words.* and NoWords.* cannot hold together"),
@@ -315,6 +315,38 @@ def test_what_cannot_be_is_named(single, constraints, row, words):
     with pytest.raises(UnmaskError, match=words) as caught:
         bind(constraints, single, [row])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "constraint", [Words([0, 1]), NoWords([1, 2]), Fixed({1: 2}), Allowed([0, 2], [0, 2]), Banned([0]), Words([2, 2])]
+)
+def test_a_row_is_accepted_where_some_writing_of_it_without_an_end_before_given_text_is(constraint):
+    """By all rows of four tokens, of which 2 ends a text and 3 is the mask, and all ways to write them."""
+    automaton = constraint.automaton(Vocabulary(None, 4, 3))
+    for row in itertools.product(range(4), repeat=4):
+        middle = [token == 3 and any(one in (0, 1) for one in row[i:]) for i, token in enumerate(row)]
+        assert before_text(row, 3, 2).tolist() == middle
+        written = [(0, 1) if inner else (0, 1, 2) for inner in middle]
+        options = [(token,) if token != 3 else some for token, some in zip(row, written, strict=True)]
+        assert can_accept(automaton, row, 3, 2) == any(can_accept(automaton, z, 3) for z in itertools.product(*options))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "limit", "words"),
+    [
+        (Regex("a{9}"), 8, "no other of up to 8 tokens, all that this model sees, could, so ask for something else"),
+        (Regex("a{9}"), 9, "the nearest length that can is 9, so ask for that"),
+        (Regex("a?"), 9, "the nearest length that can is 1, so ask for that"),
+        (Regex("a{1100}"), 2000, "no other of up to 1024 tokens could, so ask for something else"),
+        (Characters(9, 9), 9, "ask for 9 tokens or for fewer characters"),
+        (Characters(9, 9), 8, "ask for at most 8 characters in 8 tokens, all that this model sees"),
+        (Fixed({8: "a"}), 9, "lengthen the canvas"),
+        (Fixed({8: "a"}), 8, "name one below 8, all that this model sees"),
+    ],
+)
+def test_no_advice_goes_beyond_what_the_model_sees(single, constraint, limit, words):
+    with pytest.raises(UnmaskError, match=words):
+        bind([constraint], single, [[single.mask] * 5], limit)
 
 
 def test_an_error_shows_the_beginning_of_a_long_constraint(single):

@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint", "config", "templates"},
     {"tally", "scribe"},
     {"likelihood", "streaming", "lengths", "editing", "wishes"},
-    {"writing", "opened", "foresight"},
+    {"writing", "opened", "foresight", "layouts"},
     {"authoring"},
     {"generation", "laws", "pictures", "conversion"},
     {"training"},

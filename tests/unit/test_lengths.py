@@ -12,7 +12,7 @@ import torch
 from unmask.checkpoint import Card
 from unmask.errors import UnmaskError
 from unmask.laws.tables import random_table
-from unmask.lengths import _noise, nats_of_known, settle
+from unmask.lengths import Demand, _noise, nats_of_known, settle
 from unmask.registry import build
 from unmask.schedules import LogLinear
 from unmask.scribe import Scribe
@@ -95,6 +95,30 @@ def test_lengths_must_fit_together():
     assert settle([range(1, 9), "x", range(1, 9)], nats, room=2) == [1, "x", 1]
     with pytest.raises(UnmaskError, match=r"room for 1 tokens.*\[MASK:1-8\]"):
         settle([range(1, 9), "x", range(1, 9)], nats, room=1)
+
+
+@pytest.mark.parametrize("most", [8, 9], ids=["together", "one by one"])
+def test_of_the_lengths_that_fit_the_likeliest_are_taken(most):
+    """What is judged has all that is asked for; without any such length nobody is asked."""
+    judged: list[list] = []
+
+    def nats(candidates, draws):
+        judged.extend(candidates)
+        return [one[0] + abs(one[2] - 6) for one in candidates]
+
+    def fits(parts):
+        return parts[0] + parts[2] >= 10 and parts[0] % 2 == 1
+
+    blanks = [range(1, 9), "x", range(1, most + 1)]
+    assert settle(blanks, nats, demand=Demand(fits, str)) == {8: [3, "x", 7], 9: [1, "x", 9]}[most]
+    assert all(map(fits, judged))
+    assert settle(blanks, nats, room=10, demand=Demand(fits, str)) in ([5, "x", 5], [3, "x", 7], [1, "x", 9])
+    judged.clear()
+    with pytest.raises(
+        UnmaskError, match=f"No length of the blanks will do; with the longest: too short, 8 and {most}"
+    ):
+        settle(blanks, nats, demand=Demand(lambda parts: False, lambda parts: f"too short, {parts[0]} and {parts[2]}"))
+    assert judged == []
 
 
 def test_a_known_token_is_hidden_by_the_same_draws_whatever_the_gap_before_it():

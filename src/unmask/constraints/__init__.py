@@ -5,7 +5,7 @@ joins them; `automaton` is what all become, and `binding` says whether a canvas 
 """
 
 from unmask.constraints.automaton import Automaton
-from unmask.constraints.binding import bind
+from unmask.constraints.binding import Terms, before_text, bind
 from unmask.constraints.members import Allowed, Banned, Characters, Constraint, Fixed, NoWords, Regex, Words
 from unmask.constraints.vocabulary import Vocabulary
 
@@ -18,7 +18,9 @@ __all__ = [
     "Fixed",
     "NoWords",
     "Regex",
+    "Terms",
     "Vocabulary",
     "Words",
+    "before_text",
     "bind",
 ]

@@ -28,8 +28,11 @@ class Constraint(ABC):
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         """The automaton over the tokens of a vocabulary."""
 
-    def within(self, length: int, vocabulary: Vocabulary) -> Constraint:
-        """What asks the same of canvases of at most so many tokens, and may be easier to work with."""
+    def within(self, length: int, vocabulary: Vocabulary, limit: int) -> Constraint:
+        """What asks the same of canvases of at most so many tokens, and may be easier to work with.
+
+        The model sees `limit`, which an error may have to say.
+        """
         return self
 
 
@@ -59,13 +62,14 @@ class Characters(Constraint):
         if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
             raise UnmaskError(f"A text of {self.low} to {self.high} characters cannot be; give 0 <= low <= high.")
 
-    def within(self, length: int, vocabulary: Vocabulary) -> Characters:
+    def within(self, length: int, vocabulary: Vocabulary, limit: int) -> Characters:
         most = length * vocabulary.longest
         if self.low > most:
             needed = -(-self.low // vocabulary.longest)
+            least = f"at most {limit * vocabulary.longest} characters in {limit} tokens, all that this model sees"
             raise UnmaskError(
                 f"No canvas of {length} tokens can satisfy {self}, since a token has at most {vocabulary.longest} "
-                f"characters; ask for {needed} tokens or for fewer characters."
+                f"characters; ask for {f'{needed} tokens or for fewer characters' if needed <= limit else least}."
             )
         return Characters(self.low, None) if self.high is None or self.high >= most else self
 

@@ -35,6 +35,11 @@ class Vocabulary:
         """The token between texts or behind them."""
         return self._needed().eos_token_id
 
+    @property
+    def end(self) -> int:
+        """The token that ends a text; -1 where none does."""
+        return self.eos if self.ends_with_eos and self.eos is not None else -1
+
     @cached_property
     def pieces(self) -> tuple[Pieces, Pieces]:
         """The bytes of every token at the beginning of a text and further on; None for one that has none."""
