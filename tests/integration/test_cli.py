@@ -138,8 +138,15 @@ def test_lines_of_standard_input_go_to_the_shipped_model(run, shipped_models, mo
     assert (code, "held no text to score" in err) == (2, True)
 
 
+@pytest.mark.parametrize("words", [("sample", "--length", 12), ("fill", "a[MASK]"), ("score", "a text")])
+def test_more_steps_than_there_can_be_are_one_sentence(refused, shipped_models, words):
+    assert "less than or equal to 1000000" in refused(*words, "--steps", 10**30)
+
+
 @pytest.mark.parametrize("verb", ["fill", "edit", "score"])
-def test_standard_input_that_is_no_text_is_the_same_sentence_in_every_locale(refused, shipped_models, monkeypatch, verb):
+def test_standard_input_that_is_no_text_is_one_sentence_in_every_locale(
+    refused, shipped_models, monkeypatch, verb
+):
     import io
 
     for errors in ("strict", "surrogateescape"):
