@@ -144,9 +144,7 @@ def test_more_steps_than_there_can_be_are_one_sentence(refused, shipped_models, 
 
 
 @pytest.mark.parametrize("verb", ["fill", "edit", "score"])
-def test_standard_input_that_is_no_text_is_one_sentence_in_every_locale(
-    refused, shipped_models, monkeypatch, verb
-):
+def test_standard_input_that_is_no_text_is_one_sentence_in_every_locale(refused, shipped_models, monkeypatch, verb):
     import io
 
     for errors in ("strict", "surrogateescape"):
