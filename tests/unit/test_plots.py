@@ -216,12 +216,6 @@ def test_a_picture_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: py
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
 
 
-def test_without_matplotlib_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UnmaskError, match="pip install matplotlib"), drawing():
-        pass
-
-
 def test_the_style_of_others_is_left_alone() -> None:
     import matplotlib
 
