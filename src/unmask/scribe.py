@@ -26,7 +26,8 @@ SPACES = "Ġ▁"
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished sequence. `order` is the network call that wrote each token (-1: given), `confidence` its chance."""
+    """One finished sequence. `order` is which of its network calls, from 0, wrote each token (-1: given), `confidence`
+    its chance."""
 
     text: str
     ids: list[int]
@@ -35,7 +36,7 @@ class Generation:
     calls: int
     seed: int
     trajectory: list[list[int]] | None = None
-    """Every canvas from the masked one to the last, where it was asked for."""
+    """The canvas before the first call and after each, where it was asked for."""
 
 
 @dataclass(frozen=True)

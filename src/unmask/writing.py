@@ -86,7 +86,7 @@ class Writer:
         for state in states:
             last = state
             if trajectories:
-                _remember(seen, state.ids.tolist())
+                _remember(seen, state)
         done = self.scribe.finish(last)
         if not trajectories:
             return done
@@ -146,11 +146,9 @@ def _given(row: Sequence[int], scribe: Scribe) -> bool:
     return any(token not in (scribe.mask, scribe.end_token) for token in row)
 
 
-def _remember(seen: list[list[list[int]]], now: list[list[int]]) -> None:
-    """Add canvases to what each sequence has looked like, where something has changed."""
-    if not seen:
-        seen += [[ids] for ids in now]
-        return
-    for past, ids in zip(seen, now, strict=True):
-        if ids != past[-1]:
+def _remember(seen: list[list[list[int]]], state: State) -> None:
+    """Add canvases to what each sequence has looked like: before its first call, and after each of its own."""
+    seen += [[] for _ in range(len(state.ids) - len(seen))]
+    for past, ids, made in zip(seen, state.ids.tolist(), state.made.tolist(), strict=True):
+        if made == len(past):
             past.append(ids)

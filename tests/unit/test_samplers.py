@@ -178,7 +178,7 @@ def test_left_to_right_writes_around_given_tokens():
     assert state.ids[1, [0, 2]].tolist() == [2, 0]
     assert (state.ids != MASK).all()
     assert state.calls.tolist() == [3, 1]
-    assert state.order.tolist() == [[0, -1, 2], [-1, 1, -1]]
+    assert state.order.tolist() == [[0, -1, 2], [-1, 0, -1]]
 
 
 def test_network_without_a_begin_token_needs_a_prompt():
