@@ -60,7 +60,7 @@ class Author(Opened):
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         rows = [row for row in self._open_rows(prompt, prompts, suffix, length) for _ in range(n)]
-        writer = self._writer(rows, chosen, asked)
+        writer = self._writer(rows, chosen, asked, self.scribe.room(length))
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
         return writer.write(seed, batch_size, progress, return_trajectory)
@@ -167,16 +167,16 @@ class Author(Opened):
         """
         asked, chosen = self._asked(self.stream, wish, seed), self.sampler(steps, order, sampler)
         check_whole_if_given(length=length)
-        writer = self._writer([self._open_row(prompt, suffix, length)], chosen, asked)
+        writer = self._writer([self._open_row(prompt, suffix, length)], chosen, asked, self.scribe.room(length))
         states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
-        return (self.scribe.frame(state, reader) for state in states)
+        return (self.scribe.frame(state, reader, writer.length) for state in states)
 
     def _asked(self, verb: Callable[..., Any], wish: dict[str, Any], seed: int) -> Wish:
         """What is asked of a verb, as far as it can be judged before there is work."""
         check_seeds(seed)
         return Wish.of(wish, verb)
 
-    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: Wish) -> Writer:
+    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: Wish, length: int | None = None) -> Writer:
         """Rows that are shorter than the model's may go on behind what is written."""
         short = min(len(row) for row in rows) < self.scribe.length
 
@@ -184,7 +184,7 @@ class Author(Opened):
             network = self.ready(tokens)
             return self.scribe.goes_on(network) if short else network
 
-        return Writer(self.scribe, sampler, wish, rows, self.device, ready)
+        return Writer(self.scribe, sampler, wish, rows, self.device, ready, length)
 
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""

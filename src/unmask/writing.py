@@ -24,7 +24,10 @@ Rows = list[list[int]]
 
 
 class Writer:
-    """Writes rows with masks as a user wishes; `ready` gives the network, told how many tokens it will see."""
+    """Writes rows with masks as a user wishes; `ready` gives the network, told how many tokens it will see.
+
+    `length` is how much of a row was asked for, where it may be framed for the network.
+    """
 
     def __init__(
         self,
@@ -34,8 +37,10 @@ class Writer:
         rows: Rows,
         device: torch.device,
         ready: Callable[[int], Any],
+        length: int | None = None,
     ) -> None:
         self.scribe, self.wish, self.rows, self.device = scribe, wish, rows, device
+        self.length = length
         self._rewrites = sampler.rewrites
         self.control = self._control()
         begin = walks(sampler, self.control, device)
@@ -87,7 +92,7 @@ class Writer:
             last = state
             if trajectories:
                 _remember(seen, state)
-        done = self.scribe.finish(last)
+        done = self.scribe.finish(last, self.length)
         if not trajectories:
             return done
         return [
