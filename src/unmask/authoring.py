@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unmask.editing import opened_up
@@ -16,7 +17,7 @@ from unmask.samplers.choice import Spec, choose_sampler
 from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
 from unmask.templates import BLANK, PieceReader
-from unmask.wishes import Wish, check_whole, together
+from unmask.wishes import Wish, check_seeds, check_whole, check_whole_if_given, together
 from unmask.writing import Writer
 
 
@@ -53,11 +54,14 @@ class Author(Opened):
 
         Other options are those of `generate`, or a `rule` in the place of `temperature` and so on.
         """
-        check_whole(n=n, length=length)
+        asked, chosen = self._asked(self.sample, wish, seed), self.sampler(steps, order, sampler)
+        check_whole(n=n)
+        check_whole_if_given(length=length)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        rows = [row for row in self._layout(wish).open_rows(prompt, prompts, suffix, length) for _ in range(n)]
-        writer = self._writer(rows, self.sampler(steps, order, sampler), wish)
+        layout, room = self._layout(asked), self.scribe.room(length)
+        rows = [row for row in layout.open_rows(prompt, prompts, suffix, length) for _ in range(n)]
+        writer = self._writer(rows, chosen, asked, room)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
         return writer.write(seed, batch_size, progress, return_trajectory)
@@ -74,12 +78,12 @@ class Author(Opened):
         **wish: Any,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
-        chosen = self.sampler(steps, order, sampler)
+        asked, chosen = self._asked(self.fill_details, wish, seed), self.sampler(steps, order, sampler)
         if not texts:
             raise UnmaskError("There are no texts to fill; give at least one.")
-        layout = self._layout(wish)
+        layout = self._layout(asked)
         rows = [layout.blank_row(with_blank(text)) for text in texts]
-        return self._writer(rows, chosen, wish).write(seed, batch_size)
+        return self._writer(rows, chosen, asked).write(seed, batch_size)
 
     def fill_rows(
         self,
@@ -99,8 +103,9 @@ class Author(Opened):
         """
         if not rows or not all(map(len, rows)):
             raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")
+        asked, chosen = self._asked(self.fill_rows, wish, seed), self.sampler(steps, order, sampler)
         given = [self.scribe.readable(list(row)) for row in rows]
-        return self._writer(given, self.sampler(steps, order, sampler), wish).write(seed, batch_size, progress)
+        return self._writer(given, chosen, asked).write(seed, batch_size, progress)
 
     def edit_details(
         self,
@@ -116,10 +121,10 @@ class Author(Opened):
         **wish: Any,
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
-        chosen = self.sampler(steps, order, sampler)
+        asked, chosen = self._asked(self.edit_details, wish, seed), self.sampler(steps, order, sampler)
         draft = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
-        wish["constraint"] = together(wish.get("constraint"), draft.edges)
-        (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, wish).write(seed, None)
+        asked = replace(asked, constraint=together(asked.constraint, draft.edges))
+        (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, asked).write(seed, None)
         return written
 
     def stream(
@@ -139,16 +144,22 @@ class Author(Opened):
         Which of several `particles` is shown is known at the end, so that nothing is shown before. Other options are
         those of `sample`, but that the best of several texts is not shown.
         """
-        check_whole(length=length)
-        row = self._layout(wish).open_row(prompt, suffix, length)
-        writer = self._writer([row], self.sampler(steps, order, sampler), wish)
+        asked, chosen = self._asked(self.stream, wish, seed), self.sampler(steps, order, sampler)
+        check_whole_if_given(length=length)
+        row = self._layout(asked).open_row(prompt, suffix, length)
+        writer = self._writer([row], chosen, asked, self.scribe.room(length))
         states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
-        return (self.scribe.frame(state, reader) for state in states)
+        return (self.scribe.frame(state, reader, writer.length) for state in states)
 
-    def _layout(self, wish: dict[str, Any]) -> Layout:
-        return Layout(self.scribe, self.denoiser, self.device, wish.get("constraint"))
+    def _layout(self, asked: Wish) -> Layout:
+        return Layout(self.scribe, self.denoiser, self.device, asked.constraint)
 
-    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: dict[str, Any]) -> Writer:
+    def _asked(self, verb: Callable[..., Any], wish: dict[str, Any], seed: int) -> Wish:
+        """What is asked of a verb, as far as it can be judged before there is work."""
+        check_seeds(seed)
+        return Wish.of(wish, verb)
+
+    def _writer(self, rows: list[list[int]], sampler: Sampler, wish: Wish, length: int | None = None) -> Writer:
         """Rows that are shorter than the model's may go on behind what is written."""
         short = min(len(row) for row in rows) < self.scribe.length
 
@@ -156,7 +167,7 @@ class Author(Opened):
             network = self.ready(tokens)
             return self.scribe.goes_on(network) if short else network
 
-        return Writer(self.scribe, sampler, Wish.of(wish), rows, self.device, ready)
+        return Writer(self.scribe, sampler, wish, rows, self.device, ready, length)
 
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""

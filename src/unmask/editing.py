@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -67,6 +68,8 @@ def opened_up(
         raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
     ids = tokens(scribe, text)
     if keep is not None:
+        if not isinstance(keep, Sequence):
+            raise UnmaskError(f"keep={keep!r} are no words; give one, or a list of them.")
         return around(scribe, text, [keep] if isinstance(keep, str) else keep)
     if spans is not None:
         return Draft(without_spans(scribe, text, ids, spans))
@@ -78,6 +81,8 @@ def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Spa
 
     A token is masked as a whole, so that a letter beside a span may be written anew too.
     """
+    if not isinstance(spans, Sequence) or not all(isinstance(span, Sequence) and len(span) == 2 for span in spans):
+        raise UnmaskError(f"spans={spans!r} are no places of a text; give pairs (start, end) of characters.")
     for start, end in spans:
         if not 0 <= start < end <= len(text):
             raise UnmaskError(
@@ -96,7 +101,7 @@ def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Spa
 
 def without_unlikely(scribe: Scribe, denoiser: Any, ids: list[int], strength: float) -> list[int]:
     """The tokens `ids` of a text with the share `strength` of them masked that the network finds least likely."""
-    if not 0 < strength <= 1:
+    if not isinstance(strength, Real) or not 0 < strength <= 1:
         raise UnmaskError(f"strength={strength} is no share of the tokens; give a number above 0 and at most 1.")
     row = torch.tensor(scribe.blank_row(ids))
     count = max(1, round(strength * len(ids)))

@@ -63,16 +63,13 @@ def atomic_bytes(path: Path, content: bytes) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def must_be_a_place_for(path: Path, ending: str) -> None:
-    """Refuse a file name with another ending, in a folder that is not there or may not be written to."""
-    if path.suffix.lower() != ending:
-        raise UnmaskError(f"'{path}' does not end in {ending}; name the file so.")
+def must_be_a_place_for(path: Path) -> None:
+    """Refuse a file that a user names for a picture or report, where its folder is not there or closed."""
     if path.is_dir():
         raise UnmaskError(f"'{path}' is a folder; name a file.")
     if not path.parent.is_dir():
         raise UnmaskError(f"'{path}' cannot be written, there is no folder '{path.parent}'; make it first.")
-    if not os.access(path.parent, os.W_OK):
-        raise UnmaskError(f"'{path}' cannot be written, the folder '{path.parent}' is closed to you; choose another.")
+    must_be_writable(path)
 
 
 def must_be_writable(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +30,7 @@ class Layout:
         """A row for the prompt, or for each of several."""
         if prompts is not None and prompt:
             raise UnmaskError("There is a prompt and a list of prompts; give one of them.")
-        if prompts is not None and (isinstance(prompts, str) or not prompts):
+        if prompts is not None and (isinstance(prompts, str) or not isinstance(prompts, Iterable) or not prompts):
             raise UnmaskError(f"prompts={prompts!r} is no list of texts; give at least one, or a single prompt=.")
         return [self.open_row(one, suffix, length) for one in (prompts or [prompt])]
 

@@ -21,7 +21,7 @@ from unmask.bounds import Bound, Evaluation
 from unmask.data.rows import Rows
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, Noise, Objective
-from unmask.objectives.subs import Subs
+from unmask.registry import build
 from unmask.schedules import Schedule
 from unmask.tally import OFFSETS, Draws, Progress, Tally, tally
 
@@ -50,7 +50,8 @@ def evaluate(
     get a quarter of the passes that it took, and at least one.
     """
     (name, first), *others = objective.estimators().items()
-    others += [(f"discrete T={T}", Subs(steps=T)) for T in steps if not objective.exact]
+    asked = () if objective.exact else steps
+    others += [(f"discrete T={T}", build("objective", {"name": "subs", "steps": T})) for T in asked]
     options: dict[str, Any] = {"seed": seed, "offsets": offsets, "batch_size": batch_size, "each": each}
     options["progress"] = progress
     if precision is None or first.exact:
@@ -61,7 +62,7 @@ def evaluate(
     for other, estimator in others:
         passes = max(1, headline.draws // offsets // SHARE_OF_OTHERS)
         bounds[other] = bound(denoiser, estimator, schedule, rows, name=other, passes=passes, **options)
-    discrete = {T: bounds.pop(f"discrete T={T}") for T in steps if not objective.exact}
+    discrete = {T: bounds.pop(f"discrete T={T}") for T in asked}
     return Evaluation(bounds, discrete)
 
 

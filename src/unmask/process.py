@@ -7,6 +7,9 @@ from torch import Tensor
 
 from unmask.batch import Batch
 
+MOST_STEPS = 1_000_000
+"""Steps that the time of the process may be cut into: more are hardly told from continuous time."""
+
 
 def draw_masked(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
     """[B, L] the positions that q(z_t | x) masks: each open token with probability 1 - alpha_t.

@@ -26,7 +26,8 @@ SPACES = "Ġ▁"
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished sequence. `order` is the network call that wrote each token (-1: given), `confidence` its chance."""
+    """One finished sequence. `order` is which of its network calls, from 0, wrote each token (-1: given), `confidence`
+    its chance."""
 
     text: str
     ids: list[int]
@@ -35,7 +36,7 @@ class Generation:
     calls: int
     seed: int
     trajectory: list[list[int]] | None = None
-    """Every canvas from the masked one to the last, where it was asked for."""
+    """The canvas before the first call and after each, where it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -204,10 +205,11 @@ class Scribe:
         """What one or several constraints ask of rows of at most so many tokens, to be asked about each."""
         return None if constraint is None else Terms(_several(constraint), self.vocabulary, longest, self.limit)
 
-    def finish(self, state: State) -> list[Generation]:
-        """What a finished walk wrote, sequence by sequence."""
+    def finish(self, state: State, length: int | None = None) -> list[Generation]:
+        """What a finished walk wrote, sequence by sequence: of each the positions of its row that are not pads, up to
+        the `length` that was asked for; EOS behind a suffix is the network's affair."""
         canvas = state.canvas
-        columns = (state.ids, state.order, state.confidence, canvas.attention_mask)
+        columns = (x[:, :length] for x in (state.ids, state.order, state.confidence, canvas.attention_mask))
         rows = zip(*(_listed(column) for column in columns), state.calls.tolist(), canvas.seeds.tolist(), strict=True)
         done = []
         for ids, order, confidence, real, calls, seed in rows:
@@ -216,10 +218,10 @@ class Scribe:
             done.append(Generation(text, ids[:size], order[:size], confidence[:size], calls, seed))
         return done
 
-    def frame(self, state: State, reader: PieceReader) -> Frame:
-        """What the one sequence of a walk looks like now."""
-        real = int(state.canvas.attention_mask[0].sum())
-        ids, order, confidence = (_listed(x[:, :real])[0] for x in (state.ids, state.order, state.confidence))
+    def frame(self, state: State, reader: PieceReader, length: int | None = None) -> Frame:
+        """What the one sequence of a walk looks like now, as `finish` would show it."""
+        size = int(state.canvas.attention_mask[0, :length].sum())
+        ids, order, confidence = (_listed(x[:, :size])[0] for x in (state.ids, state.order, state.confidence))
         pieces, end = reader.read(ids), self.text_end(ids)
         return Frame(self.decode(ids), ids, order, confidence, state.call, state.total, pieces, end)
 

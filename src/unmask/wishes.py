@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import signature
+from numbers import Real
 from typing import Any
 
 from unmask.constraints import Constraint
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, did_you_mean
 from unmask.samplers.draws import TokenRule
 
 Constraints = Constraint | Sequence[Constraint] | None
@@ -34,7 +36,11 @@ class Wish:
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole(particles=self.particles, best_of=self.best_of, stride=self.stride)
+        check_whole(particles=self.particles, best_of=self.best_of)
+        check_whole_if_given(stride=self.stride)
+        check_numbers(guidance=self.guidance)
+        if self.score is not None and not callable(self.score):
+            raise UnmaskError(f"score={self.score!r} is no function; give one that makes a number of a text.")
         if self.best_of < 1:
             raise UnmaskError(f"best_of={self.best_of} chooses among nothing; give at least 1.")
         if self.best_of > 1 and self.score is None:
@@ -45,8 +51,12 @@ class Wish:
             raise UnmaskError("A score needs several texts to compare; give best_of= or particles= above 1.")
 
     @classmethod
-    def of(cls, asked: dict[str, Any]) -> Wish:
-        """The wish of a user who may say `temperature=` and the other words of a token rule, or give the `rule=`."""
+    def of(cls, asked: dict[str, Any], verb: Callable[..., Any]) -> Wish:
+        """The wish of a user who may say `temperature=` and the other words of a token rule, or give the `rule=`.
+
+        `verb` is what was asked so: a word that is none is told beside its own options.
+        """
+        _check_names(asked, verb)
         words = {name: value for name, value in asked.items() if name == "rule" or name in TokenRule.model_fields}
         return cls(rule=token_rule(**words), **{name: value for name, value in asked.items() if name not in words})
 
@@ -67,15 +77,27 @@ def together(asked: Constraints, others: Sequence[Constraint]) -> Constraints:
 
 
 def check_whole(**numbers: Any) -> None:
-    """Whether numbers that count something are whole ones, where they are given."""
+    """Whether numbers that count something are whole ones."""
     for name, value in numbers.items():
-        if value is not None and not hasattr(value, "__index__"):
+        if not hasattr(value, "__index__"):
             raise UnmaskError(f"{name}={value!r} is no whole number; give one.")
+
+
+def check_whole_if_given(**numbers: Any) -> None:
+    """Whether numbers that count something are whole ones or None."""
+    check_whole(**_given(numbers))
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Whether numbers are such."""
+    for name, value in numbers.items():
+        if not isinstance(value, Real):
+            raise UnmaskError(f"{name}={value!r} is no number; give one.")
 
 
 def check_batch_size(batch_size: int | None) -> None:
     """Whether so many sequences can be written at a time."""
-    check_whole(batch_size=batch_size)
+    check_whole_if_given(batch_size=batch_size)
     if batch_size is not None and batch_size < 1:
         raise UnmaskError(f"batch_size={batch_size} writes nothing at a time; give at least 1, or leave it out.")
 
@@ -97,6 +119,10 @@ def token_rule(
     rule: TokenRule | None = None,
 ) -> TokenRule:
     """How tokens are chosen, from the words of a user, or by a `rule` that is one already; temperature 0 is greedy."""
+    check_numbers(temperature=temperature)
+    hybrid = {"min_p": min_p, "greedy_tail": greedy_tail, "greedy_above": greedy_above}
+    check_numbers(**_given({"top_p": top_p, **hybrid}))
+    check_whole_if_given(top_k=top_k)
     if not 0 <= temperature < float("inf"):
         raise UnmaskError(f"temperature={temperature} is not possible; give 0 (greedy) or a positive number.")
     if top_k is not None and top_k < 1:
@@ -109,9 +135,22 @@ def token_rule(
         raise UnmaskError(f"greedy_tail={greedy_tail} is no fraction of the calls; give a number from 0 to 1.")
     if greedy_above is not None and not 0 <= greedy_above <= 1:
         raise UnmaskError(f"greedy_above={greedy_above} is no probability; give a number from 0 to 1.")
-    check_whole(top_k=top_k)
-    hybrid = {"min_p": min_p, "greedy_tail": greedy_tail, "greedy_above": greedy_above}
     said = TokenRule(temperature=temperature, top_k=top_k, top_p=top_p, **hybrid)
+    if rule is not None and not isinstance(rule, TokenRule):
+        raise UnmaskError(f"rule={rule!r} is no rule; give a TokenRule of unmask.samplers.draws, or temperature=.")
     if rule is not None and said != TokenRule():
         raise UnmaskError("A rule says all of how tokens are drawn; give rule= alone, or temperature= and so on.")
     return rule or said
+
+
+def _check_names(asked: Iterable[str], verb: Callable[..., Any]) -> None:
+    """Whether all of these are words of a wish."""
+    known = {one.name for one in fields(Wish)} | set(TokenRule.model_fields)
+    strange = next((name for name in asked if name not in known), None)
+    if strange is not None:
+        own = {name for name, one in signature(verb).parameters.items() if one.kind is not one.VAR_KEYWORD}
+        raise UnmaskError(f"There is no option '{strange}'.{did_you_mean(strange, known | own)}")
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -24,7 +24,10 @@ Rows = list[list[int]]
 
 
 class Writer:
-    """Writes rows with masks as a user wishes; `ready` gives the network, told how many tokens it will see."""
+    """Writes rows with masks as a user wishes; `ready` gives the network, told how many tokens it will see.
+
+    `length` is how much of a row was asked for, where it may be framed for the network.
+    """
 
     def __init__(
         self,
@@ -34,8 +37,10 @@ class Writer:
         rows: Rows,
         device: torch.device,
         ready: Callable[[int], Any],
+        length: int | None = None,
     ) -> None:
         self.scribe, self.wish, self.rows, self.device = scribe, wish, rows, device
+        self.length = length
         self._rewrites = sampler.rewrites
         self.control = self._control()
         begin = walks(sampler, self.control, device)
@@ -86,8 +91,8 @@ class Writer:
         for state in states:
             last = state
             if trajectories:
-                _remember(seen, state.ids.tolist())
-        done = self.scribe.finish(last)
+                _remember(seen, state)
+        done = self.scribe.finish(last, self.length)
         if not trajectories:
             return done
         return [
@@ -146,11 +151,9 @@ def _given(row: Sequence[int], scribe: Scribe) -> bool:
     return any(token not in (scribe.mask, scribe.end_token) for token in row)
 
 
-def _remember(seen: list[list[list[int]]], now: list[list[int]]) -> None:
-    """Add canvases to what each sequence has looked like, where something has changed."""
-    if not seen:
-        seen += [[ids] for ids in now]
-        return
-    for past, ids in zip(seen, now, strict=True):
-        if ids != past[-1]:
+def _remember(seen: list[list[list[int]]], state: State) -> None:
+    """Add canvases to what each sequence has looked like: before its first call, and after each of its own."""
+    seen += [[] for _ in range(len(state.ids) - len(seen))]
+    for past, ids, made in zip(seen, state.ids.tolist(), state.made.tolist(), strict=True):
+        if made == len(past):
             past.append(ids)

@@ -138,6 +138,21 @@ def test_lines_of_standard_input_go_to_the_shipped_model(run, shipped_models, mo
     assert (code, "held no text to score" in err) == (2, True)
 
 
+@pytest.mark.parametrize("words", [("sample", "--length", 12), ("fill", "a[MASK]"), ("score", "a text")])
+def test_more_steps_than_there_can_be_are_one_sentence(refused, shipped_models, words):
+    assert "less than or equal to 1000000" in refused(*words, "--steps", 10**30)
+
+
+@pytest.mark.parametrize("verb", ["fill", "edit", "score"])
+def test_standard_input_that_is_no_text_is_one_sentence_in_every_locale(refused, shipped_models, monkeypatch, verb):
+    import io
+
+    for errors in ("strict", "surrogateescape"):
+        stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe [MASK]\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert refused(verb, "-") == "unmask: Standard input is not valid UTF-8; convert it first.\n"
+
+
 def test_the_doctor_examines_the_shipped_model(run, shipped_models):
     code, out, _ = run("doctor", "--quick", "--text", "a text of some tokens", "--device", "cpu", "--json")
     assert code == 0

@@ -52,13 +52,11 @@ def test_a_way_that_is_none_is_refused_before_a_judge_is_opened(run, place):
 def test_models_and_data_stand_in_one_table(run, place):
     options = ("--judge", "judge", "-n", 3, "--length", 16, "--batch-size", 2, "--data", "book.txt")
     steps = ("--steps", 2, "--steps", "none")
-    code, out, err = run(
-        "eval", "generation", "mdlm", "ar", *options, *steps, "--out", "deep/all.json", "--plot", "f.png"
-    )
+    code, out, err = run("eval", "generation", "mdlm", "ar", *options, *steps, "--out", "all.json", "--plot", "f.png")
     assert code == 0, err
     for words in ("perplexity", "entropy", "held-out data", "mdlm, 2 steps", "ar", "95%"):
         assert words in out
-    report = json.loads(Path("deep/all.json").read_text())
+    report = json.loads(Path("all.json").read_text())
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
     assert report["judge"] == {"name": "judge", "context": CONTEXT, "dtype": "float32", "device": "cpu"}
     rows = report["rows"]
@@ -162,7 +160,9 @@ def test_help_of_both(run):
         (("ar", "--judge", "judge", "--length", 4000), "longer than the 48"),
         (("mdlm", "--judge", "judge", "--data", "nowhere.txt"), "nowhere.txt"),
         (("mdlm", "--judge", "judge", "--plot", "f.jpg"), "no kind of picture"),
-        (("mdlm", "--judge", "judge", "--out", "."), "--out '.' is a folder"),
+        (("mdlm", "--judge", "judge", "--out", "."), "'.' is a folder"),
+        (("mdlm", "--judge", "judge", "--out", "new/x.json"), "there is no folder 'new'; make it first"),
+        (("mdlm", "--judge", "judge", "--plot", "new/x.png"), "there is no folder 'new'; make it first"),
         (("mdlm", "--judge", "judge", "--out", "book.txt/x.json"), "x.json' cannot be written"),
         (("mdlm", "--judge", "judge", "--plot", "book.txt/x.png"), "x.png' cannot be written"),
         (("--judge", "judge", "--texts", "nowhere.json"), "nowhere.json"),

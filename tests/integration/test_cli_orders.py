@@ -89,8 +89,7 @@ def test_plot_order_of_the_causal_twin(run, ar_folder, tmp_path):
     assert [one[:2] for one in json.loads(out)["walks"][0]["written"]] == [[i, i + 1] for i in range(6)]
 
 
-def test_plot_order_refuses_before_it_works(run, mdlm_folder, tmp_path):
-    code, _, err = run("plot", "order", mdlm_folder, "--out", tmp_path / "order.txt")
-    assert code == 2
-    assert "no kind of picture" in " ".join(err.split())
+def test_plot_order_refuses_before_it_works(refused, tmp_path):
+    assert "no kind of picture" in refused("plot", "order", "nowhere", "--out", tmp_path / "order.txt")
+    assert "no folder" in refused("plot", "order", "nowhere", "--out", tmp_path / "new" / "order.png")
     assert not list(tmp_path.iterdir())

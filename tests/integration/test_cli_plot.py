@@ -42,11 +42,11 @@ def test_one_run_is_drawn_beside_its_log_and_several_here(run, runs):
 
 
 def test_json_has_last_and_best_values(run, runs):
-    code, out, _ = run("plot", "run", *runs, "--x", "seconds", "--out", "deep/compared.svg", "--json")
+    code, out, _ = run("plot", "run", *runs, "--x", "seconds", "--out", "compared.svg", "--json")
     assert code == 0
     report = json.loads(out)
-    assert report["picture"] == "deep/compared.svg"
-    assert Path("deep/compared.svg").is_file()
+    assert report["picture"] == "compared.svg"
+    assert Path("compared.svg").is_file()
     first, second = report["runs"]
     assert (first["name"], first["steps"], second["steps"]) == ("healthy", 400, 200)
     assert first["best"]["validation"] == {"step": 400, "bits_per_token": 4.514}
@@ -60,6 +60,7 @@ def test_json_has_last_and_best_values(run, runs):
         (("empty",), "no training line yet"),
         (("healthy", "nowhere"), "no log.jsonl in 'nowhere'"),
         (("healthy", "--out", "curves.jpg"), "ends in no kind of picture"),
+        (("healthy", "--out", "new/curves.png"), "there is no folder 'new'; make it first"),
         (("healthy", "--x", "tokens"), "--x steps"),
         (("healthy", "--x", "hours"), "--x"),
         ((), "DIR"),

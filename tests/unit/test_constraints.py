@@ -244,6 +244,16 @@ def test_single_tokens_by_position(single):
     assert not accepts(Allowed(["a"]).automaton(single), b"aab")
 
 
+def test_a_lone_string_is_one_token(bpe):
+    (the,) = bpe.tokens([" the"])
+    assert accepts(Allowed(" the").automaton(bpe), [the, the])
+    assert not accepts(Allowed(" the").automaton(bpe), [*b"the"])
+    assert not accepts(Banned(" the").automaton(bpe), [the])
+    assert accepts(Banned(" the").automaton(bpe), [*b"the"])
+    for one in (the, {the}, np.array([the])):
+        assert accepts(Allowed(one).automaton(bpe), [the])
+
+
 def test_runs_of_ids_need_no_tokenizer():
     vocabulary = Vocabulary(None, 4, 1)
     has, lacks = Words([2, 2, 3]).automaton(vocabulary), NoWords([2, 2, 3], [0]).automaton(vocabulary)
@@ -380,6 +390,8 @@ def test_an_error_shows_the_beginning_of_a_long_constraint(single):
         (lambda v: Words(), "at least one"),
         (lambda v: NoWords(""), "not empty"),
         (lambda v: Allowed(["ab"]).automaton(v), "'ab' is 2 tokens"),
+        (lambda v: Allowed("ab").automaton(v), "'ab' is 2 tokens"),
+        (lambda v: Banned(None).automaton(v), "None is no token"),
         (lambda v: Banned([300]).automaton(v), "token 300"),
         (lambda v: Fixed({0: 257}).automaton(v), "token 257"),
         (lambda v: Fixed({-1: 3}).automaton(v), "counted from 0"),

@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from unmask.errors import UnmaskError
-from unmask.files import atomic_folder, atomic_text, must_be_new, must_be_writable
+from unmask.files import atomic_folder, atomic_text, must_be_a_place_for, must_be_new, must_be_writable
 
 
 def test_a_folder_takes_its_name_when_it_is_complete(tmp_path: Path):
@@ -62,3 +62,14 @@ def test_a_place_is_tried_before_it_is_needed_and_nothing_is_left_of_that(tmp_pa
         with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another place"):
             must_be_writable(wrong)
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_file_that_is_named_goes_into_a_folder_that_is_there(tmp_path: Path):
+    must_be_a_place_for(tmp_path / "x.json")
+    with pytest.raises(UnmaskError, match=r"there is no folder '.*new'; make it first"):
+        must_be_a_place_for(tmp_path / "new" / "x.json")
+    with pytest.raises(UnmaskError, match=r"is a folder; name a file"):
+        must_be_a_place_for(tmp_path)
+    with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another place"):
+        must_be_a_place_for(Path("/proc/x.json"))
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.conftest import LENGTH, make_checkpoint
@@ -62,13 +64,27 @@ def test_a_suffix_always_shows(eager):
     for one in eager.sample(3, prompt="def ", suffix=" end.", length=24, steps=5):
         assert one.text.startswith("def ")
         assert one.text.endswith(" end.")
-        assert eos not in one.ids[:24]
+        assert eos not in one.ids
         assert len(one.text.encode(errors="replace")) >= 9
-        assert one.ids[24:] == ([eos] if eager.card.policy.name == "padded" else [eos] * (LENGTH - 24))
     (free,) = eager.sample(1, prompt="def ", length=24)
     assert (free.text, len(free.ids)) == ("def ", 24), "without a suffix it may end"
     *_, last = eager.stream("a", suffix="z", length=12)
     assert (last.text[0], last.text[-1], last.end) == ("a", "z", 12)
+
+
+def test_the_end_behind_a_suffix_is_for_the_network_alone(eager, monkeypatch):
+    seen, hidden, eos = [], eager.denoiser.hidden, eager.tokenizer.eos_token_id
+    monkeypatch.setattr(eager.denoiser, "hidden", lambda ids, **told: seen.append(ids.tolist()) or hidden(ids, **told))
+    options = {"suffix": " end.", "length": 24, "steps": 5, "seed": 2}
+    (one,) = eager.sample(1, **options, return_trajectory=True)
+    behind = [eos] if eager.card.policy.name == "padded" else [eos] * (LENGTH - 24)
+    assert all(row[24:] == behind for (row,) in seen)
+    assert len(one.ids) == len(one.order) == len(one.confidence) == 24
+    assert {len(canvas) for canvas in one.trajectory} == {24}
+    frames = list(eager.stream(**options))
+    assert {len(one) for frame in frames for one in (frame.ids, frame.order, frame.confidence, frame.pieces)} == {24}
+    assert "".join(frames[-1].pieces) == frames[-1].text == one.text
+    assert frames[-1].finished(2) == replace(one, trajectory=None)
 
 
 def test_a_suffix_stands_at_the_end_of_long_texts_too(eager):

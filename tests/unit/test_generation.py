@@ -254,12 +254,51 @@ def test_every_verb_takes_the_words_of_a_token_rule_or_the_rule(mdlm, words):
         (lambda lm: lm.rewrite("abc", keep=["x"]), "'x' is not in the text"),
         (lambda lm: lm.rewrite("abc", keep=[""]), "not in the text"),
         (lambda lm: lm.rewrite("abc", keep=["ab", "bc"]), "keep less"),
+        (lambda lm: lm.edit("abc", lenght=3), "no option 'lenght'. Choose one of: .*spans, steps, strength"),
+        (lambda lm: lm.rewrite("abc", "b", temprature=3), "no option 'temprature'. Did you mean 'temperature'"),
+        (lambda lm: lm.sample(lenght=3), "no option 'lenght'. Did you mean 'length'"),
+        (lambda lm: lm.fill_details(["a[MASK]"], step=3), "no option 'step'. Did you mean 'steps'"),
+        (lambda lm: lm.fill_rows([[97, 257]], wish=3), "no option 'wish'. Choose one of"),
+        (lambda lm: lm.stream(n=3), "no option 'n'. Choose one of: .*length, .*prompt"),
+        (lambda lm: lm.generate(None), "n=None is no whole number"),
+        (lambda lm: lm.generate(1, length=8, seed=None), "seed=None is no whole number"),
+        (lambda lm: lm.generate(1, length=8, particles=None), "particles=None is no whole number"),
+        (lambda lm: lm.generate(1, length=8, best_of=None), "best_of=None is no whole number"),
+        (lambda lm: lm.generate(1, length=8, temperature=None), "temperature=None is no number"),
+        (lambda lm: lm.generate(1, length=8, top_p="0.5"), "top_p='0.5' is no number"),
+        (lambda lm: lm.generate(1, length=8, top_k="5"), "top_k='5' is no whole number"),
+        (lambda lm: lm.generate(1, length=8, greedy_above="1"), "greedy_above='1' is no number"),
+        (lambda lm: lm.generate(1, length=8, guidance=None), "guidance=None is no number"),
+        (lambda lm: lm.generate(1, length=8, rule=3), "rule=3 is no rule"),
+        (lambda lm: lm.generate(1, length=8, score=3, best_of=2), "score=3 is no function"),
+        (lambda lm: lm.generate(1, length=8, order=3), "no order named '3'"),
+        (lambda lm: lm.generate(1, length=8, prompts=3), "no list of texts"),
+        (lambda lm: lm.edit("abc", strength="0.5"), "strength=0.5 is no share"),
+        (lambda lm: lm.edit("abc", spans=3), "spans=3 are no places"),
+        (lambda lm: lm.edit("abc", spans=[3]), "are no places"),
+        (lambda lm: lm.rewrite("abc", 3), "keep=3 are no words"),
     ],
 )
 def test_bad_input_is_one_sentence(mdlm, call, words):
     with pytest.raises(UnmaskError, match=words) as caught:
         call(mdlm)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "how", [{"lenght": 3}, {"seed": None}, {"temperature": None}, {"score": 3, "best_of": 2}, {"order": "no"}], ids=str
+)
+def test_bad_options_are_told_before_the_network_is_asked(mdlm, monkeypatch, how):
+    monkeypatch.setattr(mdlm.denoiser, "hidden", lambda *_, **__: pytest.fail("the network was asked"))
+    verbs = [
+        lambda: mdlm.edit("some text", **how),
+        lambda: mdlm.sample(prompt="a[MASK:2-4]b", **how),
+        lambda: mdlm.stream("a[MASK:2-4]b", **how),
+        lambda: mdlm.fill_details(["a[MASK:2-4]b"], **how),
+    ]
+    for verb in verbs:
+        with pytest.raises(UnmaskError):
+            verb()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,44 @@ def test_a_trajectory_holds_every_canvas(mdlm, length):
     assert mdlm.sample(1, length=8)[0].trajectory is None
 
 
+WAYS = [
+    {"steps": 6},
+    {"steps": 6, "order": "confidence"},
+    {"order": "threshold"},
+    {"sampler": {"name": "remdm", "steps": 12}},
+    {"sampler": {"name": "corrector", "steps": 9}},
+]
+
+
+def told_call_by_call(lm, one, prompt: str, **options) -> None:
+    """The canvas before the first call and after each, as in a stream of this text alone; `order` counts them."""
+    frames = list(lm.stream(prompt, seed=one.seed, **options))
+    assert one.trajectory == [frame.ids for frame in frames]
+    assert len(one.trajectory) == one.calls + 1
+    assert (one.ids, one.order) == (frames[-1].ids, frames[-1].order)
+    for place, call in enumerate(one.order):
+        tokens = [canvas[place] for canvas in one.trajectory]
+        assert set(tokens[call + 1 :]) == {one.ids[place]}
+        assert call < 0 or tokens[call] != one.ids[place]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("length", [20, 2 * LENGTH])
+def test_a_trajectory_holds_the_canvases_of_its_own_calls(mdlm, length, way):
+    prompts = ["ab", "a longer prompt", "x" * 20]
+    done = mdlm.generate(prompts=prompts, length=length, seed=9, return_trajectory=True, **way)
+    for prompt, one in zip(prompts, done, strict=True):
+        told_call_by_call(mdlm, one, prompt, length=length, **way)
+
+
+def test_a_trajectory_from_left_to_right_begins_behind_its_own_prompt(ar):
+    prompts = ["ab", "abcdef", "a", "x" * 12]
+    done = ar.generate(prompts=prompts, length=12, seed=1, return_trajectory=True)
+    for prompt, one in zip(prompts, done, strict=True):
+        told_call_by_call(ar, one, prompt, length=12)
+        assert one.order == [-1] * len(prompt) + list(range(12 - len(prompt)))
+
+
 @pytest.mark.parametrize("diary", [Diary, Drafts])
 def test_a_streamer_is_told_the_prompt_and_then_what_stays(mdlm, diary):
     options = {"prompt": "def f(", "length": 24, "steps": 6, "seed": 2}

@@ -178,7 +178,7 @@ def test_left_to_right_writes_around_given_tokens():
     assert state.ids[1, [0, 2]].tolist() == [2, 0]
     assert (state.ids != MASK).all()
     assert state.calls.tolist() == [3, 1]
-    assert state.order.tolist() == [[0, -1, 2], [-1, 1, -1]]
+    assert state.order.tolist() == [[0, -1, 2], [-1, 0, -1]]
 
 
 def test_network_without_a_begin_token_needs_a_prompt():
@@ -211,3 +211,20 @@ def test_sampler_is_written_with_its_schedule():
     }
     with pytest.raises(UnmaskError, match="steps"):
         registry.build("sampler", {"name": "reveal", "steps": 0})
+
+
+@pytest.mark.parametrize("axis", ["sampler", "objective"])
+def test_more_steps_than_time_can_be_cut_into_are_refused(axis):
+    cut = [name for name in registry.names(axis) if "steps" in registry.get(axis, name).model_fields]
+    assert len(cut) >= 2
+    for name in cut:
+        assert registry.build(axis, {"name": name, "steps": 10**6}).steps == 10**6
+        for steps in (10**6 + 1, 10**30, 10**400):
+            with pytest.raises(UnmaskError, match="less than or equal to 1000000"):
+                registry.build(axis, {"name": name, "steps": steps})
+
+
+def test_a_walk_of_the_most_steps_writes_every_position():
+    state = sample(Reveal(steps=10**6), flat(), blank(2, 6))
+    assert (state.ids != MASK).all()
+    assert state.calls.tolist() == [6, 6]

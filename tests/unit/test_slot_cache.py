@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -117,7 +118,10 @@ def test_tokens_are_those_of_whole_passes(rule):
         states = list(walk(LeftToRight(), model, canvas, rule))
     assert torch.equal(states[-1].ids, ids)
     torch.testing.assert_close(states[-1].confidence, trust, rtol=1e-4, atol=1e-6)
-    assert [int((state.order == call).sum()) for call, state in enumerate(states[1:])] == canvas.masked.sum(0).tolist()
+    left = [int(state.masked.sum()) for state in states]
+    assert [before - after for before, after in pairwise(left)] == canvas.masked.sum(0).tolist()
+    own = torch.arange(ids.shape[1]) - canvas.masked.long().argmax(dim=1, keepdim=True)
+    assert torch.equal(states[-1].order, own.where(canvas.masked, -1))
     assert [state.call for state in states] == list(range(L + 1))
 
 

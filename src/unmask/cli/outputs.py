@@ -9,25 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli.common import json_text, print_json
-from unmask.errors import UnmaskError
 
 Out = Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")]
 
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:
     """Say before the work begins what would be wrong after it."""
-    from unmask.files import must_be_writable
-    from unmask.plots.style import check_suffix, drawing
+    from unmask.files import must_be_a_place_for
+    from unmask.plots.style import check_picture
 
-    for option, path in {"--out": out, "--plot": plot}.items():
-        if path is not None and path.is_dir():
-            raise UnmaskError(f"{option} '{path}' is a folder; name a file in it.")
-        if path is not None:
-            must_be_writable(path)
+    if out is not None:
+        must_be_a_place_for(out)
     if plot is not None:
-        check_suffix(plot)
-        with drawing():
-            pass
+        check_picture(plot)
 
 
 def deliver(report: dict[str, Any], show: Callable[[], None], out: Path | None, as_json: bool) -> None:

@@ -48,10 +48,11 @@ def run(
     """
     from unmask.plots.curves import draw_runs
     from unmask.plots.runs import read_runs
-    from unmask.plots.style import check_suffix
+    from unmask.plots.style import check_picture
 
     picture = out or (folders[0] if len(folders) == 1 else Path()) / "curves.png"
-    check_suffix(picture)
+    if out is not None:
+        check_picture(out)
     runs = read_runs(folders)
     draw_runs(runs, picture, x)
     if as_json:
@@ -91,9 +92,9 @@ def order(
         unmask plot order runs/mine --prompt "Once" --steps 64 --sampler "name: remdm, eta: 0.1" --out remdm.png
     """
     from unmask.plots.order import Walk, draw_orders
-    from unmask.plots.style import check_suffix
+    from unmask.plots.style import check_picture
 
-    check_suffix(out)
+    check_picture(out)
     rule = drawing.rule()
     ways: list[dict[str, Any]] = [{"order": one} for one in orders or []]
     ways += [{"sampler": sampler_spec(one)} for one in samplers or []]

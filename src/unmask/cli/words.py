@@ -35,7 +35,17 @@ def split_texts(words: list[str], verb: str = "score") -> tuple[str | None, list
 
 def _read(texts: list[str], purpose: str) -> list[str]:
     """The texts themselves, or, for a single '-', the lines of standard input."""
-    lines = [line.rstrip("\n") for line in sys.stdin if line.strip()] if texts == [STDIN] else texts
+    lines = _lines_of_stdin() if texts == [STDIN] else texts
     if not lines:
         raise UnmaskError(f"Standard input held no text to {purpose}.")
+    return lines
+
+
+def _lines_of_stdin() -> list[str]:
+    """Its lines that are not empty. By the locale, bytes that are no text are an error or half surrogate pairs."""
+    try:
+        lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        "".join(lines).encode()
+    except UnicodeError as error:
+        raise UnmaskError("Standard input is not valid UTF-8; convert it first.") from error
     return lines

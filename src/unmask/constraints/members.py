@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -116,9 +116,9 @@ class NoWords(_Words):
 
 @dataclass(frozen=True)
 class Allowed(Constraint):
-    """Only these tokens may stand at some positions (`None`: at all), counted from 0 on the canvas."""
+    """Only these tokens, or this one, may stand at some positions (`None`: at all), counted from 0 on the canvas."""
 
-    tokens: Sequence[Token]
+    tokens: Token | Sequence[Token]
     positions: Sequence[int] | None = None
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
@@ -127,9 +127,9 @@ class Allowed(Constraint):
 
 @dataclass(frozen=True)
 class Banned(Constraint):
-    """These tokens may not stand at some positions (`None`: at any), counted from 0 on the canvas."""
+    """These tokens, or this one, may not stand at some positions (`None`: at any), counted from 0 on the canvas."""
 
-    tokens: Sequence[Token]
+    tokens: Token | Sequence[Token]
     positions: Sequence[int] | None = None
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
@@ -150,9 +150,10 @@ class Fixed(Constraint):
         return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
 
 
-def _among(tokens: Sequence[Token], vocabulary: Vocabulary) -> Bools:
-    """[V] whether a token is one of these."""
-    return np.isin(np.arange(vocabulary.size), vocabulary.tokens(tokens))
+def _among(tokens: Token | Sequence[Token], vocabulary: Vocabulary) -> Bools:
+    """[V] whether a token is one of these; a lone string is one token, not its letters."""
+    named = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
+    return np.isin(np.arange(vocabulary.size), vocabulary.tokens(named))
 
 
 def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: Vocabulary) -> Automaton:

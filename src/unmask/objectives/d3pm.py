@@ -17,7 +17,7 @@ from unmask.batch import Batch
 from unmask.losses import Reduce, cross_entropy, reduce_rows
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, rows_of_masked
-from unmask.process import draw_masked
+from unmask.process import MOST_STEPS, draw_masked
 from unmask.schedules import Schedule
 
 
@@ -25,7 +25,7 @@ class D3PM(Objective):
     """The T-step bound in three terms. `carry_over=True, zero_masking=True` equals `Subs(steps=T)`."""
 
     name: Literal["d3pm"] = "d3pm"
-    steps: int = Field(default=1000, ge=1)
+    steps: int = Field(default=1000, ge=1, le=MOST_STEPS)
     carry_over: bool = False
     zero_masking: bool = False
 

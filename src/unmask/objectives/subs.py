@@ -11,7 +11,7 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.models.protocol import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, masked_cross_entropy
-from unmask.process import draw_masked, draw_masked_exactly, reveal_probability
+from unmask.process import MOST_STEPS, draw_masked, draw_masked_exactly, reveal_probability
 from unmask.schedules import Schedule
 
 
@@ -26,7 +26,7 @@ class Subs(Objective):
     """
 
     name: Literal["subs"] = "subs"
-    steps: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     weight: Literal["bound", "flat"] = "bound"
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:

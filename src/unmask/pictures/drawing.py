@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unmask.errors import UnmaskError
 from unmask.files import must_be_a_place_for
 from unmask.pictures.gif import write_gif
 from unmask.pictures.html import write_html
@@ -21,7 +22,9 @@ def check_pictures(**wanted: Path | None) -> list[Path]:
     """The files to write, of `html=`, `gif=` and `png=`; refuses those that cannot be written."""
     paths = {kind: path for kind, path in wanted.items() if path is not None}
     for kind, path in paths.items():
-        must_be_a_place_for(path, f".{kind}")
+        if path.suffix.lower() != f".{kind}":
+            raise UnmaskError(f"'{path}' does not end in .{kind}; name the file so.")
+        must_be_a_place_for(path)
     return list(paths.values())
 
 

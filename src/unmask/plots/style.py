@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError
-from unmask.files import atomic_bytes
+from unmask.files import atomic_bytes, must_be_a_place_for
 
 INK, GREY, PAPER = "#1b1f24", "#8a929b", "#ffffff"
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
@@ -54,10 +54,11 @@ _QUIET: dict[str, Any] = {
 }
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a file name that says no known kind of picture."""
+def check_picture(path: Path) -> None:
+    """Refuse a file name that says no known kind of picture, and a place where none can be written."""
     if path.suffix.lower() not in SUFFIXES:
         raise UnmaskError(f"'{path}' ends in no kind of picture; give it one of the endings {', '.join(SUFFIXES)}.")
+    must_be_a_place_for(path)
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def drawing() -> Iterator[Any]:
 
 def write_figure(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all, the same bytes for the same figure; the ending says which kind."""
-    check_suffix(path)
+    check_picture(path)
     kind = path.suffix.lower()[1:]
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()

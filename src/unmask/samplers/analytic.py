@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.process import reveal_probability
+from unmask.process import MOST_STEPS, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
 from unmask.samplers import turns
@@ -41,7 +41,7 @@ class Analytic(Sampler):
 
     name: Literal["analytic"] = "analytic"
     needs_scores: ClassVar[bool] = True
-    steps: int = Field(default=128, ge=1)
+    steps: int = Field(default=128, ge=1, le=MOST_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     def begin(self, canvas: Canvas) -> State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -45,7 +45,9 @@ class LeftToRight(Sampler):
         calls = torch.as_tensor((ends - masked.argmax(axis=1)) * masked.any(axis=1), device=canvas.ids.device)
         by_call = masked[:, first : first + total].T
         rows = torch.as_tensor(np.nonzero(by_call)[1], device=canvas.ids.device)
-        return State.start(canvas, calls, total, Plan(first, rows.split(by_call.sum(axis=1).tolist())))
+        state = State.start(canvas, calls, total, Plan(first, rows.split(by_call.sum(axis=1).tolist())))
+        begins = (masked.argmax(axis=1) - first) * masked.any(axis=1)
+        return replace(state, waited=torch.as_tensor(begins, device=canvas.ids.device)) if begins.any() else state
 
     def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
         if isinstance(rule, JointRule):

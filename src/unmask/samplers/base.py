@@ -82,11 +82,19 @@ class State:
     total: int
     call: int
     order: Tensor
-    """[B, L] the call that wrote each position, -1 where it was given or nothing is written."""
+    """[B, L] the call of its sequence that wrote each position, -1 where it was given or nothing is written."""
     confidence: Tensor
     """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
     plan: Any
     evidence: Evidence | None = None
+    waited: Tensor | None = None
+    """[B] the calls before a sequence's last one that were made for others alone; None where there is none."""
+
+    @property
+    def made(self) -> Tensor:
+        """[B] the calls that were made for each sequence until now."""
+        own = self.call if self.waited is None else (self.call - self.waited).clamp_min(0)
+        return self.calls.clamp_max(own)
 
     @property
     def masked(self) -> Tensor:
@@ -128,9 +136,11 @@ class State:
         """The next state: `tokens` [N] written at (rows, positions) by this call."""
         ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
         ids[rows, positions] = tokens
-        order[rows, positions] = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
+        call = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
+        order[rows, positions] = call if self.waited is None else call - self.waited[rows]
         trust[rows, positions] = confidence
-        return State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
+        written = State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
+        return written if self.waited is None else replace(written, waited=self.waited)
 
     def forget(self, where: Tensor) -> State:
         """The same moment, with masks at some written positions [B, L]."""

@@ -50,7 +50,7 @@ def _ordered(order: str) -> dict[str, Any]:
     """Orders that write as many positions as they like are samplers of their own."""
     orders = get_args(Order)
     if order not in orders:
-        raise UnmaskError(f"There is no order named '{order}'.{did_you_mean(order, orders)}")
+        raise UnmaskError(f"There is no order named '{order}'.{did_you_mean(str(order), orders)}")
     planned = get_args(get("sampler", "ordered").model_fields["order"].annotation)
     return {"name": "ordered", "order": order} if order in planned else {"name": order}
 

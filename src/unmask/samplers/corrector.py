@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.process import reveal_probability
+from unmask.process import MOST_STEPS, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
 from unmask.samplers import turns
@@ -38,7 +38,7 @@ class Corrector(Sampler):
 
     name: Literal["corrector"] = "corrector"
     rewrites: ClassVar[bool] = True
-    steps: int = Field(default=128, ge=1)
+    steps: int = Field(default=128, ge=1, le=MOST_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
     fraction: float = Field(default=0.1, gt=0, le=1)
 

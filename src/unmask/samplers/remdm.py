@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from typing_extensions import Self
 
-from unmask.process import remask_limit, reveal_probability
+from unmask.process import MOST_STEPS, remask_limit, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
 from unmask.samplers import turns
@@ -45,7 +45,7 @@ class ReMDM(Sampler):
     name: Literal["remdm"] = "remdm"
     rewrites: ClassVar[bool] = True
     strategy: Literal["cap", "rescale", "conf", "loop"] = "cap"
-    steps: int = Field(default=128, ge=1)
+    steps: int = Field(default=128, ge=1, le=MOST_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
     eta: float = Field(default=0.02, ge=0, le=1)
     t_on: float = Field(default=0.55, gt=0, le=1)

@@ -87,6 +87,7 @@ def _embed(base: State, inner: State, walking: Tensor, here: slice, done: Tensor
         order=base.order.index_put(at, order),
         confidence=base.confidence.index_put(at, trust),
         call=base.call + inner.call,
+        waited=base.call + inner.call - done.index_add(0, walking, inner.made),
     )
 
 
