@@ -12,7 +12,7 @@ from unmask.laws.statistics import chi_square
 from unmask.laws.tables import SameRow, Watched, random_causal_table, random_table
 from unmask.samplers.adaptive import EntropyBounded, Threshold
 from unmask.samplers.ar import LeftToRight
-from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.base import Canvas, State, sample, walk
 from unmask.samplers.corrector import Corrector
 from unmask.samplers.draws import TokenRule
 from unmask.samplers.ordered import Ordered
@@ -228,3 +228,16 @@ def test_a_walk_of_the_most_steps_writes_every_position():
     state = sample(Reveal(steps=10**6), flat(), blank(2, 6))
     assert (state.ids != MASK).all()
     assert state.calls.tolist() == [6, 6]
+
+
+def test_a_sequence_counts_the_calls_that_were_made_for_it():
+    canvas = blank(3, 4)
+    state = State(**{**vars(State.start(canvas, torch.tensor([2, 4, 3]), 5, None)), "waited": torch.tensor([0, 1, 2])})
+    made = []
+    for call in range(5):
+        made.append(state.made.tolist())
+        state = state.write(torch.tensor([1]), torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5]))
+        assert state.order[1, 0] == call - 1
+    assert made == [[0, 0, 0], [1, 0, 0], [2, 1, 0], [2, 2, 1], [2, 3, 2]]
+    taken = state.take(torch.tensor([2, 0]), canvas, None)
+    assert taken.made.tolist() == [3, 2]

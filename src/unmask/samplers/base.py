@@ -123,7 +123,8 @@ class State:
         ids, calls, order, trust = (x[rows] for x in (self.ids, self.calls, self.order, self.confidence))
         total = int(calls.max())
         evidence = self.evidence and Evidence(self.evidence.log_weight[rows], self.evidence.log_rest[rows])
-        return State(ids, canvas, calls, total, self.call, order, trust, plan, evidence)
+        waited = None if self.waited is None else self.waited[rows]
+        return State(ids, canvas, calls, total, self.call, order, trust, plan, evidence, waited)
 
     def write(
         self,
@@ -139,8 +140,8 @@ class State:
         call = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
         order[rows, positions] = call if self.waited is None else call - self.waited[rows]
         trust[rows, positions] = confidence
-        written = State(ids, self.canvas, self.calls, self.total, self.call + 1, order, trust, self.plan, evidence)
-        return written if self.waited is None else replace(written, waited=self.waited)
+        later = self.call + 1
+        return State(ids, self.canvas, self.calls, self.total, later, order, trust, self.plan, evidence, self.waited)
 
     def forget(self, where: Tensor) -> State:
         """The same moment, with masks at some written positions [B, L]."""
