@@ -104,10 +104,10 @@ def promises_are_kept(sampler: Sampler) -> Iterator[Finding]:
 
 
 def _unaccounted(states: list[State]) -> int:
-    """How many changes between states are not those of the call that `order` names."""
+    """How many changes between states are not those of that call of their sequence which `order` names."""
     count = 0
     for before, after in itertools.pairwise(states):
-        by_this_call = (after.order == before.call) | (after.masked & (after.order == -1))
+        by_this_call = (after.order == before.made[:, None]) | (after.masked & (after.order == -1))
         count += int(((after.ids != before.ids) & ~by_this_call).sum())
     return count
 
