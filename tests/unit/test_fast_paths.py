@@ -289,7 +289,7 @@ def test_masks_are_fresh_and_fair_in_every_row_and_column(drawn, p):
 
 
 def test_a_compiled_block_drops_in_the_backward_pass_what_it_dropped_in_the_forward_pass(monkeypatch):
-    """However much of the forward pass is made again there: with seeds drawn inside, half of the gradient was wrong."""
+    """However much of the forward pass is made again there."""
     monkeypatch.setattr(compiling, "KEPT", 0.3)
     torch._dynamo.reset()
     torch.manual_seed(0)

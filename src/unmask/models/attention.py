@@ -113,11 +113,11 @@ def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotar
 
 
 def _sound_kernels(query: Tensor) -> AbstractContextManager[Any]:
-    """Keep off cuDNN's kernel where it is not to be trusted: in training, and where tiles of 128 are not filled.
+    """Keep off cuDNN's kernel where its backward pass can be NaN: lengths that do not fill its tiles of 128.
 
-    Its backward pass can be NaN in bf16 (pytorch/pytorch#196678; seen here on an H200 with torch 2.11 at length 64).
+    pytorch/pytorch#196678; also seen here without a mask, on an H200 with torch 2.11 in bf16 at length 64.
     """
-    if not query.is_cuda or not (torch.is_grad_enabled() or query.shape[-2] % 128):
+    if not query.is_cuda or query.shape[-2] % 128 == 0:
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
