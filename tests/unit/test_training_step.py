@@ -49,6 +49,17 @@ def gradients(one: Stepper) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", [Subs(), AR()])
+def test_no_graph_outlives_its_passes(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, seen = stepper(objective, accumulation=2), []
+    monkeypatch.setattr(one.meter, "add", seen.append)
+    one.gradients(feed(2).micro_batches(0))
+    assert len(seen) == 2
+    assert all(gradient.abs().sum() > 0 for gradient in list(gradients(one).values())[:1])
+    for terms in seen:
+        assert not any(value.requires_grad for value in vars(terms).values() if value is not None)
+
+
+@pytest.mark.parametrize("objective", [Subs(), AR()])
 def test_gradient_is_that_of_nats_over_counted_tokens(objective: Objective) -> None:
     one = stepper(objective)
     (batch,) = feed(1).micro_batches(3)
