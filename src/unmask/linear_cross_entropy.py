@@ -120,9 +120,10 @@ def _reduce(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor |
 def _reduce_fused(
     logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The same by one compiled kernel, which writes no more than it returns."""
-    torch._dynamo.maybe_mark_dynamic(logits_NV, 0)
+    """The same by one compiled kernel for any number of rows, which writes no more than it returns."""
     reduction, reduction_and_gradient = _compiled_kernels()
+    for tensor in (logits_NV, targets_N) if up_N is None else (logits_NV, targets_N, up_N):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
     if up_N is None:
         return reduction(logits_NV, bias_V, targets_N), None
     return reduction_and_gradient(logits_NV, bias_V, targets_N, up_N)

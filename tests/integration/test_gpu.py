@@ -99,6 +99,28 @@ def test_attention_has_finite_gradients_at_every_length():
         assert qkv.grad.isfinite().all(), length
 
 
+@pytest.mark.parametrize("length", [64, 200, 256, 1024])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_reads_nothing_that_nobody_wrote(length, causal):
+    """Neither pass takes up the NaN that all free memory is filled with."""
+    from unmask.models.attention import attend, rotary_angles, see_all, see_before
+
+    def strew_nan() -> None:
+        torch.cuda.empty_cache()
+        strewn = [torch.full((size,), torch.nan, device="cuda") for size in [1 << 16] * 64 + [1 << 20] * 32 + [1 << 28]]
+        del strewn
+
+    qkv = torch.randn(8, length, 3, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    scope = see_before(length, 0, None, qkv.device) if causal else see_all(None)
+    rotary, gradients = rotary_angles(length, 64, 1e4, qkv.device), []
+    for prepare in (torch.cuda.empty_cache, strew_nan):
+        prepare()
+        out = attend(qkv, rotary, scope)
+        prepare()
+        gradients.append(torch.autograd.grad(out.square().sum(), qkv)[0])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.05)
+
+
 def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
     lm = load(mdlm_folder, device="cuda", dtype="float32")
     ids = torch.randint(0, 256, (4, LENGTH), device="cuda")

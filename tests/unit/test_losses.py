@@ -206,3 +206,22 @@ def test_a_token_that_cannot_be_costs_nothing_where_it_has_no_weight(problem, ne
     with torch.no_grad():
         found, _ = by_rows(net, *inputs, impossible, rows, weights.index_fill(0, torch.tensor([0]), 0.0))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_one_compiled_kernel_does_for_any_number_of_rows(monkeypatch, learns):
+    made = []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    kernels = [torch.compile(one, backend=backend) for one in (linear._reduction, linear._reduction_and_gradient)]
+    monkeypatch.setattr(linear, "_compiled_kernels", lambda: kernels)
+    projection = Projection(torch.randn(V, D, requires_grad=True), torch.randn(V), fused=True)
+    for count in (12, 9, 2):
+        hidden, rows, targets = torch.randn(12, D), torch.arange(count), torch.randint(V, (count,))
+        with torch.set_grad_enabled(learns):
+            linear.linear_cross_entropy(hidden, rows, projection, targets, torch.rand(count))
+    assert len(made) == 1
