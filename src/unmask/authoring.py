@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unmask.editing import opened_up
+from unmask.editing import opened_up, tokens
 from unmask.errors import UnmaskError
 from unmask.layouts import Layout
 from unmask.models.planner import no_planner
@@ -122,6 +122,9 @@ class Author(Opened):
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         asked, chosen = self._asked(self.edit_details, wish, seed), self.sampler(steps, order, sampler)
+        if spans is None and keep is None:  # the network says what is masked, but not of what no text could satisfy
+            everything = [self.scribe.mask] * len(tokens(self.scribe, text))
+            self.scribe.bind(asked.constraint, [self.scribe.blank_row(everything)])
         draft = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
         asked = replace(asked, constraint=together(asked.constraint, draft.edges))
         (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, asked).write(seed, None)

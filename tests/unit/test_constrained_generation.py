@@ -128,6 +128,14 @@ def test_what_cannot_match_is_an_error_before_any_call(mdlm, monkeypatch, prompt
         assert "\n" not in str(caught.value)
 
 
+def test_an_edit_that_no_text_could_be_is_an_error_before_its_tokens_are_judged(mdlm, monkeypatch):
+    never_asked(mdlm, monkeypatch)
+    with pytest.raises(UnmaskError, match="No canvas of 7 tokens can satisfy"):
+        mdlm.edit("abc def", strength=0.5, constraint=Regex("[0-9]{9}"))
+    with pytest.raises(AssertionError, match="was asked"):
+        mdlm.edit("abc def", strength=0.5, constraint=Regex("[0-9]{7}"))
+
+
 @pytest.fixture(scope="module", params=["padded", "supervised_eos"])
 def ending(request, tmp_path_factory):
     """A model whose texts end with EOS."""
