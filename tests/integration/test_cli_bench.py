@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
 TINY = ("model.hidden_size=16", "model.layers=1", "model.heads=2", "--vocab", 19, "--repeats", 2, "--warmup", 0)
@@ -24,6 +30,36 @@ def check_figures(result: dict, unit: str) -> None:
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / seconds["median"])
     assert result[f"ms_per_{unit}"] == pytest.approx(1000 * seconds["median"] / result[f"{unit}s"])
     assert result["mfu"] > 0
+
+
+def test_ctrl_c_while_another_process_measures_memory_says_stopped_and_no_more(tmp_path):
+    """The terminal sends it to both; the one that measures must neither complain nor be waited for."""
+    command = [sys.executable, "-m", "unmask", "bench", "train", *map(str, TINY), "--steps", "9999", "--repeats", "1"]
+    options = ("--length", "128", "--batch", "32")
+    with (tmp_path / "said").open("w+") as said:
+        process = subprocess.Popen([*command, *options], stderr=said, stdout=said, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while not _measuring(process.pid) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(1.5)  # it is importing now
+        os.killpg(process.pid, signal.SIGINT)
+        asked = time.monotonic()
+        assert process.wait(60) == 130
+        assert time.monotonic() - asked < 30
+        said.seek(0)
+        words = said.read()
+    assert words.strip().endswith("unmask: stopped.")
+    assert "Traceback" not in words
+    assert not _measuring(process.pid)
+
+
+def _measuring(pid: int) -> bool:
+    """Whether a process has a child that works for it."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+        return any("spawn_main" in " ".join(child.cmdline()) for child in children)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_training_beside_plain(run):

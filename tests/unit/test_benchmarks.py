@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unmask.batch import Batch
 from unmask.benchmarks import bounds, contest, train
+from unmask.benchmarks.apart import apart
 from unmask.benchmarks.choices import chosen_recipe, precision_named, setup_for
 from unmask.benchmarks.crossing import find_crossing
 from unmask.benchmarks.plain import PlainDiT, plain_bound, plain_walk
@@ -384,3 +387,18 @@ def test_another_model_has_the_size_of_the_defaults_unless_told(overrides, size)
 def test_precision_by_name() -> None:
     assert precision_named("auto", CPU) == torch.float32
     assert precision_named("bf16", CPU) == torch.bfloat16
+
+
+def test_an_interrupt_does_not_wait_for_work_that_is_apart():
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(2.0, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        apart(time.sleep, 60.0)
+    assert time.monotonic() - start < 30
+    assert apart(divmod, 7, 2) == (3, 1)
+    assert apart(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
+    with pytest.raises(ZeroDivisionError):
+        apart(divmod, 7, 0)

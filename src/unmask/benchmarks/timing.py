@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unmask.benchmarks.apart import apart
 from unmask.training.speed import GIB, peak_memory_gib
 
 Run = Callable[[], float]
@@ -85,9 +84,7 @@ def peak_gib(prepare: Callable[..., Run], arguments: tuple[Any, ...], device: to
     what a new process holds more than before, so both must be known by name to other modules.
     """
     if device.type != "cuda":
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-            return pool.submit(_grown_gib, prepare, arguments, torch.get_num_threads()).result()
+        return apart(_grown_gib, prepare, arguments, torch.get_num_threads())
     _let_go()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
