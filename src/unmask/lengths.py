@@ -54,11 +54,13 @@ def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf, demand: De
     """
     every = combinations(parts, room)
     fitting = filter(demand.fits, every)
-    chosen = next(fitting, None)
+    chosen, count = next(fitting, None), math.prod(map(len, _choices(parts)))
+    if chosen is None and count > MOST:
+        raise UnmaskError(f"None of the {MOST} lengths of the blanks that were tried will do; narrow their ranges.")
     if chosen is None:
         longest = max(every, key=_size)
         raise UnmaskError(f"No length of the blanks will do; with the longest: {demand.reason(longest)}")
-    if math.prod(map(len, _choices(parts))) <= TOGETHER:
+    if count <= TOGETHER:
         return _best([chosen, *fitting], nats)
     for place, part in enumerate(parts):
         if isinstance(part, range):
