@@ -55,7 +55,8 @@ class Control:
 
 def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
     """The walks of a sampler over canvases, as a control asks for them."""
-    _check(sampler, control)
+    constrained, scored = control.automaton is not None, control.score is not None
+    check_walk(sampler, control.rule, control.particles, control.guidance, constrained, scored)
     rule = control.rule if sampler.causal else _rule(control, device)
 
     def plain(denoiser: Any, canvas: Canvas) -> Iterator[State]:
@@ -91,29 +92,30 @@ def _view(denoiser: Any, canvas: Canvas, control: Control) -> Any:
     return denoiser
 
 
-def _check(sampler: Sampler, control: Control) -> None:
-    particles, automaton = control.particles, control.automaton
-    if sampler.causal and automaton is not None:
+def check_walk(
+    sampler: Sampler, rule: TokenRule, particles: int, guidance: float, constrained: bool, scored: bool
+) -> None:
+    """Refuse what no walk of a sampler does, whatever the canvas."""
+    if sampler.causal and constrained:
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; constrain a masked one.")
-    if sampler.causal and control.guidance:
+    if sampler.causal and guidance:
         raise UnmaskError("An autoregressive model cannot read a canvas whose prompt is masked; guide a masked one.")
-    if not 0 <= control.guidance < math.inf:
-        raise UnmaskError(f"guidance={control.guidance} is no weight; give 0 (none) or a positive number.")
+    if not 0 <= guidance < math.inf:
+        raise UnmaskError(f"guidance={guidance} is no weight; give 0 (none) or a positive number.")
     if particles < 1:
         raise UnmaskError(f"particles={particles} draws nothing; give at least 1.")
     if particles > 1:
-        _check_particles(sampler, control)
+        _check_particles(sampler, rule, particles, constrained, scored)
 
 
-def _check_particles(sampler: Sampler, control: Control) -> None:
-    particles = control.particles
-    if control.automaton is None and control.score is None:
+def _check_particles(sampler: Sampler, rule: TokenRule, particles: int, constrained: bool, scored: bool) -> None:
+    if not constrained and not scored:
         raise UnmaskError(f"particles={particles} have nothing to be weighed by; give a constraint or a score as well.")
-    if control.automaton is not None and control.score is not None:
+    if constrained and scored:
         raise UnmaskError("Particles are weighed by a constraint or by a score; give one of them.")
     if sampler.causal:
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; weigh walks of a masked one.")
     if not sampler.can_resample:
         raise UnmaskError(f"The sampler {type(sampler).__name__} cannot resample its walks; give one particle.")
-    if control.rule.temperature == 0:
+    if rule.temperature == 0:
         raise UnmaskError("Particles at temperature 0 are all the same; give a higher temperature or one particle.")
