@@ -84,7 +84,7 @@ class Layout:
 
     def _demand(self, room: int, rows: Rows) -> Demand:
         """Of a text whose blanks have lengths, that one of its rows can satisfy the constraint."""
-        terms = self._terms(max(room, self.scribe.length))
+        terms = self._terms(room)
         if terms is None:
             return NOTHING
 
