@@ -266,6 +266,7 @@ def test_every_verb_takes_the_words_of_a_token_rule_or_the_rule(mdlm, words):
         (lambda lm: lm.generate(1, length=8, best_of=None), "best_of=None is no whole number"),
         (lambda lm: lm.generate(1, length=8, temperature=None), "temperature=None is no number"),
         (lambda lm: lm.generate(1, length=8, top_p="0.5"), "top_p='0.5' is no number"),
+        (lambda lm: lm.generate(1, length=8, top_p=""), "top_p='' is no number"),
         (lambda lm: lm.generate(1, length=8, top_k="5"), "top_k='5' is no whole number"),
         (lambda lm: lm.generate(1, length=8, greedy_above="1"), "greedy_above='1' is no number"),
         (lambda lm: lm.generate(1, length=8, guidance=None), "guidance=None is no number"),
