@@ -89,7 +89,7 @@ class Layout:
             return NOTHING
 
         def made_of(parts: list[Part]) -> list[list[int]]:
-            return rows(self.scribe.blank_ids(parts))
+            return [row[:room] for row in rows(self.scribe.blank_ids(parts))]
 
         def fits(parts: list[Part]) -> bool:
             return any(map(terms.accept, made_of(parts)))

@@ -35,7 +35,8 @@ class Control:
     """What is asked of a walk. The canvas must satisfy the `automaton`; `guidance` is the weight of the prompt.
 
     Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one,
-    which with `ends_fill` also fills what is behind the text.
+    which with `ends_fill` also fills what is behind the text. The automaton speaks of `length` positions of the canvas,
+    if that is said: what stands behind them is for the network alone.
     """
 
     rule: TokenRule = field(default_factory=TokenRule)
@@ -46,6 +47,7 @@ class Control:
     windows: Windows | None = None
     end: int | None = None
     ends_fill: bool = False
+    length: int | None = None
 
     def batch_size(self, length: int) -> int:
         """How many sequences are walked at once unless a user says so."""
@@ -78,7 +80,7 @@ def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
     eos = control.end if control.ends_fill else None
     if control.automaton is not None:
         particles = control.particles if control.particles > 1 else 0
-        return Conditioned(control.rule, control.automaton, device, particles, eos)
+        return Conditioned(control.rule, control.automaton, device, particles, eos, control.length)
     rule = control.rule if eos is None else Ending(control.rule, eos)
     return rule if control.score is None else Scored(rule, control.score)
 
