@@ -55,7 +55,11 @@ class Layout:
     def _read(self, texts: Sequence[str]) -> None:
         """Find what is wrong with the blanks of any text before the network is asked about one."""
         for text in texts:
-            self.scribe.parts(text)
+            parts = self.scribe.parts(text)
+            if _is_open(parts) and not self.scribe.known(parts):
+                raise UnmaskError(
+                    "A text of blanks alone does not tell how long they are; give a number, as in [MASK:3]."
+                )
 
     def _settled(self, text: str, room: int, rows: Rows, beside: int = 0) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be; all are at most as many as there is room, of

@@ -331,6 +331,8 @@ def test_bad_options_are_told_before_the_network_is_asked(mdlm, monkeypatch, how
     [
         (lambda lm: lm.fill(["a[MASK:2-4]b", "none"]), "has no blank"),
         (lambda lm: lm.fill(["a[MASK:2-4]b", "a[MASK:x]b"]), "is not .MASK"),
+        (lambda lm: lm.fill(["a[MASK:2-4]b", "[MASK][MASK:2-4]"]), "blanks alone"),
+        (lambda lm: lm.generate(prompt="a[MASK:2-4]b", suffix="[MASK:2-4]"), "blanks alone"),
         (lambda lm: lm.fill(["a[MASK:2-4]b"], batch_size=0), "batch_size=0"),
         (lambda lm: lm.fill(["a[MASK:2-4]b"] * 2, seed=2**63 - 1), "room for 2"),
         (lambda lm: lm.fill_rows([[97, 257]] * 2, seed=2**63 - 1), "room for 2"),
