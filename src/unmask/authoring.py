@@ -8,7 +8,7 @@ from typing import Any
 
 from unmask.editing import opened_up, tokens
 from unmask.errors import UnmaskError
-from unmask.layouts import Layout
+from unmask.layouts import Layout, prompts_of
 from unmask.models.planner import no_planner
 from unmask.opened import Opened
 from unmask.registry import build
@@ -17,8 +17,8 @@ from unmask.samplers.choice import Spec, choose_sampler
 from unmask.scribe import Frame, Generation
 from unmask.tally import Progress
 from unmask.templates import BLANK, PieceReader
-from unmask.wishes import Wish, check_seeds, check_whole, check_whole_if_given, together
-from unmask.writing import Writer
+from unmask.wishes import Wish, check_batch_size, check_seeds, check_whole, check_whole_if_given, together
+from unmask.writing import Writer, check_alone, check_streamer, check_wish
 
 
 def with_blank(text: str) -> str:
@@ -57,10 +57,15 @@ class Author(Opened):
         asked, chosen = self._asked(self.sample, wish, seed), self.sampler(steps, order, sampler)
         check_whole(n=n)
         check_whole_if_given(length=length)
+        check_batch_size(batch_size)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
-        layout, room = self._layout(asked), self.scribe.room(length)
-        rows = [row for row in layout.open_rows(prompt, prompts, suffix, length) for _ in range(n)]
+        texts, room = prompts_of(prompt, prompts), self.scribe.room(length)
+        check_seeds(seed, n * len(texts))
+        if streamer is not None:
+            check_streamer(streamer, n * len(texts) * asked.best_of)
+        check_wish(asked, self.scribe, chosen, room)
+        rows = [row for row in self._layout(asked).open_rows(texts, suffix, length) for _ in range(n)]
         writer = self._writer(rows, chosen, asked, room)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
@@ -81,8 +86,10 @@ class Author(Opened):
         asked, chosen = self._asked(self.fill_details, wish, seed), self.sampler(steps, order, sampler)
         if not texts:
             raise UnmaskError("There are no texts to fill; give at least one.")
-        layout = self._layout(asked)
-        rows = [layout.blank_row(with_blank(text)) for text in texts]
+        check_batch_size(batch_size)
+        check_seeds(seed, len(texts))
+        check_wish(asked, self.scribe, chosen, self.scribe.length)
+        rows = self._layout(asked).blank_rows([with_blank(text) for text in texts])
         return self._writer(rows, chosen, asked).write(seed, batch_size)
 
     def fill_rows(
@@ -104,6 +111,8 @@ class Author(Opened):
         if not rows or not all(map(len, rows)):
             raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")
         asked, chosen = self._asked(self.fill_rows, wish, seed), self.sampler(steps, order, sampler)
+        check_batch_size(batch_size)
+        check_seeds(seed, len(rows))
         given = [self.scribe.readable(list(row)) for row in rows]
         return self._writer(given, chosen, asked).write(seed, batch_size, progress)
 
@@ -122,7 +131,9 @@ class Author(Opened):
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         asked, chosen = self._asked(self.edit_details, wish, seed), self.sampler(steps, order, sampler)
-        if spans is None and keep is None:  # the network says what is masked, but not of what no text could satisfy
+        if keep is None:  # the network may be asked what to write anew; kept words bring constraints of their own
+            check_wish(asked, self.scribe, chosen, self.scribe.length)
+        if keep is spans is None:
             everything = [self.scribe.mask] * len(tokens(self.scribe, text))
             self.scribe.bind(asked.constraint, [self.scribe.blank_row(everything)])
         draft = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
@@ -149,8 +160,11 @@ class Author(Opened):
         """
         asked, chosen = self._asked(self.stream, wish, seed), self.sampler(steps, order, sampler)
         check_whole_if_given(length=length)
-        row = self._layout(asked).open_row(prompt, suffix, length)
-        writer = self._writer([row], chosen, asked, self.scribe.room(length))
+        check_alone(asked.best_of, "stream")
+        room = self.scribe.room(length)
+        check_wish(asked, self.scribe, chosen, room)
+        rows = self._layout(asked).open_rows([prompt], suffix, length)
+        writer = self._writer(rows, chosen, asked, room)
         states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
         return (self.scribe.frame(state, reader, writer.length) for state in states)
 

@@ -13,7 +13,7 @@ def device_named(name: str | torch.device | None, dtype: torch.dtype = torch.flo
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=dtype, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about itself
         raise UnmaskError(f"The device '{name}' cannot be used here ({reason}); name another, or none.") from error
     return device

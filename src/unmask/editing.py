@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -68,12 +68,18 @@ def opened_up(
         raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
     ids = tokens(scribe, text)
     if keep is not None:
-        if not isinstance(keep, Sequence):
-            raise UnmaskError(f"keep={keep!r} are no words; give one, or a list of them.")
-        return around(scribe, text, [keep] if isinstance(keep, str) else keep)
+        return around(scribe, text, kept_words(keep))
     if spans is not None:
         return Draft(without_spans(scribe, text, ids, spans))
     return Draft(without_unlikely(scribe, denoiser, ids, STRENGTH if strength is None else strength))
+
+
+def kept_words(keep: Any) -> list[str]:
+    """The words that a user wants to keep: one or several."""
+    words = [keep] if isinstance(keep, str) else keep
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise UnmaskError(f"keep={keep!r} are no words; give one, or a list of them.")
+    return list(words)
 
 
 def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
@@ -81,7 +87,7 @@ def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Spa
 
     A token is masked as a whole, so that a letter beside a span may be written anew too.
     """
-    if not isinstance(spans, Sequence) or not all(isinstance(span, Sequence) and len(span) == 2 for span in spans):
+    if not isinstance(spans, Sequence) or not all(map(_is_span, spans)):
         raise UnmaskError(f"spans={spans!r} are no places of a text; give pairs (start, end) of characters.")
     for start, end in spans:
         if not 0 <= start < end <= len(text):
@@ -97,6 +103,10 @@ def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Spa
         out.append(scribe.mask if any(at < end and start < reach for start, end in spans) else token)
         at += len(piece)
     return out
+
+
+def _is_span(asked: Any) -> bool:
+    return isinstance(asked, Sequence) and len(asked) == 2 and all(isinstance(one, Integral) for one in asked)
 
 
 def without_unlikely(scribe: Scribe, denoiser: Any, ids: list[int], strength: float) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from unmask import checkpoint
 from unmask.authoring import Author
 from unmask.devices import device_named
+from unmask.editing import kept_words
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.samplers.choice import Spec
 from unmask.samplers.draws import TokenRule
@@ -100,7 +101,7 @@ class MaskedDiffusionLM(Author):
         the text. `constraint` and `particles` are those of `generate`, on the whole text; so
         are `order` and `sampler`.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = list(text) if isinstance(text, Iterable) and not isinstance(text, str) else [text]
         asked: dict[str, Any] = {"constraint": constraint, "particles": particles, "order": order, "sampler": sampler}
         asked |= {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         asked |= {"greedy_tail": greedy_tail, "greedy_above": greedy_above, "rule": rule}
@@ -130,7 +131,7 @@ class MaskedDiffusionLM(Author):
         Where a kept word ends in the text, it ends in what is written too. One string is one word, and an empty list
         keeps nothing. Other options are those of `edit`.
         """
-        return self.edit_details(text, keep=keep, **how).text
+        return self.edit_details(text, keep=kept_words(keep), **how).text
 
 
 def load(
@@ -142,9 +143,10 @@ def load(
     `dtype` is what its blocks compute in: by default bf16 on a GPU that has it, as they were trained there.
     """
     where = device_named(device)
+    fast = fast_dtype(dtype, where)
     opened = checkpoint.load(path)
     network = opened.model.to(where)
-    if fast_dtype(dtype, where) == torch.bfloat16:
+    if fast == torch.bfloat16:
         halve_trunk(network)
     engine = Engine(network) if where.type == "cuda" and not opened.card.objective.causal else None
     return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)

@@ -54,11 +54,13 @@ def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf, demand: De
     """
     every = combinations(parts, room)
     fitting = filter(demand.fits, every)
-    chosen = next(fitting, None)
+    chosen, count = next(fitting, None), math.prod(map(len, _choices(parts)))
+    if chosen is None and count > MOST:
+        raise UnmaskError(f"None of the {MOST} lengths of the blanks that were tried will do; narrow their ranges.")
     if chosen is None:
         longest = max(every, key=_size)
         raise UnmaskError(f"No length of the blanks will do; with the longest: {demand.reason(longest)}")
-    if math.prod(map(len, _choices(parts))) <= TOGETHER:
+    if count <= TOGETHER:
         return _best([chosen, *fitting], nats)
     for place, part in enumerate(parts):
         if isinstance(part, range):
@@ -118,8 +120,6 @@ def _nats(denoiser: Any, schedule: Schedule, scribe: Scribe, ids: list[int], dra
     device = draws.device
     row = torch.tensor(scribe.blank_row(ids), device=device)
     known = (row != scribe.mask) & (torch.arange(len(row), device=device) < len(ids))
-    if not bool(known.any()):
-        raise UnmaskError("A text of blanks alone does not tell how long they are; give a number, as in [MASK:3].")
     total = 0.0
     for draw in draws.split(ROWS_AT_ONCE):
         batch = Batch.of(row.expand(len(draw), -1), frozen=~known.expand(len(draw), -1))

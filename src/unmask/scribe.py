@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask.checkpoint import Card
-from unmask.constraints import Automaton, Constraint, Terms, Vocabulary, before_text, bind
+from unmask.constraints import Automaton, Constraint, Terms, Vocabulary, before_text, bind, constraints_of
 from unmask.data.policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import encode, encode_one
@@ -157,9 +157,10 @@ class Scribe:
         """Tokens with masks among them; an error where this model does not know them or cannot see them all."""
         if len(ids) > self.limit:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {self.limit}; shorten it.")
-        strange = next((token for token in ids if not 0 <= token < self.vocabulary.size), None)
+        size = self.vocabulary.size
+        strange = next((one for one in ids if not hasattr(one, "__index__") or not 0 <= one < size), None)
         if strange is not None:
-            raise UnmaskError(f"This model has no token {strange}; give ids from 0 to {self.vocabulary.size - 1}.")
+            raise UnmaskError(f"This model has no token {strange!r}; give ids from 0 to {size - 1}.")
         return self.in_order(ids)
 
     def in_order(self, ids: list[int]) -> list[int]:
@@ -199,11 +200,11 @@ class Scribe:
 
     def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
-        return None if constraint is None else bind(_several(constraint), self.vocabulary, rows, self.limit)
+        return None if constraint is None else bind(constraints_of(constraint), self.vocabulary, rows, self.limit)
 
     def terms(self, constraint: Constraint | Sequence[Constraint] | None, longest: int) -> Terms | None:
         """What one or several constraints ask of rows of at most so many tokens, to be asked about each."""
-        return None if constraint is None else Terms(_several(constraint), self.vocabulary, longest, self.limit)
+        return None if constraint is None else Terms(constraints_of(constraint), self.vocabulary, longest, self.limit)
 
     def finish(self, state: State, length: int | None = None) -> list[Generation]:
         """What a finished walk wrote, sequence by sequence: of each the positions of its row that are not pads, up to
@@ -264,13 +265,6 @@ def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:
             f"There are {count} texts and {len(conditions)} conditions; give one for each or one for all."
         )
     return conditions
-
-
-def _several(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
-    constraints = list(asked) if isinstance(asked, Sequence) else [asked]
-    if not constraints or not all(isinstance(one, Constraint) for one in constraints):
-        raise UnmaskError(f"{asked!r} is no constraint; give one of unmask.constraints, or a list of them.")
-    return constraints
 
 
 def _padded(rows: Sequence[list[Any]], pad: Any, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from inspect import signature
 from numbers import Real
 from typing import Any
 
-from unmask.constraints import Constraint
+from unmask.constraints import Constraint, constraints_of
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.samplers.draws import TokenRule
 
@@ -39,6 +39,8 @@ class Wish:
         check_whole(particles=self.particles, best_of=self.best_of)
         check_whole_if_given(stride=self.stride)
         check_numbers(guidance=self.guidance)
+        if self.constraint is not None:
+            constraints_of(self.constraint)
         if self.score is not None and not callable(self.score):
             raise UnmaskError(f"score={self.score!r} is no function; give one that makes a number of a text.")
         if self.best_of < 1:
@@ -73,7 +75,7 @@ def together(asked: Constraints, others: Sequence[Constraint]) -> Constraints:
     """What a user asks for, and some things more."""
     if not others or asked is None:
         return others or asked
-    return [*(asked if isinstance(asked, Sequence) else [asked]), *others]
+    return [*constraints_of(asked), *others]
 
 
 def check_whole(**numbers: Any) -> None:

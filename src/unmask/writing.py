@@ -12,13 +12,13 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Sampler, State
-from unmask.samplers.control import Control, walks
+from unmask.samplers.control import Control, check_walk, walks
 from unmask.samplers.particles import crowd
 from unmask.samplers.windows import Windows
 from unmask.scribe import Generation, Scribe
 from unmask.streaming import relay
 from unmask.tally import Progress
-from unmask.wishes import Wish, check_batch_size, check_seeds
+from unmask.wishes import Wish
 
 Rows = list[list[int]]
 
@@ -41,6 +41,7 @@ class Writer:
     ) -> None:
         self.scribe, self.wish, self.rows, self.device = scribe, wish, rows, device
         self.length = length
+        check_wish(wish, scribe, sampler, max(map(len, rows)))
         self._rewrites = sampler.rewrites
         self.control = self._control()
         begin = walks(sampler, self.control, device)
@@ -55,8 +56,6 @@ class Writer:
         self, seed: int, batch_size: int | None, progress: Progress | None = None, trajectories: bool = False
     ) -> list[Generation]:
         """What is written into all rows, some rows at a time."""
-        check_batch_size(batch_size)
-        check_seeds(seed, len(self.rows))
         several = self.wish.best_of
         longest = max(len(row) for row in self.rows)
         at_once = batch_size or max(1, self.control.batch_size(longest) // several)
@@ -72,17 +71,10 @@ class Writer:
 
     def tell(self, seed: int, streamer: Any, trajectories: bool = False) -> list[Generation]:
         """What is written into the one row, told to a streamer of `transformers` on the way."""
-        states = self.show(seed, "streamer")
-        if not all(hasattr(streamer, verb) for verb in ("put", "end")):
-            raise UnmaskError(f"streamer={streamer!r} has no put and end; give one of transformers, as TextStreamer.")
-        return self._finished(relay(states, self.scribe, streamer, self._rewrites), trajectories)
+        return self._finished(relay(self.show(seed), self.scribe, streamer, self._rewrites), trajectories)
 
-    def show(self, seed: int, who: str = "stream") -> Iterator[State]:
+    def show(self, seed: int) -> Iterator[State]:
         """Every state of the one row."""
-        count = len(self.rows) * self.wish.best_of
-        if count != 1:
-            raise UnmaskError(f"A {who} shows one text and {count} are to be written; ask for one.")
-        check_seeds(seed)
         return self.states(self.rows, seed)
 
     def _finished(self, states: Iterator[State], trajectories: bool) -> list[Generation]:
@@ -106,32 +98,20 @@ class Writer:
 
     def _control(self) -> Control:
         wish, scribe = self.wish, self.scribe
-        windows = self._windows()
-        automaton = scribe.bind(wish.constraint, self.rows)
-        if windows is not None and (automaton is not None or wish.particles > 1):
-            raise UnmaskError(
-                f"A constraint or score of a whole canvas of {len(self.rows[0])} tokens needs a model that sees it, "
-                f"and this one sees {scribe.limit}; ask for at most that."
-            )
+        automaton = scribe.bind(wish.constraint, [row[: self.length] for row in self.rows])
         if wish.guidance and not all(_given(row, scribe) for row in self.rows):
             raise UnmaskError(f"guidance={wish.guidance} has nothing to hold to; give a prompt or a suffix.")
         score = self._score_of_canvases if wish.score is not None and wish.particles > 1 else None
-        ends_fill = scribe.card.policy.learnt_pads
-        return Control(wish.rule, automaton, wish.particles, wish.guidance, score, windows, scribe.ends_with, ends_fill)
+        windows, ends_fill = self._windows(), scribe.card.policy.learnt_pads
+        asked = (wish.rule, automaton, wish.particles, wish.guidance, score)
+        return Control(*asked, windows, scribe.ends_with, ends_fill, self.length)
 
     def _windows(self) -> Windows | None:
         """How rows that are longer than the model are cut."""
         limit = self.scribe.limit
-        if self.wish.stride is not None and self.scribe.card.objective.causal:
-            raise UnmaskError(
-                f"An autoregressive model is not written window by window; leave out stride={self.wish.stride}."
-            )
-        stride = max(1, limit // 2) if self.wish.stride is None else self.wish.stride
-        if not 1 <= stride <= limit:
-            raise UnmaskError(f"stride={stride} is not possible; give 1 to {limit}, the length of this model.")
-        if max(len(row) for row in self.rows) <= limit:
+        if max(map(len, self.rows)) <= limit:
             return None
-        return Windows(limit, stride, self.scribe.ends_with)
+        return Windows(limit, self.wish.stride or max(1, limit // 2), self.scribe.ends_with)
 
     def _score_of_canvases(self, ids: Tensor, real: Tensor) -> Tensor:
         """[B] the scores of the texts of finished canvases [B, L]."""
@@ -145,6 +125,35 @@ class Writer:
         calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in self.rows]
         seen = sum(min(len(row), limit) * n for row, n in zip(self.rows, calls, strict=True))
         return wish.particles * wish.best_of * (2 if wish.guidance else 1) * seen
+
+
+def check_wish(wish: Wish, scribe: Scribe, sampler: Sampler, longest: int) -> None:
+    """Refuse what cannot be done with rows of at most so many tokens, whatever they hold."""
+    stride, limit = wish.stride, scribe.limit
+    if stride is not None and scribe.card.objective.causal:
+        raise UnmaskError(f"An autoregressive model is not written window by window; leave out stride={stride}.")
+    if stride is not None and not 1 <= stride <= limit:
+        raise UnmaskError(f"stride={stride} is not possible; give 1 to {limit}, the length of this model.")
+    constrained, scored = wish.constraint is not None, wish.score is not None and wish.particles > 1
+    check_walk(sampler, wish.rule, wish.particles, wish.guidance, constrained, scored)
+    if longest > limit and (constrained or scored):
+        raise UnmaskError(
+            f"A constraint or score of a whole canvas of {longest} tokens needs a model that sees it, "
+            f"and this one sees {limit}; ask for at most that."
+        )
+
+
+def check_streamer(streamer: Any, count: int) -> None:
+    """Whether a streamer can be told of so many texts."""
+    check_alone(count, "streamer")
+    if not all(hasattr(streamer, verb) for verb in ("put", "end")):
+        raise UnmaskError(f"streamer={streamer!r} has no put and end; give one of transformers, as TextStreamer.")
+
+
+def check_alone(count: int, who: str) -> None:
+    """Whether there is one text to be shown."""
+    if count != 1:
+        raise UnmaskError(f"A {who} shows one text and {count} are to be written; ask for one.")
 
 
 def _given(row: Sequence[int], scribe: Scribe) -> bool:

@@ -135,6 +135,7 @@ def test_ctrl_c_while_it_trains_saves_and_the_next_goes_on(run, small_demo, monk
     code, out, err = run("demo", "--json")
     assert (code, out) == (130, "")
     assert "saved after step 1" in err
+    assert "unmask: stopped" not in err, "it has been said"
     assert not list(small_demo.rglob(".*.tmp"))
     assert checkpoint.load(small_demo).card.length == 32
     code, out, _ = run("demo", "--json")
@@ -148,8 +149,9 @@ def test_ctrl_c_before_leaves_nothing(run, small_demo, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "fill_blanks", stopped)
-    code, _, _ = run("demo")
+    code, _, err = run("demo")
     assert code == 130
+    assert err.endswith("\nunmask: stopped.\n")
     assert not small_demo.exists()
 
 

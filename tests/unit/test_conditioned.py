@@ -311,6 +311,18 @@ def test_particles_die_where_others_that_weigh_something_have_a_path():
     assert dead.tolist() == [True, False, False, False, False, False, False, False]
 
 
+def test_positions_that_a_constraint_does_not_speak_of_weigh_nothing():
+    """The given token at the end is banned; particles are weighed as where the ban holds for the others alone."""
+    canvas, last = Canvas.of(torch.tensor([[MASK, MASK, 2]] * 20), MASK), []
+    for banned, length in [(Banned([2]), 2), (Banned([2], [0, 1]), None)]:
+        rule = Conditioned(TokenRule(), automaton_of([banned]), CPU, particles=4, length=length)
+        *_, state = walk_together(Reveal(), random_table(), canvas, rule, 4)
+        last.append(state)
+    assert torch.equal(last[0].ids, last[1].ids)
+    assert last[0].evidence.log_weight.isfinite().all()
+    assert torch.equal(last[0].evidence.log_weight, last[1].evidence.log_weight)
+
+
 def test_the_walk_that_is_shown_is_one_walk():
     rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, 16)
     canvas = Canvas.of(BLANK.expand(40, -1), MASK)

@@ -10,6 +10,7 @@ from tests.conftest import make_checkpoint
 from unmask.constraints import Allowed, Banned, Characters, Constraint, Fixed, NoWords, Regex, Words
 from unmask.errors import UnmaskError
 from unmask.generation import load
+from unmask.layouts import Layout
 
 LENGTH = 20
 CASES = [
@@ -212,6 +213,29 @@ def test_blanks_of_a_prompt_and_of_a_suffix_are_as_long_as_a_constraint_needs_to
     options = {"length": 15, "steps": 2, "constraint": Regex("ax{5}bzcx{5}d")}
     (one,) = ending.generate(prompt="a[MASK:1-8]b", suffix="c[MASK:1-8]d", **options)
     assert re.fullmatch("ax{5}bzcx{5}d", one)
+
+
+def test_what_stands_behind_a_suffix_is_none_of_a_constraint(ending):
+    """The network is shown the end of the text there; `length` is what was asked for."""
+    eos, options = ending.tokenizer.eos_token_id, {"suffix": "d", "length": 9, "steps": 3}
+    for prompt, particles in [("a", 1), ("a", 3), ("a[MASK:1-2]b", 1)]:
+        for constraint in (Allowed([*b"abcd"]), [Banned(eos), Regex("[abcd]*")]):
+            (one,) = ending.sample(prompt=prompt, **options, constraint=constraint, particles=particles)
+            assert len(one.ids) == 9
+            assert set(one.ids) <= {*b"abcd"}
+    *_, last = ending.stream("a", **options, constraint=Allowed([*b"abcd"]))
+    assert set(last.ids) <= {*b"abcd"}
+    for constraint in (Words([eos]), Fixed({9: eos})):
+        with pytest.raises(UnmaskError, match=r"canvas (of|has) 9 tokens"):
+            ending.generate(prompt="a", **options, constraint=constraint)
+
+
+def test_lengths_of_a_suffix_are_counted_up_for_a_constraint_alone(ending, monkeypatch):
+    monkeypatch.setattr(Layout, "_possible", lambda *_: pytest.fail("thousands of lengths were counted up"))
+    layout = Layout(ending.scribe, ending.denoiser, ending.device, None)
+    for prompt in ("a", "a[MASK:2-9]b"):
+        (row,) = layout.open_rows([prompt], "c[MASK:3-4]d[MASK:3-4]", 30)
+        assert row.count(ending.scribe.mask) > 6
 
 
 def test_open_blanks_leave_room_for_what_stands_beside_them(ending):

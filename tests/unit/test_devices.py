@@ -18,6 +18,20 @@ def test_a_device_that_cannot_compute_is_one_sentence(name):
         load("smoke", device=name)
 
 
+@pytest.mark.parametrize("name", ["hpu", "vulkan"])
+def test_a_device_of_another_build_of_torch_is_told_in_few_words(name):
+    """torch imports a module that is not there, or says a page about its dispatcher."""
+    with pytest.raises(UnmaskError, match="cannot be used here") as caught:
+        device_named(name)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16, None], ids=str)
+def test_a_type_that_is_none_of_ours_is_not_taken_for_float32(dtype):
+    with pytest.raises(UnmaskError, match="give one of auto, float32, bf16"):
+        load("no such folder", device="cpu", dtype=dtype)
+
+
 def test_without_a_name_it_is_the_gpu_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_named(None) == torch.device("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from unmask.batch import Batch
-from unmask.models import DiTSpec, compiling, engine
+from unmask.models import DiTSpec, compiling, engine, trunk
 from unmask.models.attention import rotary_angles, see_all
 from unmask.models.dropout import Dropout, draw_seeds, kept, shared
 from unmask.models.engine import Engine, fast_dtype, halve_trunk, is_worth_compiling
@@ -249,6 +250,27 @@ def test_a_recorder_tells_batches_with_pads_from_those_without(replayed):
     assert len(replayed) == 2
 
 
+def test_a_recorder_tells_what_a_pass_reads_by_name_and_type(replayed):
+    """A weight is no mask rate of the step before, and what is copied into another type is no longer the same."""
+
+    def seen(one: MicroBatch, scale: torch.Tensor) -> LossTerms:
+        weight, before, rate = one.corruption.weight, one.corruption.mask_rate_s, one.corruption.mask_rate
+        told = [0.0 if x is None else float(x.sum()) for x in (weight, before)]
+        return LossTerms(*[torch.tensor(told[0] - told[1] + (rate.dtype == torch.float64))] * 6)
+
+    recorder, plain = Recorder(seen), micro_batch(2, 5)
+    corruption = replace(plain.corruption, weight=None, mask_rate_s=None, mask_rate=torch.full((2,), 0.5))
+    kinds = [
+        replace(corruption, weight=torch.ones(2)),
+        replace(corruption, mask_rate_s=torch.ones(2)),
+        replace(corruption, weight=torch.ones(2), mask_rate=torch.full((2,), 0.5, dtype=torch.float64)),
+    ]
+    for kind in kinds * 4:
+        one = replace(plain, corruption=kind)
+        assert recorder(one, torch.tensor(1.0)).trained == seen(one, torch.tensor(1.0)).trained
+    assert len(replayed) == 3
+
+
 def test_a_compiled_gelu_is_the_same_function(monkeypatch):
     x = torch.linspace(-9, 9, 1001, dtype=torch.float64)
     plain = Gelu()(x)
@@ -302,6 +324,36 @@ def test_a_compiled_block_drops_in_the_backward_pass_what_it_dropped_in_the_forw
         found.append([out.detach(), x.grad, *(parameter.grad for parameter in block.parameters())])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-3 * other.norm()
+
+
+@pytest.fixture
+def seeds_seen(monkeypatch):
+    """The seeds that branches are given, and a network of three blocks that is compiled for a GPU by its own word."""
+    seen: list[Any] = []
+    monkeypatch.setattr(Dropout, "forward", lambda self, x, seeds=None: seen.append(seeds) or x)
+    monkeypatch.setattr(trunk, "draw_seeds", lambda *shape, device: torch.arange(2 * math.prod(shape)).view(*shape, 2))
+    one = DiTSpec(size="nano", hidden_size=32, layers=3, heads=2, dropout=0.5).build(V, 10, L).train()
+    decide = one._dropout_seeds
+    monkeypatch.setattr(one, "_dropout_seeds", lambda device: decide(torch.device("cuda")))
+    one.fused = True
+    return one, seen
+
+
+@pytest.mark.parametrize("positions", [None, torch.tensor([[1, 3]])], ids=["all", "some"])
+def test_every_branch_of_every_block_drops_by_a_seed_of_its_own(seeds_seen, positions):
+    one, seen = seeds_seen
+    ids = torch.zeros(1, L, dtype=torch.int64)
+    one.hidden(ids) if positions is None else one.hidden_at(ids, positions)
+    assert [seeds.tolist() for seeds in seen] == [[2 * i, 2 * i + 1] for i in range(6)]
+
+
+@pytest.mark.parametrize("change", [{"training": False}, {"fused": False}], ids=str)
+def test_seeds_are_drawn_for_a_compiled_network_in_training_alone(seeds_seen, change):
+    one, seen = seeds_seen
+    for name, value in change.items():
+        setattr(one, name, value)
+    one.hidden(torch.zeros(1, L, dtype=torch.int64))
+    assert seen == [None] * 6
 
 
 def two_networks(**options):

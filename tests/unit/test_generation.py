@@ -266,6 +266,7 @@ def test_every_verb_takes_the_words_of_a_token_rule_or_the_rule(mdlm, words):
         (lambda lm: lm.generate(1, length=8, best_of=None), "best_of=None is no whole number"),
         (lambda lm: lm.generate(1, length=8, temperature=None), "temperature=None is no number"),
         (lambda lm: lm.generate(1, length=8, top_p="0.5"), "top_p='0.5' is no number"),
+        (lambda lm: lm.generate(1, length=8, top_p=""), "top_p='' is no number"),
         (lambda lm: lm.generate(1, length=8, top_k="5"), "top_k='5' is no whole number"),
         (lambda lm: lm.generate(1, length=8, greedy_above="1"), "greedy_above='1' is no number"),
         (lambda lm: lm.generate(1, length=8, guidance=None), "guidance=None is no number"),
@@ -276,7 +277,15 @@ def test_every_verb_takes_the_words_of_a_token_rule_or_the_rule(mdlm, words):
         (lambda lm: lm.edit("abc", strength="0.5"), "strength=0.5 is no share"),
         (lambda lm: lm.edit("abc", spans=3), "spans=3 are no places"),
         (lambda lm: lm.edit("abc", spans=[3]), "are no places"),
+        (lambda lm: lm.edit("abc", spans=["ab"]), "are no places"),
+        (lambda lm: lm.edit("abc", spans=[(0.5, 2)]), "are no places"),
         (lambda lm: lm.rewrite("abc", 3), "keep=3 are no words"),
+        (lambda lm: lm.rewrite("abc", [3]), r"keep=\[3\] are no words"),
+        (lambda lm: lm.rewrite("abc", None), "keep=None are no words"),
+        (lambda lm: lm.generate(1, length=8, prompts=iter([])), "no list of texts"),
+        (lambda lm: lm.fill(3), "3 is no text"),
+        (lambda lm: lm.fill_rows([["a", 257]]), "no token 'a'"),
+        (lambda lm: lm.fill_rows([[1.5, 257]]), "no token 1.5"),
     ],
 )
 def test_bad_input_is_one_sentence(mdlm, call, words):
@@ -286,7 +295,23 @@ def test_bad_input_is_one_sentence(mdlm, call, words):
 
 
 @pytest.mark.parametrize(
-    "how", [{"lenght": 3}, {"seed": None}, {"temperature": None}, {"score": 3, "best_of": 2}, {"order": "no"}], ids=str
+    "how",
+    [
+        {"lenght": 3},
+        {"seed": None},
+        {"temperature": None},
+        {"score": 3, "best_of": 2},
+        {"order": "no"},
+        {"constraint": 3},
+        {"constraint": []},
+        {"guidance": -1},
+        {"particles": 3},
+        {"particles": 3, "score": len, "temperature": 0},
+        {"particles": 3, "score": len, "constraint": Words("a")},
+        {"stride": 0},
+        {"stride": 10**6},
+    ],
+    ids=str,
 )
 def test_bad_options_are_told_before_the_network_is_asked(mdlm, monkeypatch, how):
     monkeypatch.setattr(mdlm.denoiser, "hidden", lambda *_, **__: pytest.fail("the network was asked"))
@@ -299,6 +324,39 @@ def test_bad_options_are_told_before_the_network_is_asked(mdlm, monkeypatch, how
     for verb in verbs:
         with pytest.raises(UnmaskError):
             verb()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda lm: lm.fill(["a[MASK:2-4]b", "none"]), "has no blank"),
+        (lambda lm: lm.fill(["a[MASK:2-4]b", "a[MASK:x]b"]), "is not .MASK"),
+        (lambda lm: lm.fill(["a[MASK:2-4]b", "[MASK][MASK:2-4]"]), "blanks alone"),
+        (lambda lm: lm.generate(prompt="a[MASK:2-4]b", suffix="[MASK:2-4]"), "blanks alone"),
+        (lambda lm: lm.fill(["a[MASK:2-4]b"], batch_size=0), "batch_size=0"),
+        (lambda lm: lm.fill(["a[MASK:2-4]b"] * 2, seed=2**63 - 1), "room for 2"),
+        (lambda lm: lm.fill_rows([[97, 257]] * 2, seed=2**63 - 1), "room for 2"),
+        (lambda lm: lm.fill_rows([[97, 257]], batch_size=0), "batch_size=0"),
+        (lambda lm: lm.generate(prompts=["a[MASK:2-4]b", 3]), "3 is no text"),
+        (lambda lm: lm.generate(prompt="a[MASK:2-4]b", suffix="a[MASK:x]"), "is not .MASK"),
+        (lambda lm: lm.generate(prompt="a[MASK:2-4]b", batch_size=0), "batch_size=0"),
+        (lambda lm: lm.generate(2, prompt="a[MASK:2-4]b", seed=2**63 - 1), "room for 2"),
+        (lambda lm: lm.generate(1, prompts=["a[MASK:2-4]b"] * 3, seed=2**63 - 2), "room for 3"),
+        (lambda lm: lm.generate(1, prompt="a[MASK:2-4]b", streamer=3), "streamer=3 has no put"),
+        (lambda lm: lm.generate(1, prompts=["a[MASK:2-4]b"] * 3, streamer=3), "one text and 3"),
+        (lambda lm: lm.stream("a[MASK:2-4]b", best_of=2, score=len), "one text and 2"),
+        (lambda lm: lm.generate(1, prompt="a[MASK:2-4]b", length=10**4, constraint=Words("a")), "sees it"),
+        (lambda lm: lm.stream("a[MASK:2-4]b", length=10**4, particles=2, score=len), "sees it"),
+    ],
+)
+def test_what_is_wrong_beside_an_open_blank_is_told_before_the_network_is_asked(mdlm, monkeypatch, call, words):
+    monkeypatch.setattr(mdlm.denoiser, "hidden", lambda *_, **__: pytest.fail("the network was asked"))
+    with pytest.raises(UnmaskError, match=words):
+        call(mdlm)
+
+
+def test_kept_words_are_something_to_weigh_particles_by(mdlm):
+    assert "kept" in mdlm.rewrite("it is kept now", keep="kept", particles=2, steps=2)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,16 @@ def test_of_the_lengths_that_fit_the_likeliest_are_taken(most):
     assert judged == []
 
 
+def test_who_has_not_tried_all_lengths_does_not_say_that_none_will_do():
+    """Only three long blanks would do, and the first 4,096 combinations leave the leftmost one short."""
+    blanks = [range(1, 61), "x", range(1, 61), "x", range(1, 61)]
+    long_enough = Demand(lambda parts: sum(parts[::2]) > 150, str)
+    with pytest.raises(UnmaskError, match=r"None of the 4096 lengths of the blanks that were tried.*narrow"):
+        settle(blanks, lambda *_: pytest.fail("nobody is asked"), demand=long_enough)
+    with pytest.raises(UnmaskError, match="No length of the blanks will do"):
+        settle([range(1, 65), "x", range(1, 65)], lambda *_: pytest.fail("nobody is asked"), demand=long_enough)
+
+
 def test_a_known_token_is_hidden_by_the_same_draws_whatever_the_gap_before_it():
     draws = torch.arange(5)
     short = _noise(draws, torch.tensor([True, False, True, True]))

@@ -26,6 +26,12 @@ def test_batch_size_does_not_move_a_bound(mdlm):
     assert one.discrete[4].nats == pytest.approx(other.discrete[4].nats, rel=1e-6)
 
 
+def test_an_exact_likelihood_has_no_steps(ar):
+    result = ar.judge(TEXTS, precision=None, steps=(4,))
+    assert result.discrete == {}
+    assert list(result.bounds) == ["ar"]
+
+
 def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
     text = "qu1ck"
     result = mdlm.judge(text, precision=0.01)

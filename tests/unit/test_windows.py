@@ -149,6 +149,7 @@ def test_the_front_door_writes_any_length(mdlm):
     first = mdlm.sample(1, prompt="def f(", length=LENGTH, steps=8, seed=4)[0]
     assert done[0].ids[:LENGTH] == first.ids
     other = mdlm.sample(1, prompt="def f(", length=150, steps=8, seed=4, stride=10)[0]
+    assert len(mdlm.sample(1, length=150, steps=2, stride=mdlm.scribe.limit)[0].ids) == 150
     assert other.ids[LENGTH:] != done[0].ids[LENGTH:]
     frames = list(mdlm.stream("def f(", length=150, steps=8, seed=4))
     assert frames[-1].ids == done[0].ids

@@ -12,6 +12,9 @@ from unmask.cli import bench, convert, demo, doctor, edit, evaluate, fill, listi
 from unmask.errors import LoneError, UnmaskError
 from unmask.version import __version__
 
+NAME = "unmask"
+"""What it is called, however it was started."""
+
 UsageError: Any = typer.BadParameter.__base__
 """Words that make no command. Typer brings a copy of click along, or not, by its version."""
 
@@ -19,7 +22,7 @@ STOPPED = 130
 """The exit code of Ctrl-C, whether Typer notices it or we do."""
 
 app = typer.Typer(
-    name="unmask",
+    name=NAME,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -57,7 +60,7 @@ def about(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Run the command line. Bad input is one sentence and exit code 2; Ctrl-C is 130."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name=NAME, standalone_mode=False)
     except UsageError as error:
         _refuse(error)
     except UnmaskError as error:

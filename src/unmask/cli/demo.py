@@ -162,7 +162,7 @@ class Show:
             return train_run(learner, Progress() if self.quiet else progress_for(errors, verbose=True))
         except Interrupted as stop:
             errors.print(f"Stopped and saved after step {stop.step}; the same command goes on from there.")
-            raise typer.Exit(130) from stop
+            raise SystemExit(130) from stop
 
 
 def _score_table(judged: dict[str, Scores]) -> Table:

@@ -6,7 +6,17 @@ joins them; `automaton` is what all become, and `binding` says whether a canvas 
 
 from unmask.constraints.automaton import Automaton
 from unmask.constraints.binding import Terms, before_text, bind
-from unmask.constraints.members import Allowed, Banned, Characters, Constraint, Fixed, NoWords, Regex, Words
+from unmask.constraints.members import (
+    Allowed,
+    Banned,
+    Characters,
+    Constraint,
+    Fixed,
+    NoWords,
+    Regex,
+    Words,
+    constraints_of,
+)
 from unmask.constraints.vocabulary import Vocabulary
 
 __all__ = [
@@ -23,4 +33,5 @@ __all__ = [
     "Words",
     "before_text",
     "bind",
+    "constraints_of",
 ]

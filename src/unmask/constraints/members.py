@@ -150,6 +150,14 @@ class Fixed(Constraint):
         return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
 
 
+def constraints_of(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
+    """The constraints that a user asks for: one or several."""
+    constraints = list(asked) if isinstance(asked, Sequence) else [asked]
+    if not constraints or not all(isinstance(one, Constraint) for one in constraints):
+        raise UnmaskError(f"{asked!r} is no constraint; give one of unmask.constraints, or a list of them.")
+    return constraints
+
+
 def _among(tokens: Token | Sequence[Token], vocabulary: Vocabulary) -> Bools:
     """[V] whether a token is one of these; a lone string is one token, not its letters."""
     named = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens

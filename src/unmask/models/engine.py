@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from unmask.errors import UnmaskError
 from unmask.graphs import Recording
 from unmask.linear_cross_entropy import Projection
 from unmask.models.compiling import compile_network, has_compiler
@@ -40,6 +41,8 @@ def fuse_draws(network: Any) -> Any:
 
 def fast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
     """What a trunk multiplies in on a device: by default bf16 on the GPUs that have it."""
+    if dtype not in get_args(Dtype):
+        raise UnmaskError(f"dtype={dtype!r} is none to compute in; give one of {', '.join(get_args(Dtype))}.")
     automatic = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if dtype == "bf16" or (dtype == "auto" and automatic) else torch.float32
 

@@ -35,7 +35,8 @@ class Control:
     """What is asked of a walk. The canvas must satisfy the `automaton`; `guidance` is the weight of the prompt.
 
     Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one,
-    which with `ends_fill` also fills what is behind the text.
+    which with `ends_fill` also fills what is behind the text. The automaton speaks of `length` positions of the canvas,
+    if that is said: what stands behind them is for the network alone.
     """
 
     rule: TokenRule = field(default_factory=TokenRule)
@@ -46,6 +47,7 @@ class Control:
     windows: Windows | None = None
     end: int | None = None
     ends_fill: bool = False
+    length: int | None = None
 
     def batch_size(self, length: int) -> int:
         """How many sequences are walked at once unless a user says so."""
@@ -55,7 +57,8 @@ class Control:
 
 def walks(sampler: Sampler, control: Control, device: torch.device) -> Walks:
     """The walks of a sampler over canvases, as a control asks for them."""
-    _check(sampler, control)
+    constrained, scored = control.automaton is not None, control.score is not None
+    check_walk(sampler, control.rule, control.particles, control.guidance, constrained, scored)
     rule = control.rule if sampler.causal else _rule(control, device)
 
     def plain(denoiser: Any, canvas: Canvas) -> Iterator[State]:
@@ -77,7 +80,7 @@ def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
     eos = control.end if control.ends_fill else None
     if control.automaton is not None:
         particles = control.particles if control.particles > 1 else 0
-        return Conditioned(control.rule, control.automaton, device, particles, eos)
+        return Conditioned(control.rule, control.automaton, device, particles, eos, control.length)
     rule = control.rule if eos is None else Ending(control.rule, eos)
     return rule if control.score is None else Scored(rule, control.score)
 
@@ -91,29 +94,30 @@ def _view(denoiser: Any, canvas: Canvas, control: Control) -> Any:
     return denoiser
 
 
-def _check(sampler: Sampler, control: Control) -> None:
-    particles, automaton = control.particles, control.automaton
-    if sampler.causal and automaton is not None:
+def check_walk(
+    sampler: Sampler, rule: TokenRule, particles: int, guidance: float, constrained: bool, scored: bool
+) -> None:
+    """Refuse what no walk of a sampler does, whatever the canvas."""
+    if sampler.causal and constrained:
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; constrain a masked one.")
-    if sampler.causal and control.guidance:
+    if sampler.causal and guidance:
         raise UnmaskError("An autoregressive model cannot read a canvas whose prompt is masked; guide a masked one.")
-    if not 0 <= control.guidance < math.inf:
-        raise UnmaskError(f"guidance={control.guidance} is no weight; give 0 (none) or a positive number.")
+    if not 0 <= guidance < math.inf:
+        raise UnmaskError(f"guidance={guidance} is no weight; give 0 (none) or a positive number.")
     if particles < 1:
         raise UnmaskError(f"particles={particles} draws nothing; give at least 1.")
     if particles > 1:
-        _check_particles(sampler, control)
+        _check_particles(sampler, rule, particles, constrained, scored)
 
 
-def _check_particles(sampler: Sampler, control: Control) -> None:
-    particles = control.particles
-    if control.automaton is None and control.score is None:
+def _check_particles(sampler: Sampler, rule: TokenRule, particles: int, constrained: bool, scored: bool) -> None:
+    if not constrained and not scored:
         raise UnmaskError(f"particles={particles} have nothing to be weighed by; give a constraint or a score as well.")
-    if control.automaton is not None and control.score is not None:
+    if constrained and scored:
         raise UnmaskError("Particles are weighed by a constraint or by a score; give one of them.")
     if sampler.causal:
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; weigh walks of a masked one.")
     if not sampler.can_resample:
         raise UnmaskError(f"The sampler {type(sampler).__name__} cannot resample its walks; give one particle.")
-    if control.rule.temperature == 0:
+    if rule.temperature == 0:
         raise UnmaskError("Particles at temperature 0 are all the same; give a higher temperature or one particle.")
