@@ -16,6 +16,7 @@ from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
 from unmask.scribe import Scribe, checked_text
 from unmask.templates import UNFINISHED, Part, PieceReader
+from unmask.wishes import check_whole
 
 PASSES = 8
 """Network rows by which the tokens of a text are judged: each hides every eighth of them."""
@@ -84,6 +85,7 @@ def without_spans(scribe: Scribe, text: str, ids: list[int], spans: Sequence[Spa
     if not isinstance(spans, Sequence) or not all(isinstance(span, Sequence) and len(span) == 2 for span in spans):
         raise UnmaskError(f"spans={spans!r} are no places of a text; give pairs (start, end) of characters.")
     for start, end in spans:
+        check_whole(start=start, end=end)
         if not 0 <= start < end <= len(text):
             raise UnmaskError(
                 f"The span {start} to {end} is not in a text of {len(text)} characters; count from 0, start before end."
@@ -177,7 +179,7 @@ def tokens(scribe: Scribe, text: str) -> list[int]:
 
 
 def _places(text: str, word: str) -> list[Span]:
-    if not word or word not in text:
+    if not isinstance(word, str) or not word or word not in text:
         raise UnmaskError(f"{word!r} is not in the text, so it cannot be kept; give words as they stand there.")
     starts = [start for start in range(len(text)) if text.startswith(word, start)]
     return [(start, start + len(word)) for start in starts]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from unmask import checkpoint
 from unmask.authoring import Author
 from unmask.devices import device_named
+from unmask.errors import UnmaskError
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.samplers.choice import Spec
 from unmask.samplers.draws import TokenRule
-from unmask.wishes import Constraints, TextScore
+from unmask.wishes import Constraints, TextScore, cooled
 
 
 class MaskedDiffusionLM(Author):
@@ -100,11 +101,10 @@ class MaskedDiffusionLM(Author):
         the text. `constraint` and `particles` are those of `generate`, on the whole text; so
         are `order` and `sampler`.
         """
-        texts = [text] if isinstance(text, str) else list(text)
         asked: dict[str, Any] = {"constraint": constraint, "particles": particles, "order": order, "sampler": sampler}
-        asked |= {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        asked |= {"temperature": cooled(greedy, temperature), "top_k": top_k, "top_p": top_p, "min_p": min_p}
         asked |= {"greedy_tail": greedy_tail, "greedy_above": greedy_above, "rule": rule}
-        filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
+        filled = [one.text for one in self.fill_details(text, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
     def edit(
@@ -141,6 +141,8 @@ def load(
 
     `dtype` is what its blocks compute in: by default bf16 on a GPU that has it, as they were trained there.
     """
+    if dtype not in get_args(Dtype):
+        raise UnmaskError(f"There is no dtype {dtype!r} to compute in; give one of {', '.join(get_args(Dtype))}.")
     where = device_named(device)
     opened = checkpoint.load(path)
     network = opened.model.to(where)
