@@ -130,12 +130,12 @@ def sample(
         return
     with room_for(batch_size, constraining.particles), progress("sampling", n, quiet=as_json) as advance:
         done, frames = _write(lm, seeds, bool(pictures), options, batch_size=batch_size, progress=advance)
-    _draw(frames, pictures, seed)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
         print_json({**how, **told(wish), "texts": [asdict(x) for x in done]})
     else:
         _print(done)
+    _draw(frames, pictures, seed)
 
 
 def _seeds(first: int, count: int) -> range:
