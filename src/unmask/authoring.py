@@ -14,16 +14,24 @@ from unmask.opened import Opened
 from unmask.registry import build
 from unmask.samplers.base import Sampler
 from unmask.samplers.choice import Spec, choose_sampler
-from unmask.scribe import Frame, Generation
+from unmask.scribe import Frame, Generation, checked_texts
 from unmask.tally import Progress
 from unmask.templates import BLANK, PieceReader
-from unmask.wishes import Wish, check_batch_size, check_seeds, check_whole, check_whole_if_given, together
+from unmask.wishes import (
+    Wish,
+    check_batch_size,
+    check_most,
+    check_seeds,
+    check_whole,
+    check_whole_if_given,
+    together,
+)
 from unmask.writing import Writer, check_alone, check_streamer, check_wish
 
 
 def with_blank(text: str) -> str:
     """The same text; an error where it has nothing to fill."""
-    if isinstance(text, str) and not BLANK.search(text):
+    if not BLANK.search(text):
         raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
     return text
 
@@ -44,6 +52,7 @@ class Author(Opened):
         seed: int = 0,
         batch_size: int | None = None,
         progress: Progress | None = None,
+        batches: Callable[[int], None] | None = None,
         return_trajectory: bool = False,
         streamer: Any = None,
         order: str | None = None,
@@ -52,7 +61,8 @@ class Author(Opened):
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence.
 
-        Other options are those of `generate`, or a `rule` in the place of `temperature` and so on.
+        Other options are those of `generate`, or a `rule` in the place of `temperature` and so on. `progress` is told
+        after every call what share of the texts it was, which add up to their number, `batches` the size of each batch.
         """
         asked, chosen = self._asked(self.sample, wish, seed), self.sampler(steps, order, sampler)
         check_whole(n=n)
@@ -60,6 +70,7 @@ class Author(Opened):
         check_batch_size(batch_size)
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
+        check_most(n=n)
         texts, room = prompts_of(prompt, prompts), self.scribe.room(length)
         check_seeds(seed, n * len(texts))
         if streamer is not None:
@@ -69,28 +80,28 @@ class Author(Opened):
         writer = self._writer(rows, chosen, asked, room)
         if streamer is not None:
             return writer.tell(seed, streamer, return_trajectory)
-        return writer.write(seed, batch_size, progress, return_trajectory)
+        return writer.write(seed, batch_size, progress, return_trajectory, batches)
 
     def fill_details(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         *,
         steps: int | None = None,
         seed: int = 0,
         batch_size: int | None = None,
+        progress: Progress | None = None,
         order: str | None = None,
         sampler: Spec | None = None,
         **wish: Any,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
         asked, chosen = self._asked(self.fill_details, wish, seed), self.sampler(steps, order, sampler)
-        if not texts:
-            raise UnmaskError("There are no texts to fill; give at least one.")
+        blanks = [with_blank(text) for text in checked_texts(texts, "fill")]
         check_batch_size(batch_size)
-        check_seeds(seed, len(texts))
+        check_seeds(seed, len(blanks))
         check_wish(asked, self.scribe, chosen, self.scribe.length)
-        rows = self._layout(asked).blank_rows([with_blank(text) for text in texts])
-        return self._writer(rows, chosen, asked).write(seed, batch_size)
+        rows = self._layout(asked).blank_rows(blanks)
+        return self._writer(rows, chosen, asked).write(seed, batch_size, progress)
 
     def fill_rows(
         self,
@@ -108,7 +119,7 @@ class Author(Opened):
 
         What ends a text must stand in its row; `unmask.data.policies.Policy.frame` puts it there.
         """
-        if not rows or not all(map(len, rows)):
+        if not isinstance(rows, Sequence) or not rows or not all(hasattr(row, "__len__") and len(row) for row in rows):
             raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")
         asked, chosen = self._asked(self.fill_rows, wish, seed), self.sampler(steps, order, sampler)
         check_batch_size(batch_size)
@@ -125,6 +136,7 @@ class Author(Opened):
         keep: str | Sequence[str] | None = None,
         steps: int | None = None,
         seed: int = 0,
+        progress: Progress | None = None,
         order: str | None = None,
         sampler: Spec | None = None,
         **wish: Any,
@@ -138,7 +150,7 @@ class Author(Opened):
             self.scribe.bind(asked.constraint, [self.scribe.blank_row(everything)])
         draft = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
         asked = replace(asked, constraint=together(asked.constraint, draft.edges))
-        (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, asked).write(seed, None)
+        (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, asked).write(seed, None, progress)
         return written
 
     def stream(

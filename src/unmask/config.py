@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -119,8 +120,9 @@ def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "defaul
         return read_recipe(what, overrides)
     if _is_text(what):
         return read_recipe(for_text, [source_override(what), *overrides])
-    near = [*shipped_recipes(), *(entry.name for entry in path.parent.glob("*"))]
-    raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, near)}")
+    near = difflib.get_close_matches(str(path), [str(entry) for entry in path.parent.glob("*")], n=1)
+    choices = [*shipped_recipes(), *near]
+    raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, choices)}")
 
 
 def source_override(text: str) -> str:

@@ -35,9 +35,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         else:
             os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        raise UnmaskError(
-            f"'{path}' could not be written ({error}); free space or choose another place. What was there is unharmed."
-        ) from error
+        raise _unwritten(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -48,19 +46,28 @@ def atomic_text(path: Path, text: str) -> None:
 
 
 def atomic_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part."""
+    """Write a file so that a reader sees the old or the new one, never a part. A full disk is the user's to mend."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritten(path, error.strerror or error) from error
+
+
+def _unwritten(path: Path, reason: object) -> UnmaskError:
+    return UnmaskError(
+        f"'{path}' could not be written ({reason}); free space or choose another place. What was there is unharmed."
+    )
 
 
 def must_be_a_place_for(path: Path) -> None:

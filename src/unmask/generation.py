@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from unmask.editing import kept_words
 from unmask.models.engine import Dtype, Engine, fast_dtype, halve_trunk
 from unmask.samplers.choice import Spec
 from unmask.samplers.draws import TokenRule
-from unmask.wishes import Constraints, TextScore
+from unmask.wishes import Constraints, TextScore, cooled
 
 
 class MaskedDiffusionLM(Author):
@@ -101,11 +101,10 @@ class MaskedDiffusionLM(Author):
         the text. `constraint` and `particles` are those of `generate`, on the whole text; so
         are `order` and `sampler`.
         """
-        texts = list(text) if isinstance(text, Iterable) and not isinstance(text, str) else [text]
         asked: dict[str, Any] = {"constraint": constraint, "particles": particles, "order": order, "sampler": sampler}
-        asked |= {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        asked |= {"temperature": cooled(greedy, temperature), "top_k": top_k, "top_p": top_p, "min_p": min_p}
         asked |= {"greedy_tail": greedy_tail, "greedy_above": greedy_above, "rule": rule}
-        filled = [one.text for one in self.fill_details(texts, steps=steps, seed=seed, batch_size=batch_size, **asked)]
+        filled = [one.text for one in self.fill_details(text, steps=steps, seed=seed, batch_size=batch_size, **asked)]
         return filled[0] if isinstance(text, str) else filled
 
     def edit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.likelihood import device_of, evaluate, evaluation_work
 from unmask.models.engine import Engine
-from unmask.scribe import Scribe
+from unmask.scribe import Scribe, checked_texts
 from unmask.tally import Progress
+from unmask.wishes import check_batch_size, check_seeds
 
 
 class Opened:
@@ -88,10 +90,11 @@ class Opened:
 
         `progress` is told of every few draws how many they were; how many will be needed nobody knows before.
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts:
-            raise UnmaskError("There are no texts to score; give at least one.")
-        rows = self.scribe.scored_rows(texts, given)
+        check_seeds(seed)
+        check_batch_size(batch_size)
+        if precision is not None and (not isinstance(precision, Real) or not precision > 0):
+            raise UnmaskError(f"precision={precision!r} is no error to reach; give bits per token above 0.")
+        rows = self.scribe.scored_rows(checked_texts(texts, "score"), given)
         options: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
         return self.evaluate(rows, steps=steps, each=True, progress=progress, **options)
 

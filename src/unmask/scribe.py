@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,6 +19,7 @@ from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
 from unmask.samplers.views import GoesOn
 from unmask.templates import Part, PieceReader, decode_canvas, parse_blanks, without_spaces_before_blanks
+from unmask.wishes import check_most
 
 SPACES = "Ġ▁"
 """How vocabularies of byte-level BPE and SentencePiece write a space."""
@@ -95,6 +96,7 @@ class Scribe:
         length = self.length if length is None else length
         if length < 1:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
+        check_most(length=length)
         if length > self.limit and self.card.objective.causal:
             raise UnmaskError(
                 f"A canvas of {length} tokens is longer than the {self.limit} of this model, and an autoregressive one "
@@ -255,11 +257,21 @@ def checked_text(text: Any) -> str:
     return text
 
 
+def checked_texts(texts: Any, verb: str) -> list[str]:
+    """The text or texts that a user gives a verb."""
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise UnmaskError(f"{texts!r} is no text to {verb}; give a string, or a list of them.")
+    every = [texts] if isinstance(texts, str) else [checked_text(text) for text in texts]
+    if not every:
+        raise UnmaskError(f"There are no texts to {verb}; give at least one.")
+    return every
+
+
 def _paired(given: str | Sequence[str] | None, count: int) -> list[str] | None:
     """One condition for each text."""
     if given is None:
         return None
-    conditions = [given] * count if isinstance(given, str) else list(given)
+    conditions = [given] * count if isinstance(given, str) else checked_texts(given, "condition on")
     if len(conditions) != count:
         raise UnmaskError(
             f"There are {count} texts and {len(conditions)} conditions; give one for each or one for all."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 
 from unmask.errors import UnmaskError
@@ -26,12 +27,15 @@ def find(what: str | Path | None = None) -> Path:
 
     A checkpoint folder on disk comes before a shipped model of the same name; a folder that is none does not.
     """
-    path = Path(DEFAULT if what is None else what)
+    named = DEFAULT if what is None else what
+    if not isinstance(named, str | PathLike):
+        raise UnmaskError(f"{named!r} is no name of a checkpoint; give a folder or a model that ships, as a string.")
+    path = Path(named)
     if str(path) in names() and (what is None or not is_checkpoint(path)):
         return ROOT / path
-    if what is None or not path.exists():
+    if what is None or not str(named) or not path.exists():
         raise UnmaskError(
-            f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote, or a model "
+            f"There is no checkpoint at '{named}'; give the folder that 'unmask train' or 'convert' wrote, or a model "
             f"that ships with the package: {', '.join(names()) or 'here are none'}."
         )
     return path

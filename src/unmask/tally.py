@@ -28,7 +28,7 @@ BATCH = 32
 TOKENS_AT_ONCE = 1 << 16
 """What a GPU likes to see in one call."""
 
-Progress = Callable[[int], None]
+Progress = Callable[[float], None]
 Floats = npt.NDArray[np.float64]
 Corrupt = Callable[[Batch, Noise], Corruption]
 Ask = Callable[[Batch, Corruption], LossTerms]

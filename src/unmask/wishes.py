@@ -17,6 +17,8 @@ Constraints = Constraint | Sequence[Constraint] | None
 TextScore = Callable[[str], float]
 
 LARGEST_SEED = 2**63 - 1
+MOST = 1_000_000
+"""Texts, tokens of a text, or walks of one that can be asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Wish:
     def __post_init__(self) -> None:
         check_whole(particles=self.particles, best_of=self.best_of)
         check_whole_if_given(stride=self.stride)
+        check_most(particles=self.particles, best_of=self.best_of)
         check_numbers(guidance=self.guidance)
         if self.constraint is not None:
             constraints_of(self.constraint)
@@ -65,7 +68,10 @@ class Wish:
     def score_of(self, text: str) -> float:
         """What the score says of a text."""
         said: Any = None if self.score is None else self.score(text)
-        value = float(said) if hasattr(said, "__float__") else math.nan
+        try:
+            value = float(said) if hasattr(said, "__float__") else math.nan
+        except OverflowError:
+            value = math.inf
         if not math.isfinite(value):
             raise UnmaskError(f"The score of {text[:40]!r} is {said}; return a finite number.")
         return value
@@ -90,6 +96,13 @@ def check_whole_if_given(**numbers: Any) -> None:
     check_whole(**_given(numbers))
 
 
+def check_most(**numbers: int) -> None:
+    """Whether not more is asked for than a machine can hold."""
+    for name, value in numbers.items():
+        if value > MOST:
+            raise UnmaskError(f"{name}={value} is more than can be written at once; give at most {MOST}.")
+
+
 def check_numbers(**numbers: Any) -> None:
     """Whether numbers are such."""
     for name, value in numbers.items():
@@ -109,6 +122,13 @@ def check_seeds(seed: int, count: int = 1) -> None:
     check_whole(seed=seed)
     if not -LARGEST_SEED - 1 <= seed <= LARGEST_SEED - count + 1:
         raise UnmaskError(f"seed={seed} leaves no room for {count} of 64 bits, sign included; give a smaller number.")
+
+
+def cooled(greedy: bool, temperature: float) -> float:
+    """The temperature of a user who may say `greedy`, which is 0."""
+    if greedy and temperature not in (0, 1):
+        raise UnmaskError(f"greedy is temperature 0, and temperature={temperature} is another; give one of them.")
+    return 0.0 if greedy else temperature
 
 
 def token_rule(

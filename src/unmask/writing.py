@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ from unmask.samplers.base import Sampler, State
 from unmask.samplers.control import Control, check_walk, walks
 from unmask.samplers.particles import crowd
 from unmask.samplers.windows import Windows
-from unmask.scribe import Generation, Scribe
+from unmask.scribe import Frame, Generation, Scribe
 from unmask.streaming import relay
 from unmask.tally import Progress
 from unmask.wishes import Wish
 
 Rows = list[list[int]]
+Moment = TypeVar("Moment", State, Frame)
 
 
 class Writer:
@@ -53,7 +54,12 @@ class Writer:
         yield from self._walk(crowd(canvas, several) if several > 1 else canvas)
 
     def write(
-        self, seed: int, batch_size: int | None, progress: Progress | None = None, trajectories: bool = False
+        self,
+        seed: int,
+        batch_size: int | None,
+        progress: Progress | None = None,
+        trajectories: bool = False,
+        batches: Callable[[int], None] | None = None,
     ) -> list[Generation]:
         """What is written into all rows, some rows at a time."""
         several = self.wish.best_of
@@ -62,11 +68,12 @@ class Writer:
         done: list[Generation] = []
         for start in range(0, len(self.rows), at_once):
             part = self.rows[start : start + at_once]
-            written = self._finished(self.states(part, seed + start, several), trajectories)
+            states = followed(self.states(part, seed + start, several), len(part), progress)
+            written = self._finished(states, trajectories)
             groups = [written[i : i + several] for i in range(0, len(written), several)]
             done += [replace(self._best(group), seed=seed + start + i) for i, group in enumerate(groups)]
-            if progress is not None:
-                progress(len(part))
+            if batches is not None:
+                batches(len(part))
         return done
 
     def tell(self, seed: int, streamer: Any, trajectories: bool = False) -> list[Generation]:
@@ -125,6 +132,18 @@ class Writer:
         calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in self.rows]
         seen = sum(min(len(row), limit) * n for row, n in zip(self.rows, calls, strict=True))
         return wish.particles * wish.best_of * (2 if wish.guidance else 1) * seen
+
+
+def followed(states: Iterator[Moment], texts: int, progress: Progress | None) -> Iterator[Moment]:
+    """The same moments of a walk, of so many texts; with each, `progress` is told what share of the texts is new."""
+    told = 0.0
+    for state in states:
+        if progress is not None:
+            total = state.calls if isinstance(state, Frame) else state.total
+            share = texts * state.call / total if total else texts
+            progress(share - told)
+            told = share
+        yield state
 
 
 def check_wish(wish: Wish, scribe: Scribe, sampler: Sampler, longest: int) -> None:

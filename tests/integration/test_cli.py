@@ -133,14 +133,38 @@ def test_lines_of_standard_input_go_to_the_shipped_model(run, shipped_models, mo
         code, out, _ = run(*words, "--json")
         assert code == 0
         assert [one["ids"][0] for one in json.loads(out)["texts"]] == [97, 98]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    code, _, err = run("score", "-")
-    assert (code, "held no text to score" in err) == (2, True)
+    for nothing in (io.StringIO("\n"), None):
+        monkeypatch.setattr("sys.stdin", nothing)
+        code, _, err = run("score", "-")
+        assert (code, "held no text to score" in err) == (2, True)
+
+
+def test_lines_of_standard_input_end_as_windows_ends_them(run, shipped_models, monkeypatch):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("a[MASK]c\r\nb[MASK]d\r\n", newline=""))
+    code, out, _ = run("fill", "-", "--json")
+    assert code == 0
+    assert [chr(one["ids"][-1]) for one in json.loads(out)["texts"]] == ["c", "d"]
 
 
 @pytest.mark.parametrize("words", [("sample", "--length", 12), ("fill", "a[MASK]"), ("score", "a text")])
 def test_more_steps_than_there_can_be_are_one_sentence(refused, shipped_models, words):
     assert "less than or equal to 1000000" in refused(*words, "--steps", 10**30)
+
+
+@pytest.mark.parametrize("words", [("sample", "--length", 8), ("fill", "a[MASK:8]"), ("edit", "abc", "--span", "0-3")])
+def test_particles_that_do_not_fit_into_memory_are_to_be_fewer(refused, shipped_models, monkeypatch, words):
+    import torch
+
+    from unmask.models import DiT
+
+    def crowded(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(DiT, "_run", crowded)
+    told = refused(*words, "--particles", 50, "--with", "b")
+    assert told == "unmask: 50 particles do not fit into memory; lower --particles.\n"
 
 
 @pytest.mark.parametrize("verb", ["fill", "edit", "score"])

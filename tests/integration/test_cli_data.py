@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 import datasets
+import pytest
 
 from unmask.config import recipe_for
+from unmask.errors import UnmaskError
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=4"]
 
@@ -56,3 +58,14 @@ def test_what_the_argument_of_train_may_be(tmp_path):
     assert recipe_for("-").data.source.name == "stdin"
     source = recipe_for("hf:org/stories", ["data.source.config=en", "data.source.streaming=true"]).data.source
     assert (source.name, source.path, source.config, source.streaming) == ("huggingface", "org/stories", "en", True)
+
+
+def test_a_typo_of_a_file_is_answered_with_the_near_one_and_not_with_all_there_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("holiday.png", "stories.txt", "taxes.ods"):
+        (tmp_path / name).touch()
+    with pytest.raises(UnmaskError, match=f"Did you mean '{tmp_path / 'stories.txt'}'"):
+        recipe_for(str(tmp_path / "storys.txt"))
+    with pytest.raises(UnmaskError, match="Choose one of: code, ") as caught:
+        recipe_for("nothing-of-the-kind")
+    assert "holiday.png" not in str(caught.value)

@@ -107,6 +107,9 @@ def test_edit_helps(run):
         (("sample", "{mdlm}", "--length", 90, "--match", "[a-z]+"), "sees 48"),
         (("sample", "{mdlm}", "--prompt", "x" * 60, "--length", 50), "60 tokens and the canvas 50"),
         (("sample", "{mdlm}", "--guidance", 1), "give a prompt"),
+        (("sample", "{mdlm}", "--length", 10**12), "length=1000000000000"),
+        (("sample", "{mdlm}", "-n", 10**12), "n=1000000000000"),
+        (("fill", "{mdlm}", "a[MASK]", "--greedy", "--temperature", 0.5), "greedy is temperature 0"),
         (("sample", "{ar}", "--prompt", "a", "--suffix", "b"), "suffix"),
     ],
 )

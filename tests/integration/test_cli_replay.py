@@ -126,3 +126,17 @@ def test_a_prompt_that_leaves_nothing_to_write(run, terminal, mdlm_folder, tmp_p
     assert code == 0, err
     assert "call 0 of 0" in terminal.file.getvalue()
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gif", ".html", ".png"]
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_a_text_is_told_though_its_picture_finds_no_room(run, mdlm_folder, tmp_path, monkeypatch, how):
+    _, told, _ = run("sample", mdlm_folder, *SMALL, *how)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("unmask.files.os.fsync", full)
+    code, out, err = run("sample", mdlm_folder, *SMALL, *how, "--html", tmp_path / "replay.html")
+    assert (code, out) == (2, told)
+    assert err.startswith(f"unmask: '{tmp_path / 'replay.html'}' could not be written (No space left on device); ")
+    assert not list(tmp_path.iterdir())

@@ -73,3 +73,17 @@ def test_a_file_that_is_named_goes_into_a_folder_that_is_there(tmp_path: Path):
     with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another place"):
         must_be_a_place_for(Path("/proc/x.json"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_a_full_disk_does_not_take_is_named_and_the_old_one_stays(tmp_path, monkeypatch):
+    target = tmp_path / "report.json"
+    atomic_text(target, "old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("unmask.files.os.fsync", full)
+    with pytest.raises(UnmaskError, match=r"report.json' could not be written \(No space left on device\); free space"):
+        atomic_text(target, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert target.read_text() == "old"

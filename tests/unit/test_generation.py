@@ -10,7 +10,7 @@ from tests.conftest import LENGTH, make_checkpoint
 from tests.unit.test_relays import Diary
 
 from unmask.checkpoint import Card
-from unmask.constraints import Words
+from unmask.constraints import Banned, Words
 from unmask.data.sources import Document
 from unmask.data.tokenizers import encode
 from unmask.errors import UnmaskError
@@ -283,9 +283,31 @@ def test_every_verb_takes_the_words_of_a_token_rule_or_the_rule(mdlm, words):
         (lambda lm: lm.rewrite("abc", [3]), r"keep=\[3\] are no words"),
         (lambda lm: lm.rewrite("abc", None), "keep=None are no words"),
         (lambda lm: lm.generate(1, length=8, prompts=iter([])), "no list of texts"),
-        (lambda lm: lm.fill(3), "3 is no text"),
         (lambda lm: lm.fill_rows([["a", 257]]), "no token 'a'"),
         (lambda lm: lm.fill_rows([[1.5, 257]]), "no token 1.5"),
+        (lambda lm: lm.edit("abc", spans=[("a", "b")]), "are no places"),
+        (lambda lm: lm.fill(5), "5 is no text to fill"),
+        (lambda lm: lm.fill(b"a[MASK]"), "b'a.MASK.' is no text to fill"),
+        (lambda lm: lm.fill(["a[MASK]", 5]), "5 is no text"),
+        (lambda lm: lm.fill("a[MASK]", greedy=True, temperature=0.5), "greedy is temperature 0.*temperature=0.5"),
+        (lambda lm: lm.fill_rows(5), "no rows"),
+        (lambda lm: lm.fill_rows([5]), "no rows"),
+        (lambda lm: lm.fill_rows([[1, "a"]]), "no token 'a'"),
+        (lambda lm: lm.score(None), "None is no text to score"),
+        (lambda lm: lm.score([5]), "5 is no text"),
+        (lambda lm: lm.score("abc", given=5), "5 is no text to condition on"),
+        (lambda lm: lm.score("abc", seed="x"), "seed='x' is no whole number"),
+        (lambda lm: lm.score("abc", batch_size=0), "batch_size=0"),
+        (lambda lm: lm.score("abc", precision=0), "precision=0 is no error"),
+        (lambda lm: lm.score("abc", precision=float("nan")), "precision=nan is no error"),
+        (lambda lm: lm.score("abc", precision="x"), "precision='x' is no error"),
+        (lambda lm: lm.generate(1, length=8, constraint=Banned("a", 0)), "positions=0 is no list of places"),
+        (lambda lm: lm.generate(1, length=8, best_of=2, score=lambda text: 2**2000), "return a finite number"),
+        (lambda lm: lm.generate(1, prompt="a", length=8, guidance=1e39), "guidance=1e.39 .*up to 1e.30"),
+        (lambda lm: lm.generate(10**9, length=8), "n=1000000000 .*at most 1000000"),
+        (lambda lm: lm.generate(1, length=10**30), "length=10+ .*at most 1000000"),
+        (lambda lm: lm.generate(1, length=8, best_of=10**9, score=len), "best_of=1000000000 .*at most 1000000"),
+        (lambda lm: lm.stream(length=10**9), "length=1000000000 .*at most 1000000"),
     ],
 )
 def test_bad_input_is_one_sentence(mdlm, call, words):
@@ -390,6 +412,42 @@ def test_a_tokenizer_without_a_mask_token_is_named(mdlm_folder):
     for ask in (lambda: lm.generate(1, length=8), lambda: lm.fill("a[MASK]b"), lambda: lm.score("abc")):
         with pytest.raises(UnmaskError, match="no mask token"):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"dtype": "float16"}, "dtype='float16' is none.*auto, float32, bf16"),
+        ({"path": 5}, "5 is no name of a checkpoint"),
+        ({"path": b"smoke"}, "b'smoke' is no name of a checkpoint"),
+        ({"path": ""}, "no checkpoint at ''"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_sentence(words, sentence):
+    with pytest.raises(UnmaskError, match=sentence):
+        load(**{"path": "smoke", "device": "cpu"} | words)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(
+    "how", [{"length": 12}, {"length": 2 * LENGTH, "steps": 3}, {"length": 12, "order": "threshold"}], ids=str
+)
+def test_progress_goes_on_with_every_call_and_adds_up_to_the_texts(mdlm, batch_size, how):
+    heard, batches = [], []
+    done = mdlm.sample(3, **how, batch_size=batch_size, progress=heard.append, batches=batches.append)
+    assert sum(heard) == pytest.approx(3)
+    assert min(heard) >= 0
+    assert sum(share > 0 for share in heard) >= max(one.calls for one in done)
+    assert batches == ([3] if batch_size is None else [2, 1])
+
+
+def test_progress_of_blanks_and_edits_adds_up_to_the_texts(mdlm):
+    heard = []
+    mdlm.fill_details(["a[MASK:3]", "[MASK]b"], progress=heard.append)
+    assert sum(heard) == pytest.approx(2)
+    assert len(heard) > 2
+    mdlm.edit_details("some text", progress=heard.append)
+    assert sum(heard) == pytest.approx(3)
 
 
 def test_blanks_are_parsed():

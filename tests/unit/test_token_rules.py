@@ -43,6 +43,19 @@ def test_min_p_comes_after_top_p():
     assert kept(TokenRule(top_k=4, top_p=0.8, min_p=0.26)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("temperature", "law"), [(5e-324, [1, 0, 0]), (1e-40, [1, 0, 0]), (1e300, [0.5, 0.5, 0])])
+def test_temperatures_beyond_float32_have_the_law_of_their_limit(temperature, law):
+    """What cannot be stays so: minus infinity over infinity is no number."""
+    log_p = torch.tensor([[0.7, 0.3, 0.0]]).log()
+    assert TokenRule(temperature=temperature).truncate(log_p).softmax(dim=1)[0].tolist() == law
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e40, 1e300])
+def test_constraints_are_kept_at_any_temperature(mdlm, temperature):
+    for text in mdlm.generate(4, length=8, constraint=Words("cat"), temperature=temperature):
+        assert "cat" in text
+
+
 def test_a_rule_is_greedy_above_its_confidence_only():
     assert kept(TokenRule(greedy_above=0.39)) == [0]
     assert kept(TokenRule(greedy_above=0.4000001)) == [0, 1, 2, 3, 4]

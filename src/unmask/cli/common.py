@@ -75,7 +75,7 @@ def print_json(result: Any) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int | None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int | None, quiet: bool = False) -> Iterator[Callable[[float], None]]:
     """A bar with rate and time left on a terminal; nothing elsewhere. Yields the function that advances it."""
     if quiet or not errors.is_terminal:
         yield lambda done: None
@@ -94,13 +94,18 @@ def progress(description: str, total: int | None, quiet: bool = False) -> Iterat
 
 
 @contextmanager
-def room_for(batch_size: int | None) -> Iterator[None]:
-    """Where what is computed in this block, `batch_size` sequences at a time, does not fit, say so in one sentence."""
+def room_for(batch_size: int | None, particles: int = 1) -> Iterator[None]:
+    """Where what is computed in this block, `batch_size` sequences at a time, does not fit, say so in one sentence.
+
+    All `particles` of a sequence are walked at a time.
+    """
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        if particles > 1:
+            raise UnmaskError(f"{particles} particles do not fit into memory; lower --particles.") from None
         alone = batch_size == 1
         what = "Not even a batch of 1 fits" if alone else f"A batch of {batch_size or 'the usual size'} does not fit"
         remedy = "take shorter texts or another --device" if alone else "lower --batch-size"

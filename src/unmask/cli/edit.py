@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import Json, Seed, Steps, Where, print_json, room_for
+from unmask.cli.common import Json, Seed, Steps, Where, print_json, progress, room_for
 from unmask.cli.constraining import Constraining, told
 from unmask.cli.drawing import HybridDrawing
 from unmask.cli.grouping import grouped
@@ -86,8 +86,8 @@ def edit(
     check_seeds(seed, len(texts))
     lm = where.load(checkpoint)
     how: dict[str, Any] = {**options, **way, **wish, "rule": rule}
-    with room_for(1):
-        done = [lm.edit_details(text, **how, seed=seed + i) for i, text in enumerate(texts)]
+    with room_for(1, constraining.particles), progress("editing", len(texts), quiet=as_json) as advance:
+        done = [lm.edit_details(text, **how, seed=seed + i, progress=advance) for i, text in enumerate(texts)]
     if as_json:
         drawn = {"sampler": lm.sampler(**way).model_dump(), "rule": rule.model_dump()}
         print_json({**drawn, **told(wish), **options, "texts": [asdict(one) for one in done]})

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import BatchSize, Json, Seed, Steps, Where, print_json, room_for
+from unmask.cli.common import BatchSize, Json, Seed, Steps, Where, print_json, progress, room_for
 from unmask.cli.constraining import Constraining, told
 from unmask.cli.drawing import HybridDrawing
 from unmask.cli.grouping import grouped
@@ -54,13 +54,18 @@ def fill(
 
         cat lines.txt | unmask fill - --greedy --json
     """
-    rule = (replace(drawing, temperature=0.0) if greedy else drawing).rule()
+    from unmask.wishes import cooled
+
+    rule = replace(drawing, temperature=cooled(greedy, drawing.temperature)).rule()
     wish, way = constraining.wish(), ordering.way()
     checkpoint, lines = split_blanks(words)
     lm = where.load(checkpoint)
     options: dict[str, Any] = {"steps": steps, "seed": seed, "rule": rule, **wish, **way}
-    with room_for(batch_size):
-        done = lm.fill_details(lines, **options, batch_size=batch_size)
+    with (
+        room_for(batch_size, constraining.particles),
+        progress("filling", len(lines), quiet=as_json) as advance,
+    ):
+        done = lm.fill_details(lines, **options, batch_size=batch_size, progress=advance)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump()}
         print_json({**how, **told(wish), "texts": [asdict(one) for one in done]})

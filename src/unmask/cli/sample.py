@@ -41,7 +41,7 @@ class Opening:
     prompt: Annotated[str, typer.Option(help="The text to go on from; [MASK] blanks in it are written too.")] = ""
     suffix: Annotated[str, typer.Option(help="The text to end with; it may have blanks as well.")] = ""
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt and suffix included; any number.")
+        int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt and suffix included; up to a million.")
     ] = None
     stride: Annotated[
         int | None,
@@ -128,14 +128,14 @@ def sample(
     if showing.watch:
         _draw(_watch_all(lm, options, seeds), pictures, seed)
         return
-    with room_for(batch_size), progress("sampling", n, quiet=as_json) as advance:
+    with room_for(batch_size, constraining.particles), progress("sampling", n, quiet=as_json) as advance:
         done, frames = _write(lm, seeds, bool(pictures), options, batch_size=batch_size, progress=advance)
-    _draw(frames, pictures, seed)
     if as_json:
         how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
         print_json({**how, **told(wish), "texts": [asdict(x) for x in done]})
     else:
         _print(done)
+    _draw(frames, pictures, seed)
 
 
 def _seeds(first: int, count: int) -> range:
@@ -150,9 +150,10 @@ def _write(
     lm: MaskedDiffusionLM, seeds: range, shown: bool, options: dict[str, Any], **how: Any
 ) -> tuple[list[Generation], list[Frame]]:
     """A text for each seed; where it is to be shown, the first one's frames, of the walk that wrote it."""
-    frames = list(lm.stream(**options, seed=seeds[0])) if shown else []
+    from unmask.writing import followed
+
+    frames = list(followed(lm.stream(**options, seed=seeds[0]), 1, how["progress"])) if shown else []
     done = [frame.finished(seeds[0]) for frame in frames[-1:]]
-    how["progress"](len(done))
     rest = seeds[len(done) :]
     return done + (lm.sample(len(rest), seed=rest[0], **options, **how) if rest else []), frames
 

@@ -44,7 +44,7 @@ def _read(texts: list[str], purpose: str) -> list[str]:
 def _lines_of_stdin() -> list[str]:
     """Its lines that are not empty. By the locale, bytes that are no text are an error or half surrogate pairs."""
     try:
-        lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        lines = [line.rstrip("\r\n") for line in sys.stdin or () if line.strip()]
         "".join(lines).encode()
     except UnicodeError as error:
         raise UnmaskError("Standard input is not valid UTF-8; convert it first.") from error

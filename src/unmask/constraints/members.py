@@ -166,6 +166,8 @@ def _among(tokens: Token | Sequence[Token], vocabulary: Vocabulary) -> Bools:
 
 def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: Vocabulary) -> Automaton:
     if positions is not None:
+        if not isinstance(positions, Iterable):
+            raise UnmaskError(f"positions={positions!r} is no list of places on a canvas; give one, such as [0].")
         return _gated(dict.fromkeys(positions, allowed), vocabulary)
     kind = np.where(allowed & (np.arange(vocabulary.size) != vocabulary.mask), 0, -1)
     return one_state(kind, np.ones((0, 1), dtype=bool))

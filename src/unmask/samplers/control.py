@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,8 @@ Walks = Callable[[Any, Canvas], Iterator[State]]
 """(denoiser, canvas): every state of a walk."""
 
 
+MOST_GUIDANCE = 1e30
+"""The largest weight by which float32 can multiply logits."""
 BATCH = 64
 STATES_AT_ONCE = 1 << 26
 """States of automata at positions of sequences that one call may keep in memory."""
@@ -102,8 +103,10 @@ def check_walk(
         raise UnmaskError("An autoregressive model does not see the rest of its canvas; constrain a masked one.")
     if sampler.causal and guidance:
         raise UnmaskError("An autoregressive model cannot read a canvas whose prompt is masked; guide a masked one.")
-    if not 0 <= guidance < math.inf:
-        raise UnmaskError(f"guidance={guidance} is no weight; give 0 (none) or a positive number.")
+    if not 0 <= guidance <= MOST_GUIDANCE:
+        raise UnmaskError(
+            f"guidance={guidance} is no weight; give 0 (none) or a positive number up to {MOST_GUIDANCE:g}."
+        )
     if particles < 1:
         raise UnmaskError(f"particles={particles} draws nothing; give at least 1.")
     if particles > 1:

@@ -18,6 +18,8 @@ ENTRIES_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Logits drawn from at a time: what a CPU's cache holds, what fills a GPU."""
 LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 24}
 """Logits that a head makes at a time: so many that the reading of its matrix is shared by many rows, and no more."""
+COLDEST, HOTTEST = 1e-30, 1e30
+"""Temperatures beyond these are taken for them: float32 knows no other law there, and divides by nothing finer."""
 HAIR = 1e-9
 """So that a tenth of ten calls is one, though 0.1 is not quite a tenth."""
 
@@ -101,7 +103,7 @@ class TokenRule(Component):
         return torch.where(greedy[:, None], top, log_w)
 
     def _cut(self, log_p: Tensor) -> Tensor:
-        log_w = log_p if self.temperature == 1.0 else log_p / self.temperature
+        log_w = log_p if self.temperature == 1.0 else log_p / min(max(self.temperature, COLDEST), HOTTEST)
         if self.top_k is not None and self.top_k < log_w.shape[-1]:
             kth = log_w.topk(self.top_k, dim=-1).values[:, -1:]
             log_w = log_w.where(log_w >= kth, -torch.inf)

@@ -46,14 +46,15 @@ class Draw:
 
 def write(lm: MaskedDiffusionLM, sampler: Sampler | None, draw: Draw, progress: Progress | None = None) -> Texts:
     """Let a model write `draw.n` texts by a sampler, or by its own; text i has the seed `draw.seed + i`."""
-    clock = _Clock(progress)
+    clock = _Clock()
     done = lm.sample(
         draw.n,
         length=draw.length,
         seed=draw.seed,
         rule=draw.rule,
         batch_size=draw.batch_size,
-        progress=clock,
+        progress=progress,
+        batches=clock,
         sampler=sampler,
     )
     calls = np.array([one.calls for one in done], dtype=np.float64)
@@ -61,12 +62,11 @@ def write(lm: MaskedDiffusionLM, sampler: Sampler | None, draw: Draw, progress: 
 
 
 class _Clock:
-    """Notes how long each batch took, and passes on that it is done."""
+    """Notes how long each batch took."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self) -> None:
         self.seconds: list[float] = []
         self.batches = 0
-        self._progress = progress
         self._since = time.perf_counter()
 
     def __call__(self, size: int) -> None:
@@ -74,8 +74,6 @@ class _Clock:
         self.seconds += [(now - self._since) / size] * size
         self.batches += 1
         self._since = now
-        if self._progress is not None:
-            self._progress(size)
 
 
 def held_out_texts(
