@@ -240,7 +240,7 @@ def test_pictures_are_written_whole(tmp_path, monkeypatch):
         path.write_bytes(b"before")
         with monkeypatch.context() as patch:
             patch.setattr("unmask.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(UnmaskError, match=f"'{path}' could not be written .No space"):
                 draw(story(), [path])
         assert path.read_bytes() == b"before"
         draw(story(), [path])
