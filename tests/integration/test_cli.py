@@ -69,6 +69,19 @@ def test_score_reports_every_unit_with_its_error(run, mdlm_folder, ar_folder):
     assert exact["data_stderr"] > 0
 
 
+def test_score_explains_the_errors_that_it_shows_and_no_others(run, mdlm_folder, ar_folder):
+    draws, data = "error of the draws", "error of the data"
+    for folder, texts, said in (
+        (mdlm_folder, ["some text"], {draws}),
+        (mdlm_folder, ["some text", "other text"], {draws, data}),
+        (ar_folder, ["some text"], set()),
+        (ar_folder, ["some text", "other text"], {data}),
+    ):
+        out = run("score", folder, *texts)[1]
+        assert {words for words in (draws, data) if words in out} == said
+        assert ("±" in out) == bool(said)
+
+
 def test_score_says_how_to_get_a_smaller_error_where_there_is_one(run, mdlm_folder, ar_folder):
     code, out, _ = run("score", mdlm_folder, "some text", "--precision", 0.3)
     assert code == 0

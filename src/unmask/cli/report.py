@@ -30,7 +30,7 @@ def finish(result: Evaluation, as_json: bool, *notes: str) -> None:
     else:
         for table in evaluation_tables(result):
             console.print(table)
-        for note in ("± error of the draws, ± error of the data (spread over documents)", *filter(None, notes)):
+        for note in filter(None, (error_words(result.headline), *notes)):
             console.print(note, style="dim", highlight=False)
     if result.disagreement:
         errors.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
@@ -49,6 +49,13 @@ def evaluation_tables(result: Evaluation) -> Iterator[Table]:
         for unit, words in UNITS.items():
             table.add_row(words, *(figure(bound, unit) for bound in shown))
         yield table
+
+
+def error_words(bound: Bound) -> str:
+    """What the errors behind each figure of a bound are, as far as it has them."""
+    draws = "" if bound.exact else "± error of the draws"
+    data = "" if bound.error("bits_per_token", "data") is None else "± error of the data (spread over documents)"
+    return ", ".join(filter(None, (draws, data)))
 
 
 def fill_words(policy: Policy) -> str:
