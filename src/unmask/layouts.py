@@ -93,7 +93,7 @@ class Layout:
             return NOTHING
 
         def made_of(parts: list[Part]) -> list[list[int]]:
-            return [row[:room] for row in rows(self.scribe.blank_ids(parts))]
+            return [self.scribe.without_end(row) for row in rows(self.scribe.blank_ids(parts))]
 
         def fits(parts: list[Part]) -> bool:
             return any(map(terms.accept, made_of(parts)))

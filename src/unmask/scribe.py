@@ -202,7 +202,14 @@ class Scribe:
 
     def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
-        return None if constraint is None else bind(constraints_of(constraint), self.vocabulary, rows, self.limit)
+        if constraint is None:
+            return None
+        return bind(constraints_of(constraint), self.vocabulary, [self.without_end(row) for row in rows], self.limit)
+
+    def without_end(self, row: list[int]) -> list[int]:
+        """What a constraint speaks of: a row, but for the end of the text that it is framed with for the network."""
+        size = next((size for size in range(len(row), 0, -1) if row[size - 1] != self.ends_with), 0)
+        return row[:size]
 
     def terms(self, constraint: Constraint | Sequence[Constraint] | None, longest: int) -> Terms | None:
         """What one or several constraints ask of rows of at most so many tokens, to be asked about each."""

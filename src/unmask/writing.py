@@ -105,13 +105,13 @@ class Writer:
 
     def _control(self) -> Control:
         wish, scribe = self.wish, self.scribe
-        automaton = scribe.bind(wish.constraint, [row[: self.length] for row in self.rows])
+        automaton = scribe.bind(wish.constraint, self.rows)
         if wish.guidance and not all(_given(row, scribe) for row in self.rows):
             raise UnmaskError(f"guidance={wish.guidance} has nothing to hold to; give a prompt or a suffix.")
         score = self._score_of_canvases if wish.score is not None and wish.particles > 1 else None
         windows, ends_fill = self._windows(), scribe.card.policy.learnt_pads
         asked = (wish.rule, automaton, wish.particles, wish.guidance, score)
-        return Control(*asked, windows, scribe.ends_with, ends_fill, self.length)
+        return Control(*asked, windows, scribe.ends_with, ends_fill)
 
     def _windows(self) -> Windows | None:
         """How rows that are longer than the model are cut."""

@@ -311,11 +311,11 @@ def test_particles_die_where_others_that_weigh_something_have_a_path():
     assert dead.tolist() == [True, False, False, False, False, False, False, False]
 
 
-def test_positions_that_a_constraint_does_not_speak_of_weigh_nothing():
+def test_an_end_that_a_constraint_does_not_speak_of_weighs_nothing():
     """The given token at the end is banned; particles are weighed as where the ban holds for the others alone."""
     canvas, last = Canvas.of(torch.tensor([[MASK, MASK, 2]] * 20), MASK), []
-    for banned, length in [(Banned([2]), 2), (Banned([2], [0, 1]), None)]:
-        rule = Conditioned(TokenRule(), automaton_of([banned]), CPU, particles=4, length=length)
+    for banned, end in [(Banned([2]), 2), (Banned([2], [0, 1]), None)]:
+        rule = Conditioned(TokenRule(), automaton_of([banned]), CPU, particles=4, end=end)
         *_, state = walk_together(Reveal(), random_table(), canvas, rule, 4)
         last.append(state)
     assert torch.equal(last[0].ids, last[1].ids)

@@ -230,6 +230,17 @@ def test_what_stands_behind_a_suffix_is_none_of_a_constraint(ending):
             ending.generate(prompt="a", **options, constraint=constraint)
 
 
+@pytest.mark.parametrize("texts", [["ab[MASK:3]"], ["ab[MASK:3]", "a[MASK:1]", "c[MASK:2-4]d"]])
+def test_the_end_of_a_text_with_blanks_is_none_of_a_constraint(ending, texts):
+    for constraint in (Allowed([*b"abcd"]), [Banned(ending.tokenizer.eos_token_id), Regex("[abcd]*")]):
+        for particles in (1, 3):
+            for one in ending.fill(texts, constraint=constraint, particles=particles):
+                assert set(one) <= set("abcd")
+        assert set(ending.edit("abcd", spans=[(1, 2)], constraint=constraint)) <= set("abcd")
+        assert set(ending.edit("abcd", strength=0.5, constraint=constraint)) <= set("abcd")
+        assert "bc" in ending.rewrite("abcd", keep=["bc"], constraint=constraint)
+
+
 def test_lengths_of_a_suffix_are_counted_up_for_a_constraint_alone(ending, monkeypatch):
     monkeypatch.setattr(Layout, "_possible", lambda *_: pytest.fail("thousands of lengths were counted up"))
     layout = Layout(ending.scribe, ending.denoiser, ending.device, None)

@@ -27,8 +27,8 @@ class Conditioned(JointRule):
 
     Where truncation leaves no path to a sequence, it is lifted for that sequence and that call; a particle without one
     among others that have one weighs nothing, as the truncated model gives it no chance. What a hybrid rule takes for
-    sure is such a truncation, to one token. `eos` is what fills a row behind its text, if anything does. Positions from
-    `length` on, where there is one, are none of the constraint's.
+    sure is such a truncation, to one token. `eos` is what fills a row behind its text, if anything does. The `end` that
+    a row is given with is shown to the network, and none of the constraint's.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Conditioned(JointRule):
         device: torch.device,
         particles: int = 0,
         eos: int | None = None,
-        length: int | None = None,
+        end: int | None = None,
     ) -> None:
         self.rule = rule
         self.eos = eos
-        self.length = length
+        self.end = end
         self.untruncated = TokenRule(temperature=rule.temperature)
         self.particles = particles
         self.automaton = automaton
@@ -56,28 +56,30 @@ class Conditioned(JointRule):
         self._gates: dict[int, Tensor] = {}
 
     def choose_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
-        real, seeds = self._real(state), state.canvas.seeds
+        read, seeds = self._read(state), state.canvas.seeds
         lifted = torch.zeros_like(seeds, dtype=torch.bool)
         log_m = self._masses(head, hidden, state, at, lifted)
-        hope = self.paths.filter(log_m, real, self.reduce)
+        hope = self.paths.filter(log_m, read, self.reduce)
         dead = self._dead(state, lost := hope[0, :, 0].isneginf())
         if bool(lost.any()):
             lifted = lost
             log_m = self._masses(head, hidden, state, at, lifted)
-            hope = self.paths.filter(log_m, real, self.reduce)
+            hope = self.paths.filter(log_m, read, self.reduce)
         if bool(hope[0, :, 0].isneginf().any()):
             raise UnmaskError("The network gives no chance to any canvas that the constraint accepts; relax it.")
-        sets = self.paths.draw(hope, log_m, real, seeds, state.call, self.greedy)[wanted]
+        sets = self.paths.draw(hope, log_m, read, seeds, state.call, self.greedy)[wanted]
         chosen = hidden[_numbers(state, at)[wanted]]
         tokens, confidence = self._tokens(head, chosen, state, wanted, sets, lifted)
         log_z = hope[0, :, 0].masked_fill(dead, -torch.inf)
         evidence = self._evidence(state, log_m, log_z, wanted, tokens) if self.particles else None
         return Drawn(tokens, confidence, evidence)
 
-    def _real(self, state: State) -> Tensor:
-        """[B, L] the positions that the automaton reads."""
+    def _read(self, state: State) -> Tensor:
+        """[B, L] the positions that the automaton reads: those of the text."""
         real = state.canvas.attention_mask
-        return real & (torch.arange(real.shape[1], device=real.device) < (self.length or real.shape[1]))
+        if self.end is None:
+            return real
+        return (real & (state.canvas.ids != self.end)).flip(1).cumsum(dim=1).flip(1) > 0
 
     def _dead(self, state: State, lost: Tensor) -> Tensor:
         """[B] the walks that have lost every truncated path, where others that weigh something have one left."""
@@ -143,7 +145,7 @@ class Conditioned(JointRule):
         before = state.evidence or Evidence(torch.zeros_like(log_z), torch.zeros_like(log_z))
         ids = state.ids.index_put(wanted, tokens)
         known = log_m.index_put(wanted, self._given(ids)[wanted])
-        rest = self.paths.filter(known, self._real(state))[0, :, 0]
+        rest = self.paths.filter(known, self._read(state))[0, :, 0]
         return Evidence(before.log_weight + log_z - before.log_rest, rest)
 
 

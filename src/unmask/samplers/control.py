@@ -36,8 +36,7 @@ class Control:
     """What is asked of a walk. The canvas must satisfy the `automaton`; `guidance` is the weight of the prompt.
 
     Several `particles` are weighed by the automaton or by a `score`. A text ends with the token `end`, if it has one,
-    which with `ends_fill` also fills what is behind the text. The automaton speaks of `length` positions of the canvas,
-    if that is said: what stands behind them is for the network alone.
+    which with `ends_fill` also fills what is behind the text; the automaton does not speak of one that is given.
     """
 
     rule: TokenRule = field(default_factory=TokenRule)
@@ -48,7 +47,6 @@ class Control:
     windows: Windows | None = None
     end: int | None = None
     ends_fill: bool = False
-    length: int | None = None
 
     def batch_size(self, length: int) -> int:
         """How many sequences are walked at once unless a user says so."""
@@ -81,7 +79,7 @@ def _rule(control: Control, device: torch.device) -> TokenRule | JointRule:
     eos = control.end if control.ends_fill else None
     if control.automaton is not None:
         particles = control.particles if control.particles > 1 else 0
-        return Conditioned(control.rule, control.automaton, device, particles, eos, control.length)
+        return Conditioned(control.rule, control.automaton, device, particles, eos, control.end)
     rule = control.rule if eos is None else Ending(control.rule, eos)
     return rule if control.score is None else Scored(rule, control.score)
 
