@@ -323,6 +323,17 @@ def test_an_end_that_a_constraint_does_not_speak_of_weighs_nothing():
     assert torch.equal(last[0].evidence.log_weight, last[1].evidence.log_weight)
 
 
+def test_an_end_that_is_written_is_the_constraints_as_any_token():
+    canvas = Canvas.of(BLANK.expand(64, -1), MASK)
+    automaton = automaton_of([Words([2])])
+    one, other = (
+        sample(Reveal(), random_table(), canvas, Conditioned(TokenRule(), automaton, CPU, end=end)).ids
+        for end in (None, 2)
+    )
+    assert torch.equal(one, other)
+    assert (one[:, -1] == 2).any()
+
+
 def test_the_walk_that_is_shown_is_one_walk():
     rule = Conditioned(TokenRule(), automaton_of([Words([2, 3])]), CPU, 16)
     canvas = Canvas.of(BLANK.expand(40, -1), MASK)
