@@ -21,13 +21,23 @@ from unmask.errors import UnmaskError
 from unmask.generation import load
 from unmask.models.build import CheckpointSpec
 from unmask.shipping import ship
-from unmask.shipping.facts import Entropy, Evidence, read_facts
+from unmask.shipping.facts import JUDGED as MEASURES
+from unmask.shipping.facts import Entropy, Evidence, read_evidence, read_facts
 from unmask.shipping.model_card import model_card
 from unmask.training import train
 from unmask.training.log import read_log
 
 SMALL = ["model.hidden_size=32", "model.layers=2", "model.heads=2", "training.steps=4", "training.batch_size=8"]
 SHORT = ["data.source.count=64", "training.log_every=2", "training.validate_every=4", "training.validation_rows=4"]
+BOUND = Bound("mask-count", 700.0, 1000, 3000, 3000, 2.0, 9.0, 16)
+KNOWN = {"value": 20.25, "low": 18.5, "high": 22.125}
+ROW = {"name": "tiny", "kind": "samples", "steps": 64, "texts": 8, "empty": 0, **dict.fromkeys(MEASURES, KNOWN)}
+JUDGED = {
+    "judge": {"name": "/somewhere/judges/llama"},
+    "n": 8,
+    "seed": 5,
+    "rule": {"temperature": 1.0, "top_p": 0.9},
+}
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +126,7 @@ def test_the_card_tells_the_run_s_own_figures(run_folder, shipped):
 
 
 def test_the_card_shows_what_was_measured_elsewhere(run_folder, tmp_path):
-    bound = Bound("mask-count", 700.0, 1000, 3000, 3000, 2.0, 9.0, 16)
-    row = {"name": "tiny", "kind": "samples", "steps": 64, "texts": 8, "empty": 0}
-    known = {"value": 20.25, "low": 18.5, "high": 22.125}
-    measures = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
-    judged = {
-        "judge": {"name": "/somewhere/judges/llama"},
-        "n": 8,
-        "seed": 5,
-        "rule": {"temperature": 1.0, "top_p": 0.9},
-    }
-    judged["rows"] = [{**row, **dict.fromkeys(measures, known)}, {**row, "steps": None, **dict.fromkeys(measures)}]
+    judged = {**JUDGED, "rows": [ROW, {**ROW, "steps": None, **dict.fromkeys(MEASURES)}]}
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     (tmp_path / "entropy.json").write_text(json.dumps({"bits_per_char": 0.1, "stderr": 0.002, "how": "by its maker"}))
     (tmp_path / "data.md").write_text("Letters of a chain.\n")
@@ -134,7 +134,7 @@ def test_the_card_shows_what_was_measured_elsewhere(run_folder, tmp_path):
     ship(
         run_folder,
         out,
-        bounds=[evaluated(bound, tmp_path / "held-out.json")],
+        bounds=[evaluated(BOUND, tmp_path / "held-out.json")],
         judged=tmp_path / "judged.json",
         entropy=tmp_path / "entropy.json",
         about=tmp_path / "data.md",
@@ -151,6 +151,14 @@ def test_the_card_shows_what_was_measured_elsewhere(run_folder, tmp_path):
         "Judge: llama; 8 texts from seed 5 on, top_p 0.9.",
     ):
         assert words in card, words
+
+
+def test_bounds_of_one_file_name_are_told_apart(tmp_path):
+    files = [tmp_path / folder / "held-out.json" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        evaluated(BOUND, file)
+    assert list(read_evidence(files).bounds) == [str(file) for file in files]
 
 
 def test_a_bar_in_a_recipe_does_not_break_the_card_and_unknown_bits_are_not_compared(run_folder, tmp_path):
@@ -201,15 +209,20 @@ def test_it_can_be_packed_again_and_nothing_else_is_written_over(run_folder, tmp
     [
         ("bounds", "[]", "holds no bound"),
         ("bounds", "no json", "not JSON"),
+        ("bounds", json.dumps({"headline": {**BOUND.as_dict(), "tokens": None}}), "holds no bound"),
         ("judged", "{}", "holds no judged texts"),
+        ("judged", json.dumps({**JUDGED, "rows": [{"name": "tiny", "steps": 4}]}), "holds no judged texts"),
+        ("judged", json.dumps({**JUDGED, "rows": [{**ROW, "entropy": "high"}]}), "holds no judged texts"),
         ("entropy", '{"bits": 1}', "does not tell a source's entropy"),
+        ("entropy", '{"bits_per_char": "low"}', "does not tell a source's entropy"),
+        ("about", "\udcff", "not UTF-8 text"),
         ("about", None, "no file"),
     ],
 )
 def test_a_wrong_file_is_named_and_nothing_is_written(run_folder, tmp_path, option, content, words):
     file = tmp_path / "file"
     if content is not None:
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(UnmaskError, match=words):
         ship(run_folder, tmp_path / "out", **{option: [file] if option == "bounds" else file})
     assert not (tmp_path / "out").exists()

@@ -8,16 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from unmask import checkpoint
 from unmask.bounds import Bound
 from unmask.checkpoint import Loaded
 from unmask.config import Recipe, read_recipe
 from unmask.errors import UnmaskError
+from unmask.evaluation.generation.bootstrap import Estimate
+from unmask.evaluation.generation.plan import told_apart
 from unmask.training.checkpoints import Progressed, read_progressed
 from unmask.training.log import LOG, read_log
 from unmask.training.runfolder import find_latest
 
 RECIPE = "recipe.yaml"
+JUDGED = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
+"""The figures of judged texts that a model card shows."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,10 @@ class Entropy:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured after the run, by other commands. `bounds` are named by their files."""
+    """What was measured after the run, by other commands. `bounds` are named by their files.
+
+    `judged` is a report of `unmask eval generation`, its figures as estimates.
+    """
 
     bounds: dict[str, Bound] = field(default_factory=dict)
     judged: dict[str, Any] | None = None
@@ -93,8 +102,9 @@ def read_evidence(
     about: str | Path | None = None,
 ) -> Evidence:
     """The files that other commands wrote about a model."""
+    names = told_apart([Path(path).stem for path in bounds], [str(path) for path in bounds])
     return Evidence(
-        bounds={Path(path).stem: _bound(Path(path)) for path in bounds},
+        bounds={name: _bound(Path(path)) for name, path in zip(names, bounds, strict=True)},
         judged=None if judged is None else _judged(Path(judged)),
         entropy=None if entropy is None else _entropy(Path(entropy)),
         about="" if about is None else _text(Path(about)).strip(),
@@ -109,25 +119,42 @@ def _validated(run: Path, step: int) -> Bound | None:
 
 def _bound(path: Path) -> Bound:
     try:
-        return Bound.from_dict(_json(path)["headline"])
-    except (KeyError, TypeError) as error:
+        bound: Bound = TypeAdapter(Bound).validate_python(_json(path)["headline"])
+    except (KeyError, TypeError, ValidationError) as error:
         raise UnmaskError(f"'{path}' holds no bound; give a file that 'unmask eval --json' wrote.") from error
+    return bound
 
 
 def _judged(path: Path) -> dict[str, Any]:
     values = _json(path)
-    if not isinstance(values, dict) or not {"judge", "rows"} <= set(values):
-        raise UnmaskError(f"'{path}' holds no judged texts; give what 'unmask eval generation --json' wrote.")
-    return values
+    try:
+        return {
+            "judge": str(values["judge"]["name"]),
+            "n": int(values["n"]),
+            "seed": int(values["seed"]),
+            "rule": dict(values["rule"] or {}),
+            "rows": [_judged_row(row) for row in values["rows"]],
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnmaskError(
+            f"'{path}' holds no judged texts; give what 'unmask eval generation --json' wrote."
+        ) from error
+
+
+def _judged_row(row: dict[str, Any]) -> dict[str, Any]:
+    figure: TypeAdapter[Estimate | None] = TypeAdapter(Estimate | None)
+    figures = {name: figure.validate_python(row[name]) for name in JUDGED}
+    return {"name": str(row["name"]), "steps": row["steps"], **figures}
 
 
 def _entropy(path: Path) -> Entropy:
     try:
-        return Entropy(**_json(path))
-    except TypeError as error:
+        entropy: Entropy = TypeAdapter(Entropy).validate_python(vars(Entropy(**_json(path))))
+    except (TypeError, ValidationError) as error:
         raise UnmaskError(
             f"'{path}' does not tell a source's entropy; write bits_per_char and, if you like, stderr and how."
         ) from error
+    return entropy
 
 
 def _json(path: Path) -> Any:
@@ -140,4 +167,7 @@ def _json(path: Path) -> Any:
 def _text(path: Path) -> str:
     if not path.is_file():
         raise UnmaskError(f"There is no file '{path}'; name one that exists.")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UnmaskError(f"'{path}' is not UTF-8 text; convert it first.") from error

@@ -12,12 +12,11 @@ import yaml
 from unmask.bounds import FILL_COUNTS, Bound, figure
 from unmask.config import DataConfig
 from unmask.evaluation.generation import bootstrap
-from unmask.shipping.facts import Entropy, Evidence, Facts
+from unmask.shipping.facts import JUDGED, Entropy, Evidence, Facts
 
 UNITS = {"bits_per_char": "bits/char", "bits_per_token": "bits/token", "perplexity": "perplexity"}
 BAR = r"\|"
 """A bar inside a cell of a table."""
-JUDGED = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
 
 
 def model_card(name: str, facts: Facts, evidence: Evidence, weights: Sequence[int]) -> str:
@@ -119,7 +118,7 @@ def _judgement(judged: dict[str, Any]) -> Iterator[str]:
     yield from ("## What it writes, judged", "")
     yield from _table(
         ("texts", *(name.replace("_", "-") for name in JUDGED)),
-        [(_row_name(row), *(_estimate(row[name]) for name in JUDGED)) for row in judged["rows"]],
+        [(_row_name(row), *(bootstrap.figure(row[name]) for name in JUDGED)) for row in judged["rows"]],
     )
     yield f"Judge: {_judge_name(judged)}; {judged['n']} texts from seed {judged['seed']} on, {_rule(judged)}."
     yield "Perplexity and entropy are in the judge's tokens; (low–high) is a 95% bootstrap interval over texts."
@@ -161,18 +160,14 @@ def _row_name(row: dict[str, Any]) -> str:
     return row["name"] if row["steps"] is None else f"{row['name']}, {row['steps']} steps"
 
 
-def _estimate(value: dict[str, Any] | None) -> str:
-    return bootstrap.figure(None if value is None else bootstrap.Estimate(**value))
-
-
 def _judge_name(judged: dict[str, Any]) -> str:
     """A name on the hub as it is; of a folder on somebody's machine the last part."""
-    path = Path(judged["judge"]["name"])
+    path = Path(judged["judge"])
     return path.name if path.is_absolute() else str(path)
 
 
 def _rule(judged: dict[str, Any]) -> str:
-    rule = {key: value for key, value in (judged["rule"] or {}).items() if value not in (None, 1.0)}
+    rule = {key: value for key, value in judged["rule"].items() if value not in (None, 1.0)}
     return ", ".join(f"{key} {value}" for key, value in rule.items()) or "the model's own law"
 
 
