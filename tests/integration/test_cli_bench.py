@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def test_words_for_people(run, mdlm_folder):
     assert code == 0
     for words in ("length 8, batch 1", "mdlm one by one", "At batch 1, "):
         assert words in out
+    assert set(re.findall(r"length \d+, batch \d+", out)) == {"length 8, batch 1", "length 16, batch 1"}
 
 
 @pytest.mark.parametrize(

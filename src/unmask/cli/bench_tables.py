@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def show_report(report: Report, setup: Setup) -> None:
     """Where, what, a table of the contenders, and the ratios."""
-    show_place(report.place, setup)
+    show_place(report.place, setup, f", length {setup.length}, batch {setup.batch}")
     console.print(results_table(report.results, report.place))
     show_ratios(next(iter(report.results)), report.ratios)
 
@@ -30,15 +30,15 @@ def show_sweep(report: SweepReport) -> None:
     show_overtakings(report.overtakings)
 
 
-def show_place(place: Place, setup: Setup) -> None:
-    """Device, network and rate of products in two lines."""
+def show_place(place: Place, setup: Setup, rows: str = "") -> None:
+    """Device, network and rate of products in two lines; `rows`: what is said of them, where all are alike."""
     precision = str(setup.precision).removeprefix("torch.")
     config = setup.config
     shape = f"{config.num_hidden_layers} blocks of width {config.hidden_size}, {setup.vocab_size:,} tokens"
     _say(
         f"{place.device}, {place.threads} threads, torch {place.version}, {precision}: {place.rate / 1e12:.3g} TFLOP/s"
     )
-    _say(f"{setup.spec.name}: {shape}, length {setup.length}, batch {setup.batch}")
+    _say(f"{setup.spec.name}: {shape}{rows}")
 
 
 def show_cell(cell: Cell, place: Place) -> None:
