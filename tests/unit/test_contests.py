@@ -11,7 +11,8 @@ from unmask.evaluation.contests.picture import contenders
 from unmask.evaluation.contests.report import Row
 from unmask.evaluation.contests.ways import AT_ONCE, AT_ONCE_ELSEWHERE, Rule, at_once
 from unmask.evaluation.generation.bootstrap import Estimate
-from unmask.plots.contests import Contender, Trial, draw_line
+from unmask.plots import code
+from unmask.plots.contests import MARKS, Contender, Trial, draw_line
 from unmask.plots.style import drawing
 
 
@@ -60,3 +61,15 @@ def test_the_twin_is_a_level_too():
         level, _ = axis.lines
         assert list(level.get_ydata()) == pytest.approx([0.3, 0.3])
         plt.close("all")
+
+
+def test_names_of_contenders_are_all_inside_a_narrow_picture(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(code, "write_figure", lambda figure, path: drawn.append(figure))
+    names = ("uniform", "left_to_right", "confidence", "AR twin")
+    everyone = [Contender(name, rule, [Trial(1, (0.5, 0.2, 0.8))]) for name in names for rule in MARKS]
+    code.draw_code([[code.Panel("line", "functions that parse", everyone)]], tmp_path / "a.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    place = figure.legends[0].get_window_extent()
+    assert 0 <= place.x0 < place.x1 <= figure.bbox.width

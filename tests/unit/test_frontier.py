@@ -175,6 +175,22 @@ def test_a_line_of_many_points_is_named_at_its_ends(tmp_path, monkeypatch):
     assert [text.get_text() for text in figure.axes[1].texts] == ["T=2", "T=8"]
 
 
+def test_a_label_stands_on_no_line_and_no_bar(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(picture, "write_figure", lambda figure, path: drawn.append(figure))
+    eight = picture.Point((87.8, 53.9, 123), (3.46, 3.38, 3.52), (8, None, None), "T=8")
+    sixteen = picture.Point((40.8, 9.52, 207), (3.468, 3.40, 3.54), (16, None, None), "T=16")
+    picture.draw_frontier([picture.Curve("model", [eight, sixteen])], tmp_path / "a.png")
+    panel = drawn[0].axes[1]
+    drawn[0].draw_without_rendering()
+    labels = panel.texts
+    assert [label.get_text() for label in labels] == ["T=8", "T=16"]
+    bars = [path for some in panel.collections for path in some.get_paths()]
+    for path in (panel.lines[0].get_path(), *bars):
+        stroke = panel.transData.transform_path(path)
+        assert not any(stroke.intersects_bbox(label.get_window_extent(), filled=False) for label in labels)
+
+
 def test_curves_of_one_colour_are_told_apart(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(picture, "write_figure", lambda figure, path: drawn.append(figure))

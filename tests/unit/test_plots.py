@@ -18,7 +18,7 @@ from unmask.errors import UnmaskError
 from unmask.plots import curves
 from unmask.plots.curves import draw_runs
 from unmask.plots.runs import read_run, read_runs, smooth
-from unmask.plots.style import check_picture, drawing, write_figure
+from unmask.plots.style import check_picture, drawing, legend, write_figure
 
 LOGS = Path(__file__).parents[1] / "logs"
 RECIPE = {"training": {"batch_size": 32}, "data": {"length": 128}, "optimizer": {"clip": 1.0}}
@@ -228,3 +228,20 @@ def test_the_style_of_others_is_left_alone() -> None:
 def test_reading_a_log_does_not_wait_for_torch() -> None:
     program = "import sys, unmask.plots.curves; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns"), [(["a", "b", "c"], 3), ([f"a long name, number {n}" for n in range(6)], 3)]
+)
+def test_a_legend_has_no_more_columns_than_the_figure_has_room_for(labels, columns):
+    with drawing() as plt:
+        figure = plt.figure(figsize=(6, 3), layout="constrained")
+        lines = [figure.subplots().plot([0, 1])[0] for _ in labels]
+        legend(figure, "outside lower center", 7, lines, labels, fontsize=7)
+        figure.draw_without_rendering()
+        (shown,) = figure.legends
+        place = shown.get_window_extent()
+        plt.close(figure)
+    assert figure.bbox.contains(place.x0, place.y0)
+    assert figure.bbox.contains(place.x1, place.y1)
+    assert shown._ncols == columns

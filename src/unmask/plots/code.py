@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.plots.contests import Contender, count_calls, draw_line
-from unmask.plots.style import INK, colour, drawing, write_figure
+from unmask.plots.style import INK, colour, drawing, legend, write_figure
 
 WIDTH, HEIGHT = 3.0, 2.5
 
@@ -39,7 +39,7 @@ def draw_code(panels: Sequence[Sequence[Panel]], path: Path) -> None:
         for axis in axes[-1]:
             axis.set_xlabel("network calls a blank")
         handles = {text: mark for mark, text in zip(*axes[0][0].get_legend_handles_labels(), strict=True)}
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=7, fontsize=7)
+        legend(figure, "outside lower center", 7, list(handles.values()), list(handles), fontsize=7)
         write_figure(figure, path)
         plt.close(figure)
 

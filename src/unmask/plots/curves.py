@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unmask.plots.runs import FEW, Axis, RunSeries, Values, smooth
-from unmask.plots.style import GREY, colour, dashes, drawing, write_figure
+from unmask.plots.style import GREY, colour, dashes, drawing, legend, write_figure
 
 SIZE = (9.0, 5.4)
 SETTLED = 0.15
@@ -55,7 +55,7 @@ def _draw_loss(panel: Any, runs: Sequence[RunSeries], axis: Axis) -> None:
         note = "bars: error of the draws (thick), of the data (thin)"
         panel.set_title(note if alone else f"dots: validation; {note}", loc="right", fontsize=6.5, color=GREY)
     panel.set_ylim(*_settled_range(runs))
-    panel.figure.legend(loc="outside upper left", ncols=4)
+    legend(panel.figure, "outside upper left", 4, *panel.get_legend_handles_labels())
     _finish(panel, axis)
 
 

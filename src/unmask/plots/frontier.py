@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unmask.plots.style import GREY, INK, colour, dashes, drawing, write_figure
+from unmask.plots.style import GREY, INK, colour, dashes, drawing, legend, write_figure
 
 SIZE = (8.4, 3.6)
+CORNERS = ((5, 4), (5, -4), (-5, 4), (-5, -4))
+"""Where a label may stand beside its point, in points, the first choice first."""
 
 Interval = tuple[float, float | None, float | None]
 """A figure and the ends of its interval, where they are known."""
@@ -55,7 +57,7 @@ def draw_frontier(curves: Sequence[Curve], path: Path) -> None:
         by_calls.set_yscale("log")
         _plain(by_calls.yaxis, 10.0)
         by_entropy.set_title("bars: 95% intervals", loc="right", fontsize=6.5, color=GREY)
-        figure.legend(*by_entropy.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+        legend(figure, "outside upper left", 4, *by_entropy.get_legend_handles_labels())
         _name_ends(by_entropy, curves)
         write_figure(figure, path)
         plt.close(figure)
@@ -85,20 +87,39 @@ def _draw_entropy(panel: Any, curve: Curve, look: dict[str, str]) -> None:
 
 
 def _name_ends(panel: Any, curves: Sequence[Curve]) -> None:
-    """Say the steps at both ends of each line (between them there may be a dozen), where no other end says its own."""
+    """Say the steps at both ends of each line (between them there may be a dozen), where there is room for it."""
     panel.figure.draw_without_rendering()
+    strokes = _strokes(panel)
     taken: list[Any] = []
     for curve in curves:
         for point in (*curve.points[:1], *curve.points[1:][-1:]):
-            label = panel.annotate(
-                point.label, (point.entropy[0], point.perplexity[0]), xytext=(5, 4), textcoords="offset points",
-                fontsize=6.5, color=GREY,
-            )  # fmt: skip
-            place = label.get_window_extent()
-            if any(place.overlaps(other) for other in taken):
+            for corner in CORNERS:
+                label = _label(panel, point, corner)
+                place = label.get_window_extent()
+                if _is_clear(panel, place, strokes) and not any(place.overlaps(other) for other in taken):
+                    taken.append(place)
+                    break
                 label.remove()
-            else:
-                taken.append(place)
+
+
+def _label(panel: Any, point: Point, corner: tuple[int, int]) -> Any:
+    right, above = corner[0] > 0, corner[1] > 0
+    return panel.annotate(
+        point.label, (point.entropy[0], point.perplexity[0]), xytext=corner, textcoords="offset points", fontsize=6.5,
+        color=GREY, ha="left" if right else "right", va="bottom" if above else "top",
+    )  # fmt: skip
+
+
+def _strokes(panel: Any) -> list[Any]:
+    """Paths of the lines and of the bars of a panel, in pixels."""
+    bars = [path for some in panel.collections for path in some.get_paths()]
+    return [panel.transData.transform_path(path) for path in (*(line.get_path() for line in panel.lines), *bars)]
+
+
+def _is_clear(panel: Any, place: Any, strokes: Sequence[Any]) -> bool:
+    """Whether a label lies inside its panel and on no line."""
+    inside = panel.bbox.contains(place.x0, place.y0) and panel.bbox.contains(place.x1, place.y1)
+    return inside and not any(stroke.intersects_bbox(place, filled=False) for stroke in strokes)
 
 
 def _dots(panel: Any, x: Sequence[Interval], points: Sequence[Point], **look: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.plots.contests import Contender, bars, count_calls, draw_line, mark
-from unmask.plots.style import GREY, INK, colour, drawing, write_figure
+from unmask.plots.style import GREY, INK, colour, drawing, legend, write_figure
 
 SIZE = (8.4, 3.6)
 ABOVE = {"greedy": 0.12, "stochastic": -0.12}
@@ -29,7 +29,7 @@ def draw_puzzles(contenders: Sequence[Contender], title: str, path: Path) -> Non
         lines = {text: line for line, text in zip(*by_calls.get_legend_handles_labels(), strict=True)}
         _finish_accuracy(by_way, names, rules, title)
         _finish_errors(by_calls, contenders)
-        figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=7, fontsize=7)
+        legend(figure, "outside lower center", 7, list(lines.values()), list(lines), fontsize=7)
         write_figure(figure, path)
         plt.close(figure)
 

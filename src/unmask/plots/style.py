@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,3 +91,12 @@ def colour(number: int) -> str:
 def dashes(number: int) -> str:
     """Its line: whole while colours last, then dashed and dotted."""
     return ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
+
+
+def legend(figure: Any, loc: str, columns: int, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
+    """A legend outside the panels, in at most so many columns, and no more than the figure has room for."""
+    for fewer in range(min(columns, len(labels)), 0, -1):
+        shown = figure.legend(handles, labels, loc=loc, ncols=fewer, **look)
+        if shown.get_window_extent().width <= 0.98 * figure.bbox.width or fewer == 1:
+            return
+        shown.remove()
