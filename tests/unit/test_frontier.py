@@ -191,6 +191,15 @@ def test_a_label_stands_on_no_line_and_no_bar(tmp_path, monkeypatch):
         assert not any(stroke.intersects_bbox(label.get_window_extent(), filled=False) for label in labels)
 
 
+def test_texts_that_took_no_calls_have_no_numbers_of_calls(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(picture, "write_figure", lambda figure, path: drawn.append(figure))
+    picture.draw_frontier(
+        [picture.Curve("texts", [picture.Point((9.0, 8.0, 10.0), (4.0, 3.9, 4.1))])], tmp_path / "a.png"
+    )
+    assert list(drawn[0].axes[0].get_xticks()) == []
+
+
 def test_curves_of_one_colour_are_told_apart(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(picture, "write_figure", lambda figure, path: drawn.append(figure))

@@ -54,6 +54,8 @@ def draw_frontier(curves: Sequence[Curve], path: Path) -> None:
         if any(point.calls for curve in curves for point in curve.points):
             by_calls.set_xscale("log", base=2)
             _plain(by_calls.xaxis, 2.0)
+        else:
+            by_calls.set_xticks([])
         by_calls.set_yscale("log")
         _plain(by_calls.yaxis, 10.0)
         by_entropy.set_title("bars: 95% intervals", loc="right", fontsize=6.5, color=GREY)
