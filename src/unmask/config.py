@@ -6,20 +6,22 @@ import difflib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from unmask.data.sources import source_named
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.registry import build, field, said
+from unmask.registry import build, ended, field, said
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Section(BaseModel):
     """A part of a recipe: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -31,7 +33,7 @@ class DataConfig(Section):
     length: int = Field(default=128, ge=2)
     validation: float = Field(default=0.05, gt=0, lt=1)
     """Share of the documents that is held out, where the source does not say itself."""
-    seed: int = 0
+    seed: Seed = 0
 
 
 class TrainingConfig(Section):
@@ -47,7 +49,7 @@ class TrainingConfig(Section):
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     """Whether torch.compile makes kernels for the network, which takes some seconds once; auto: on a GPU."""
-    seed: int = 0
+    seed: Seed = 0
     log_every: int = Field(default=20, ge=1)
     validate_every: int = Field(default=500, ge=1)
     validation_rows: int = Field(default=256, ge=1)
@@ -115,14 +117,19 @@ def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "defaul
     Text is a file or folder of any kind that is read, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for
     standard input.
     """
-    path = Path(what)
-    if path.suffix in (".yaml", ".yml") or (what in shipped_recipes() and not path.exists()):
+    if is_recipe(what):
         return read_recipe(what, overrides)
     if _is_text(what):
         return read_recipe(for_text, [source_override(what), *overrides])
+    path = Path(what)
     near = difflib.get_close_matches(str(path), [str(entry) for entry in path.parent.glob("*")], n=1)
     choices = [*shipped_recipes(), *near]
     raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, choices)}")
+
+
+def is_recipe(what: str) -> bool:
+    """Whether a word names a recipe, and not text to train on."""
+    return Path(what).suffix in (".yaml", ".yml") or (what in shipped_recipes() and not Path(what).exists())
 
 
 def source_override(text: str) -> str:
@@ -160,10 +167,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UnmaskError(f"'{path}' is not YAML: {str(error).splitlines()[0]}.") from error
+        raise UnmaskError(f"'{path}' is not YAML ({_where_in_yaml(error)}); mend it, or name a recipe.") from error
     if not isinstance(values, dict):
         raise UnmaskError(f"'{path}' is not a recipe: it must be a mapping with data, model, training and so on.")
     return values
+
+
+def _where_in_yaml(error: Exception) -> str:
+    """The line that cannot be read, and why, where YAML knows them."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error).splitlines()[0]
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -197,7 +211,7 @@ def _explain(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     others = [said(other["msg"]) for other in error.errors()[1:] if _place(other["loc"]) == place]
     wanted = " or ".join([said(first["msg"]), *(other.removeprefix("it must be ") for other in others)])
-    return f"The recipe's {where} cannot be {first.get('input')!r}: {wanted}."
+    return f"The recipe's {where} cannot be {first.get('input')!r}: {ended(wanted)}"
 
 
 def _place(location: tuple[int | str, ...]) -> list[str]:

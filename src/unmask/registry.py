@@ -7,6 +7,7 @@ files, and is validated by its own class.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -133,14 +134,30 @@ def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
         raise UnmaskError(
-            f"The {axis} '{spec['name']}' cannot take {where}={first.get('input')!r}: {said(first['msg'])}."
+            f"The {axis} '{spec['name']}' cannot take {where}={first.get('input')!r}: {ended(said(first['msg']))}"
         ) from error
+
+
+_OURS = {
+    "Input should be": "it must be",
+    "List should have": "it must have",
+    "Field required": "a value is missing",
+    "a valid tuple": "a list",
+}
+_INSTANCE = re.compile(r"a valid dictionary or instance of \w+")
 
 
 def said(message: str) -> str:
     """What pydantic says of a wrong value, as the end of a sentence of ours."""
-    wanted = message.removeprefix("Value error, ").partition(", unable to")[0]
-    return wanted.replace("Input should be", "it must be", 1).rstrip(".")
+    wanted = message.removeprefix("Value error, ").partition(", unable to")[0].partition(" after validation")[0]
+    for theirs, ours in _OURS.items():
+        wanted = wanted.replace(theirs, ours, 1)
+    return _INSTANCE.sub("a mapping", wanted).rstrip(".")
+
+
+def ended(sentence: str) -> str:
+    """A sentence with the full stop that a question does without."""
+    return sentence if sentence.endswith("?") else f"{sentence}."
 
 
 def field(axis: str) -> Any:

@@ -69,3 +69,36 @@ def test_a_typo_of_a_file_is_answered_with_the_near_one_and_not_with_all_there_a
     with pytest.raises(UnmaskError, match="Choose one of: code, ") as caught:
         recipe_for("nothing-of-the-kind")
     assert "holiday.png" not in str(caught.value)
+
+
+def test_a_second_text_is_refused_and_a_list_takes_both(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("the cat sat on the mat. " * 40)
+    code, _, err = run("train", "one.txt", "two.txt", *SMALL, "training.steps=1")
+    assert code == 2
+    assert "'two.txt' is a second text beside 'one.txt'" in err
+    assert "data.source.paths='[one.txt, two.txt]'" in err
+    assert not (tmp_path / "runs").exists()
+    assert recipe_for("one.txt", ["data.source.paths=[one.txt, two.txt]"]).data.source.paths == ["one.txt", "two.txt"]
+
+
+def test_a_recipe_that_is_not_yaml_is_told_the_line(run, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("data:\n  length: 8\n training: [\n")
+    code, _, err = run("train", str(broken))
+    assert code == 2
+    assert f"'{broken}' is not YAML (line 3: " in err
+    broken.write_bytes(b"\xff\xfe\x00")
+    code, _, err = run("train", str(broken))
+    assert code == 2
+    assert f"'{broken}' is not YAML ('utf-8' codec" in err
+
+
+def test_a_file_in_the_place_of_a_run_cannot_be_resumed(run, tmp_path):
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear reader")
+    code, _, err = run("train", "demo", "--out", str(letter))
+    assert code == 2
+    assert err.endswith(f"'{letter}' is a file, not a folder; choose another folder.\n")
+    assert letter.read_text() == "Dear reader"

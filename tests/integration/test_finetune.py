@@ -193,6 +193,12 @@ def test_a_checkpoint_that_is_not_there_is_named(text: Path, mdlm_folder: Path, 
         train(parse_recipe(gone), tmp_path / "run")
 
 
+def test_what_is_no_checkpoint_is_not_asked_for_its_tokenizer(text: Path) -> None:
+    for other in (text, text.parent):
+        with pytest.raises(UnmaskError, match=f"'{other}' is not a checkpoint"):
+            recipe_from(str(text), str(other))
+
+
 def test_the_command_line_goes_on_from_a_checkpoint(run, text: Path, ar_folder: Path, tmp_path: Path) -> None:
     begun = ("train", text, "--from", ar_folder)
     code, out, _ = run(*begun, "--out", tmp_path / "run", "--json", *SHORT)

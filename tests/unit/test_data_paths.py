@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
+import yaml
 
 from unmask import registry
 from unmask.data.sources.paths import PathsSource
@@ -85,3 +88,11 @@ def test_no_way_is_on_both_sides():
 def test_a_star_needs_names_enough():
     with pytest.raises(UnmaskError, match="5 arms of 5 nodes need 21 names"):
         registry.build("source", {"name": "paths", "names": 20})
+
+
+def test_the_length_in_the_guide_is_that_of_its_rows() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guide.md"
+    command = r"unmask train paths data.source='(\{name: paths, .*\})' data.length=(\d+)"
+    options, length = re.findall(command, guide.read_text(encoding="utf-8"))[0]
+    source = registry.build("source", {**yaml.safe_load(options), "count": 4, "validation": 2})
+    assert {len(document.text) for document in source.documents()} == {int(length)}

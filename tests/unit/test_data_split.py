@@ -15,6 +15,7 @@ from unmask.data import sides
 from unmask.data.inventory import joined, take_inventory
 from unmask.data.sides import take_sides
 from unmask.data.sources import Document, Source, TextSource
+from unmask.data.sources.fasta import FastaSource
 from unmask.data.split import prepare
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer
 from unmask.errors import UnmaskError
@@ -108,6 +109,15 @@ def test_documents_with_one_key_are_on_one_side() -> None:
     assert lowest.sum() == 10, "where none would be held out one whole key is"
     with pytest.raises(UnmaskError, match=r"holds out 20 of its 20 documents, .* give them different names"):
         take_sides(Listed(texts={f"a/{number}": "x" for number in range(20)}, key="/"))
+
+
+def test_the_only_record_with_its_opposite_strand_is_told_what_to_do(tmp_path: Path) -> None:
+    genome = tmp_path / "genome.fa"
+    genome.write_text(">chr1\n" + "ACGTTGCA" * 40)
+    with pytest.raises(UnmaskError, match="give it more records, or set reverse_complement=false"):
+        take_sides(FastaSource(paths=str(genome), reverse_complement=True))
+    sides = take_sides(FastaSource(paths=str(genome)))
+    assert sides.train.characters + sides.validation.characters == 320
 
 
 def test_parts_are_disjoint_and_complete() -> None:

@@ -111,11 +111,17 @@ def train(
 
 def _recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:
     """What is to be trained; a word before the overrides is the text for a recipe."""
-    from unmask.config import source_override
+    from unmask.config import is_recipe, source_override
     from unmask.training.finetune import recipe_from
 
     if overrides and "=" not in overrides[0]:
-        overrides = [source_override(overrides[0]), *overrides[1:]]
+        text, *rest = overrides
+        overrides = [source_override(text), *rest]
+        if not is_recipe(what):
+            raise UnmaskError(
+                f"'{text}' is a second text beside '{what}'; put both into one folder and name that, or write "
+                f"data.source.paths='[{what}, {text}]' in its place."
+            )
     return recipe_from(what, from_, overrides)
 
 

@@ -162,7 +162,11 @@ def _remedy(source: Source, look: _FirstLook) -> str:
     pattern = getattr(source, "validation_files", None)
     if pattern is not None:
         return f"validation_files={pattern!r} must match some of its files and not all"
-    return "give them different names" if look.lowest == look.highest else "give it more text"
+    if look.lowest != look.highest:
+        return "give it more text"
+    if getattr(source, "reverse_complement", False):
+        return "give it more records, or set reverse_complement=false, and the end of the only one is held out"
+    return "give them different names"
 
 
 def _torn(documents: Iterator[Document], cut: int) -> Iterator[tuple[bool, Document]]:

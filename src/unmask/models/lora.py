@@ -18,12 +18,12 @@ _ADAPTER = "default"
 class LoraConfig(BaseModel):
     """W + (alpha / rank) B A, with A of `rank` rows; `dropout` before A; `targets` None is all but the conditioning."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: list[str] | None = None
+    targets: list[str] | None = Field(default=None, min_length=1)
     """Which matrices of every block get factors, by their names in it, such as attn_qkv or mlp.0."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from torch import nn
 from torch.optim import AdamW as TorchAdamW
 from torch.optim import Optimizer
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from unmask.registry import Component
 
 Parameters = Mapping[str, nn.Parameter]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
@@ -23,8 +24,10 @@ FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 class OptimizerComponent(Component):
     """A member of the axis. The rate needs no scheduler that would have to be saved; `Optimizer`s are torch's."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     learning_rate: float = Field(default=3e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled, on matrices alone: norms and biases, which have one dimension, never shrink."""
@@ -35,7 +38,7 @@ class OptimizerComponent(Component):
     cooldown_shape: Literal["linear", "cosine"] = "linear"
     cooldown_to: float = Field(default=0.0, ge=0, le=1)
     """Where it falls to, as a share of the full rate."""
-    clip: float = Field(default=1.0, gt=0)
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Largest norm of the gradient of all parameters together."""
     ema: float = Field(default=0.9999, ge=0, lt=1)
     """Decay of the weight average; at step n it is min(ema, (1 + n)/(10 + n)). 0 keeps the weights themselves."""

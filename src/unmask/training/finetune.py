@@ -29,13 +29,14 @@ def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()
     if checkpoint is not None:
         folder = shelf.find(checkpoint)
         folder = find_latest(folder) or folder
+        card = read_card(folder)
         _check_overrides(overrides, checkpoint, folder)
     elif own is not None:
         checkpoint = own.model.path
         folder = shelf.find(checkpoint)
+        card = read_card(folder)
     else:
         return recipe_for(what, overrides)
-    card = read_card(folder)
     if own is not None:
         _check_text(own, card, overrides, checkpoint)
     return recipe_for(what, [*_inherited(folder, card, own), *overrides], for_text="finetune")

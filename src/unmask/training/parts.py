@@ -46,9 +46,10 @@ def check_fit(spec: Any, objective: Any) -> None:
     """Refuse a network that reads in another direction than the objective predicts."""
     if spec.causal != objective.causal:
         reads, needs = ("both ways", "left to right") if objective.causal else ("left to right", "both ways")
+        fitting = f"model.name={'causal' if objective.causal else 'dit'}"
         raise UnmaskError(
             f"The model '{spec.name}' reads {reads}, and the objective '{objective.name}' needs {needs}; "
-            f"choose another objective, or model.name={'causal' if objective.causal else 'dit'}."
+            f"choose another objective, or {'another one' if spec.name == 'checkpoint' else fitting}."
         )
     _check_planner(spec, objective)
 

@@ -37,7 +37,8 @@ def find_start(out: Path, recipe: Recipe, resume: Resume) -> Start:
             "--resume auto."
         )
     clear_abandoned(out)
-    must_be_new(out, "choose another folder, or add --resume to continue the run in it")
+    other = "choose another folder"
+    must_be_new(out, other if out.is_file() else f"{other}, or add --resume to continue the run in it")
     return Start()
 
 
