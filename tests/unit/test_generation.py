@@ -19,7 +19,7 @@ from unmask.registry import build
 from unmask.samplers.draws import TokenRule
 from unmask.scribe import Scribe
 from unmask.templates import GLYPH, parse_blanks
-from unmask.wishes import token_rule
+from unmask.wishes import check_most, token_rule
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(mdlm):
@@ -486,3 +486,9 @@ def test_load_names_what_is_wrong(tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UnmaskError, match="cannot be opened"):
         load(folder)
+
+
+def test_a_million_may_be_asked_for_and_no_more():
+    check_most(n=1_000_000)
+    with pytest.raises(UnmaskError, match=r"n=1000001 .*at most 1000000"):
+        check_most(n=1_000_001)
