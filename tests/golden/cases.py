@@ -607,7 +607,6 @@ def analytic_and_other_objectives() -> Any:
 def constraints() -> dict[str, Any]:
     c = unmask.constraints
     return {
-        "regex": c.Regex("(ab|cd)+[e-h]*"),
         "characters": c.Characters(3, 20),
         "words": c.Words("abc", whole=False),
         "no words": c.NoWords("a", "bb", whole=False),
@@ -617,7 +616,7 @@ def constraints() -> dict[str, Any]:
         "banned": c.Banned("a"),
         "banned at": c.Banned(["a", "b", "c"], positions=[0, 1, 2]),
         "fixed": c.Fixed({1: "h", 4: "a"}),
-        "several": [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Regex("[a-h]*gg[a-h]*")],
+        "several": [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Words("gg", whole=False)],
     }
 
 
@@ -638,11 +637,36 @@ def constraints_with_prompts_and_fill() -> Any:
     c = unmask.constraints
     prompted = {"prompt": "ab", "suffix": "cd", "length": 14}
     return {
-        "prompt": generated(lm, 2, constraint=c.Regex("ab[gh]*.*cd"), **prompted),
+        "prompt": generated(lm, 2, constraint=c.NoWords("e", "f", whole=False), **prompted),
         "particles": generated(lm, 2, constraint=c.Words("hhh", whole=False), particles=4, **prompted),
         "fill": lm.fill("ab[MASK:4]cd", constraint=c.NoWords("e", whole=False), seed=3),
-        "fill open length": lm.fill("ab[MASK:2-6]cd", constraint=c.Regex("ab(gh)+cd"), seed=3),
+        "fill open length": lm.fill("ab[MASK:2-6]cd", constraint=c.Characters(7, 8), seed=3),
         "edit": lm.edit("abcdefgh", spans=[(2, 6)], constraint=c.Allowed(["g", "h"], positions=[2, 3]), seed=1),
+    }
+
+
+@case("constraints", hash_seed=True)
+def regexes() -> Any:
+    """The states of a regular expression are numbered in the order of a set, on which what is drawn depends."""
+    lm, c = model("smoke"), unmask.constraints
+    how: list[dict[str, Any]] = [{}, {"steps": 4}, {"particles": 3}, {"order": "confidence", "steps": 4}]
+    asked: dict[str, Any] = {
+        "regex": c.Regex("(ab|cd)+[e-h]*"),
+        "several": [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Regex("[a-h]*gg[a-h]*")],
+    }
+    found: dict[str, Any] = {
+        f"{name} {options}": [one["text"] for one in generated(lm, 2, length=16, constraint=one_of, **options)]
+        for name, one_of in asked.items()
+        for options in how
+    }
+    story = {"length": 12, "steps": 4, "constraint": c.Regex("Once [a-z ]+\\.")}
+    matched = ("--length", 16, "--match", "[a-d]+", "--particles", 2)
+    return {
+        **found,
+        "prompt": generated(lm, 2, constraint=c.Regex("ab[gh]*.*cd"), prompt="ab", suffix="cd", length=14),
+        "fill open length": lm.fill("ab[MASK:2-6]cd", constraint=c.Regex("ab(gh)+cd"), seed=3),
+        "stories": generated(model("stories"), 1, **story),
+        "cli": verb("sample", "smoke", "-n", 2, *matched, "--device", "cpu"),
     }
 
 
@@ -652,7 +676,6 @@ def constrained_stories() -> Any:
     c = unmask.constraints
     return {
         "words": generated(lm, 1, length=16, steps=4, constraint=c.Words("dog", "ball")),
-        "regex": generated(lm, 1, length=12, steps=4, constraint=c.Regex("Once [a-z ]+\\.")),
         "characters": generated(lm, 1, length=16, steps=4, constraint=c.Characters(30, 40)),
         "none of": generated(lm, 1, length=16, steps=4, constraint=c.NoWords("the", "a", "was")),
         "cli": verb(
@@ -801,7 +824,7 @@ def sample_verb() -> Any:
         "plain": verb(*common, "--seed", 3),
         "prompt": verb(*common, "--prompt", "ab", "--suffix", "h", "--steps", 3, "--guidance", 1.0),
         "sampler": verb(*common, "--sampler", "name: remdm, strategy: loop, steps: 6", "--top-p", 0.9),
-        "constraint": verb(*common, "--match", "[a-d]+", "--particles", 2),
+        "constraint": verb(*common, "--characters", "12-20", "--particles", 2),
         "words": run(*common, "--seed", 3)[:2],
         "left to right": verb("sample", "stories-ar", "-n", 1, "--length", 8, "--device", "cpu"),
     }

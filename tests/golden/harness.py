@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,8 @@ import torch
 
 import unmask
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PACKAGE = str(Path(unmask.__file__).parent)
 RECORD = HERE / "record"
 RTOL, ATOL = 1e-4, 1e-6
@@ -44,15 +47,20 @@ CASES: dict[str, tuple[str, Case]] = {}
 SLOW: set[str] = set()
 """Cases that run in exact mode only."""
 
+HASH_SEED: set[str] = set()
+"""Cases that run in a process of their own, with a fixed PYTHONHASHSEED."""
 
-def case(topic: str, slow: bool = False) -> Callable[[Case], Case]:
-    """Register a function whose result is frozen."""
+
+def case(topic: str, slow: bool = False, hash_seed: bool = False) -> Callable[[Case], Case]:
+    """Register a function whose result is frozen; `hash_seed`: it needs a fixed PYTHONHASHSEED."""
 
     def add(function: Case) -> Case:
         assert function.__name__ not in CASES, function.__name__
         CASES[function.__name__] = (topic, function)
         if slow:
             SLOW.add(function.__name__)
+        if hash_seed:
+            HASH_SEED.add(function.__name__)
         return function
 
     return add
@@ -128,6 +136,10 @@ def workplace() -> Iterator[Path]:
 
 def compute(name: str) -> Any:
     """The result of a case as JSON gives it back."""
+    if name in HASH_SEED and os.environ.get("PYTHONHASHSEED") != "0":
+        command = [sys.executable, "-m", "tests.golden.record", "--print", name]
+        fixed = {**os.environ, "PYTHONHASHSEED": "0"}
+        return json.loads(subprocess.run(command, env=fixed, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     with workplace() as place:
         found = CASES[name][1]()
         return json.loads(json.dumps(scrub(found, str(place))))

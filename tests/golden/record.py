@@ -16,6 +16,9 @@ from tests.golden.harness import CASES, RECORD, compute, written
 
 
 def main(asked: list[str]) -> None:
+    if "--print" in asked:
+        print(json.dumps(compute(asked[-1])))
+        return
     if "--old-run" in asked:
         cases.write_old_runs()
     names = [name for name in asked if not name.startswith("--")] or list(CASES)
