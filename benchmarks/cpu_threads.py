@@ -26,9 +26,9 @@ def measure(threads: int) -> float:
     import torch
 
     from unmask import registry
-    from unmask.batch import Batch
     from unmask.objectives.base import Noise
     from unmask.objectives.subs import Subs
+    from unmask.process import Batch
     from unmask.schedules import LogLinear
 
     torch.set_num_threads(threads)

@@ -62,10 +62,10 @@ def measure_preparation(path: str, tokenizer: dict[str, Any]) -> dict[str, float
     """Reading, splitting and encoding, without the time in which a tokenizer is learnt."""
     import shutil
 
-    from unmask.data.place import cache_folder
+    from unmask.data.build_once import cache_dir
 
     corpus_of(path, tokenizer)
-    shutil.rmtree(cache_folder() / "tokens")
+    shutil.rmtree(cache_dir() / "tokens")
     start = time.perf_counter()
     corpus = corpus_of(path, tokenizer)
     seconds = time.perf_counter() - start
@@ -92,11 +92,11 @@ def measure_loading(path: str, length: int, noise: bool) -> dict[str, float]:
     import torch
 
     from unmask import registry
-    from unmask.training.data import Feed, parts_of
+    from unmask.training.data_feed import DataFeed, parts_of
 
     torch.set_num_threads(1)
     rows, _ = corpus_of(path, TOKENIZERS["byte"]).rows(registry.build("policy", "packed"), length)
-    feed = Feed(rows, BATCH, parts_of(BATCH, 1), seed=0, data_seed=0)
+    feed = DataFeed(rows, BATCH, parts_of(BATCH, 1), seed=0, data_seed=0)
 
     def read(step: int) -> int:
         if noise:

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.evaluation.generation.frontier import measure
-from unmask.evaluation.generation.judge import Judge, open_judge
-from unmask.evaluation.generation.texts import Draw, Texts, write
-from unmask.generation import MaskedDiffusionLM, load
+from unmask.evaluation.generation import Draw, Texts, measure, write
+from unmask.evaluation.judge import Judge, open_judge
+from unmask.pipeline import MaskedDiffusionLM, load
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 ENTRIES = 1 << 28

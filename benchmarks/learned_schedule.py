@@ -24,18 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask import checkpoint
-from unmask.batch import Batch
-from unmask.bounds import AGREEMENT
+from unmask.checkpoint import load_checkpoint
 from unmask.config import Recipe, read_recipe
-from unmask.learned import KNOTS, Learned
+from unmask.likelihood import AGREEMENT
 from unmask.objectives.base import Noise
 from unmask.objectives.subs import Subs
+from unmask.process import Batch
 from unmask.random import Purpose, uniform
-from unmask.schedules import Cosine, LogLinear, Polynomial, Schedule
-from unmask.times import draw_times
+from unmask.schedules import KNOTS, Cosine, Learned, LogLinear, Polynomial, Schedule, draw_times
 from unmask.training import train
-from unmask.training.parts import build_parts
+from unmask.training.components import build_components
 from unmask.training.schedule_learner import best_density
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -114,11 +112,11 @@ def measure_variance(run: Path, options: argparse.Namespace) -> Iterator[dict[st
 
 def _open(run: Path, rows: int, device: str) -> tuple[Any, Learned, Batch]:
     """The network of a run, its learnt schedule, and some held-out rows."""
-    loaded = checkpoint.load(run)
+    loaded = load_checkpoint(run)
     learned = loaded.card.schedule
     if not isinstance(learned, Learned):
         raise SystemExit(f"'{run}' was trained with the schedule {learned.name}; give a run of schedule=learned.")
-    validation = build_parts(read_recipe(run / "recipe.yaml")).validation.spread(rows)[:]
+    validation = build_components(read_recipe(run / "recipe.yaml")).validation.spread(rows)[:]
     ids, real = torch.from_numpy(validation.input_ids), torch.from_numpy(validation.attention_mask)
     return loaded.model.to(device), learned, Batch.of(ids, real).to(device)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from unmask import checkpoint, registry, shelf
-from unmask.checkpoint import Card
-from unmask.generation import MaskedDiffusionLM, load
+from unmask import checkpoint as shelf
+from unmask import registry
+from unmask.checkpoint import CheckpointConfig, save_checkpoint
+from unmask.cli import main
+from unmask.pipeline import MaskedDiffusionLM, load
 
 LENGTH = 48
 
@@ -33,7 +36,7 @@ def make_checkpoint(folder: Path, model: str = "dit", policy: str = "packed", **
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     objective = "ar" if model == "causal" else "subs"
-    checkpoint.save(folder, network, tokenizer, Card(objective=objective, policy=policy, length=LENGTH))
+    save_checkpoint(folder, network, tokenizer, CheckpointConfig(objective=objective, policy=policy, length=LENGTH))
     return folder
 
 
@@ -52,9 +55,9 @@ def shipped_models(mdlm_folder: Path, ar_folder: Path, tmp_path: Path, monkeypat
     """A shelf with small random models in the place of the large ones, and the smoke model itself."""
     root = tmp_path / "shelf"
     root.mkdir()
-    for name, folder in {"stories": mdlm_folder, "stories-ar": ar_folder, "smoke": shelf.ROOT / "smoke"}.items():
+    for name, folder in {"stories": mdlm_folder, "stories-ar": ar_folder, "smoke": shelf.SHIPPED / "smoke"}.items():
         (root / name).symlink_to(folder)
-    monkeypatch.setattr(shelf, "ROOT", root)
+    monkeypatch.setattr(shelf, "SHIPPED", root)
     return root
 
 
@@ -66,3 +69,42 @@ def mdlm(mdlm_folder: Path) -> MaskedDiffusionLM:
 @pytest.fixture(scope="session")
 def ar(ar_folder: Path) -> MaskedDiffusionLM:
     return load(ar_folder, device="cpu")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a verb in this process; gives (exit code, standard output, standard error)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(run):
+    """Run a verb that must refuse what it is told, in one sentence and with exit code 2; gives the sentence."""
+
+    def call(*arguments: object) -> str:
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        return err
+
+    return call
+
+
+@pytest.fixture
+def place(runs, tmp_path, monkeypatch):
+    """A working folder of its own, in which the runs that a module has made (`runs`) stand by their names."""
+    monkeypatch.chdir(tmp_path)
+    for folder in runs.iterdir():
+        Path(folder.name).symlink_to(folder)
+    return tmp_path

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from unmask.config import Recipe, parse_recipe
 from unmask.training import Progress
-from unmask.training.runfolder import find_latest
+from unmask.training.checkpointing import find_latest
 
 LETTERS = "abcdefgh"
 BY_LETTER = {"tokenizer": {"name": "char", "alphabet": LETTERS}}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.scribe import Frame
-from unmask.templates import GLYPH
+from unmask.text_processor import GLYPH, Frame
 
 
 def walk_of(pieces: Sequence[str], order: Sequence[int], confidence: Sequence[float], end: int | None = None):

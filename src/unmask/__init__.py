@@ -16,19 +16,19 @@ from unmask.version import __version__
 
 if TYPE_CHECKING:
     from unmask import constraints
-    from unmask.bounds import Bound
     from unmask.errors import UnmaskError
-    from unmask.generation import MaskedDiffusionLM, load
+    from unmask.likelihood import Bound
+    from unmask.pipeline import MaskedDiffusionLM, load
     from unmask.registry import register
-    from unmask.scribe import Frame, Generation
+    from unmask.text_processor import Frame, Generation
 
 _WHERE = {
-    "Bound": "unmask.bounds",
-    "Frame": "unmask.scribe",
-    "Generation": "unmask.scribe",
-    "MaskedDiffusionLM": "unmask.generation",
+    "Bound": "unmask.likelihood",
+    "Frame": "unmask.text_processor",
+    "Generation": "unmask.text_processor",
+    "MaskedDiffusionLM": "unmask.pipeline",
     "UnmaskError": "unmask.errors",
-    "load": "unmask.generation",
+    "load": "unmask.pipeline",
     "register": "unmask.registry",
 }
 

@@ -8,26 +8,67 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from unmask import shelf
-from unmask.data.policies import Packed
+from unmask.data.length_policies import Packed
 from unmask.errors import UnmaskError
-from unmask.files import atomic_folder
-from unmask.models.opening import first_line, open_network, quietly
+from unmask.io import atomic_folder
+from unmask.models.build import first_line, open_network, quietly
 from unmask.objectives.subs import Subs
 from unmask.registry import field
 from unmask.schedules import LogLinear
 from unmask.version import __version__
 
-CARD = shelf.CARD
+SHIPPED = Path(str(files("unmask") / "shipped"))
+DEFAULT_MODEL = "stories"
+"""The model that is meant where none is named."""
+DEFAULT_TWIN = "stories-ar"
+"""Its autoregressive twin."""
+CONFIG_FILE = "unmask.json"
+"""The file by which a folder is known as a checkpoint."""
 
 
-class Card(BaseModel):
+def shipped_models() -> list[str]:
+    """The models that are there."""
+    return sorted(card.parent.name for card in SHIPPED.glob(f"*/{CONFIG_FILE}"))
+
+
+def find_checkpoint(what: str | Path | None = None) -> Path:
+    """The folder of a checkpoint: one on disk, a model that ships by its name, or the default where none is named.
+
+    A checkpoint folder on disk comes before a shipped model of the same name; a folder that is none does not.
+    """
+    named = DEFAULT_MODEL if what is None else what
+    if not isinstance(named, str | PathLike):
+        raise UnmaskError(f"{named!r} is no name of a checkpoint; give a folder or a model that ships, as a string.")
+    path = Path(named)
+    if str(path) in shipped_models() and (what is None or not is_checkpoint(path)):
+        return SHIPPED / path
+    if what is None or not str(named) or not path.exists():
+        raise UnmaskError(
+            f"There is no checkpoint at '{named}'; give the folder that 'unmask train' or 'convert' wrote, or a model "
+            f"that ships with the package: {', '.join(shipped_models()) or 'here are none'}."
+        )
+    return path
+
+
+def is_checkpoint(what: str | Path) -> bool:
+    """Whether a folder on disk is a checkpoint, or a run that shows one."""
+    return (Path(what) / CONFIG_FILE).is_file()
+
+
+def is_checkpoint_name(what: str) -> bool:
+    """Whether a word names a checkpoint: on disk or among the shipped models."""
+    return is_checkpoint(what) or what in shipped_models()
+
+
+class CheckpointConfig(BaseModel):
     """What unmask.json holds."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -42,17 +83,22 @@ class Card(BaseModel):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Checkpoint:
     """An opened checkpoint: the Hugging Face model (in eval mode), its tokenizer (None if it has none), its card."""
 
     model: Any
     tokenizer: Any
-    card: Card
+    card: CheckpointConfig
     path: Path
 
 
-def write(
-    folder: Path, model: Any, tokenizer: Any, card: Card, state_dict: dict[str, Any] | None = None, **options: Any
+def write_checkpoint(
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    card: CheckpointConfig,
+    state_dict: dict[str, Any] | None = None,
+    **options: Any,
 ) -> None:
     """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights.
 
@@ -62,33 +108,35 @@ def write(
         model.save_pretrained(folder, state_dict=state_dict, **options)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def save(folder: str | Path, model: Any, tokenizer: Any, card: Card) -> None:
+def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, card: CheckpointConfig) -> None:
     """Write a checkpoint atomically."""
     with atomic_folder(Path(folder)) as temporary:
-        write(temporary, model, tokenizer, card)
+        write_checkpoint(temporary, model, tokenizer, card)
 
 
-def load(folder: str | Path | None = None) -> Loaded:
+def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
     """Open a checkpoint folder, a run folder, which shows its last checkpoint, or a shipped model (see `shelf`).
 
     Weights are opened in float32, in whatever precision they were written.
     """
-    path = shelf.find(folder)
-    card = read_card(path)
+    path = find_checkpoint(folder)
+    card = read_checkpoint_config(path)
     model = open_network(path, causal=card.objective.causal, dtype=torch.float32)
-    return Loaded(model.eval(), _open_tokenizer(path), card, path)
+    return Checkpoint(model.eval(), _open_tokenizer(path), card, path)
 
 
-def read_card(path: Path) -> Card:
+def read_checkpoint_config(path: Path) -> CheckpointConfig:
     """The card of a checkpoint folder."""
-    file = path / CARD
+    file = path / CONFIG_FILE
     if not file.is_file():
-        raise UnmaskError(f"'{path}' is not a checkpoint: it has no {CARD}; make one with 'unmask train' or 'convert'.")
+        raise UnmaskError(
+            f"'{path}' is not a checkpoint: it has no {CONFIG_FILE}; make one with 'unmask train' or 'convert'."
+        )
     try:
-        return Card(**json.loads(file.read_text(encoding="utf-8")))
+        return CheckpointConfig(**json.loads(file.read_text(encoding="utf-8")))
     except (ValidationError, json.JSONDecodeError, TypeError) as error:
         raise UnmaskError(f"'{file}' cannot be read ({first_line(error)}); restore it or train again.") from error
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.walks import story, walk_of
 
-from unmask.pictures.html import write_html
+from tests.walks import story, walk_of
+from unmask.plots.replay import write_html
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1180, "height": 760}
 MASK = "rgb(228, 232, 237)"

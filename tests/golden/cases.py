@@ -26,20 +26,29 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import unmask
+from unmask import registry
 
 # ---- names inside the package: edit only this section after a rename ------------------------------------------------
-from unmask import checkpoint, process, registry
-from unmask.batch import Batch
-from unmask.checkpoint import Card
+from unmask.checkpoint import CheckpointConfig, save_checkpoint
 from unmask.cli import app, main
 from unmask.config import read_recipe, shipped_recipes
-from unmask.data.order import order as shuffled
+from unmask.data.encoding import encode
+from unmask.data.rows import order as shuffled
 from unmask.data.split import prepare
-from unmask.data.tokenizers import encode
-from unmask.models.planner import PlannerConfig, attach
+from unmask.models.dit import PlannerConfig, attach
 from unmask.objectives.base import Noise
+from unmask.process import (
+    Batch,
+    corrupt,
+    draw_masked,
+    draw_masked_exactly,
+    posterior,
+    prior,
+    remask_limit,
+    reveal_probability,
+)
 from unmask.random import Purpose, bits, exponential, uniform
-from unmask.times import draw_times, low_discrepancy, van_der_corput
+from unmask.schedules import draw_times, low_discrepancy, van_der_corput
 
 from tests.golden.harness import HERE, array, case, scrub, sha256, tensors, workplace  # isort: skip
 
@@ -74,7 +83,7 @@ def network_for(objective: Any, **options: Any) -> Any:
     return filled(attach(network, PlannerConfig(width=8)) if objective.plans else network)
 
 
-def save_checkpoint(folder: str, model: str = "dit", objective: Any = None, **options: Any) -> str:
+def make_checkpoint(folder: str, model: str = "dit", objective: Any = None, **options: Any) -> str:
     """A random byte-level model of two layers."""
     card = {"policy": options.pop("policy", "packed"), "schedule": options.pop("schedule", "loglinear")}
     objective = build("objective", objective or ("ar" if model == "causal" else "subs"))
@@ -82,7 +91,7 @@ def save_checkpoint(folder: str, model: str = "dit", objective: Any = None, **op
     spec = build("model", {"name": model, "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0, **options})
     extra = {} if model == "causal" else {"mask_logit": objective.needs_mask_logit}
     network = filled(spec.build(len(tokenizer), tokenizer.mask_token_id, 48, **extra))
-    checkpoint.save(Path(folder), network, tokenizer, Card(objective=objective, length=48, **card))
+    save_checkpoint(Path(folder), network, tokenizer, CheckpointConfig(objective=objective, length=48, **card))
     return folder
 
 
@@ -385,22 +394,22 @@ def processes() -> Any:
     batch = small_batch()
     noise = uniform(1, Purpose.MASK, 0, torch.arange(5)[:, None], torch.arange(20)[None])
     rate = torch.tensor([0.1, 0.5, 0.9, 1.0, 0.3])
-    masked = process.draw_masked(batch, rate, noise)
-    counted, level = process.draw_masked_exactly(batch, torch.tensor([3, 5, 1, 12, 8]), noise)
+    masked = draw_masked(batch, rate, noise)
+    counted, level = draw_masked_exactly(batch, torch.tensor([3, 5, 1, 12, 8]), noise)
     x = torch.softmax(torch.arange(36.0).reshape(3, 12) % 5, -1)
     x[:, 11] = 0
-    after = process.posterior(torch.tensor([11, 4, 11]), x / x.sum(-1, keepdim=True), 0.25, 0.75, 11)
+    after = posterior(torch.tensor([11, 4, 11]), x / x.sum(-1, keepdim=True), 0.25, 0.75, 11)
     s, t = rate * 0.5, rate
     return {
         "masked": masked.int().tolist(),
         "counted": counted.int().tolist(),
         "level": level.tolist(),
-        "corrupt": process.corrupt(batch, masked, 11).tolist(),
+        "corrupt": corrupt(batch, masked, 11).tolist(),
         "posterior": after.tolist(),
-        "prior": process.prior((2, 3), 11).tolist(),
-        "reveal": process.reveal_probability(s, t).tolist(),
-        "reveal_remasking": process.reveal_probability(s, t, 0.1).tolist(),
-        "remask_limit": process.remask_limit(s, t).tolist(),
+        "prior": prior((2, 3), 11).tolist(),
+        "reveal": reveal_probability(s, t).tolist(),
+        "reveal_remasking": reveal_probability(s, t, 0.1).tolist(),
+        "remask_limit": remask_limit(s, t).tolist(),
     }
 
 
@@ -587,16 +596,16 @@ def stories_left_to_right() -> Any:
 def analytic_and_other_objectives() -> Any:
     found: dict[str, Any] = {}
     for spec in ({"name": "sedd"}, {"name": "d3pm", "steps": 8}, {"name": "mask-count"}):
-        lm = unmask.load(save_checkpoint(spec["name"], objective=spec), device="cpu")
+        lm = unmask.load(make_checkpoint(spec["name"], objective=spec), device="cpu")
         found[str(spec)] = {"plain": generated(lm, length=12), "steps": generated(lm, length=12, steps=3)}
         if spec["name"] == "sedd":
             found["analytic"] = generated(lm, length=12, prompt="ab", sampler={"name": "analytic", "steps": 6})
             found["analytic, cosine"] = generated(
                 lm, length=12, sampler={"name": "analytic", "steps": 4, "schedule": "cosine"}, temperature=0.8
             )
-    lm = unmask.load(save_checkpoint("conditioned", conditioned=True, cond_dim=8, schedule="cosine"), device="cpu")
+    lm = unmask.load(make_checkpoint("conditioned", conditioned=True, cond_dim=8, schedule="cosine"), device="cpu")
     found["conditioned"] = {str(o): generated(lm, length=12, **o) for o in ({}, {"steps": 3}, {"order": "entropy"})}
-    lm = unmask.load(save_checkpoint("causal", model="causal"), device="cpu")
+    lm = unmask.load(make_checkpoint("causal", model="causal"), device="cpu")
     found["causal"] = generated(lm, length=12, prompts=["a", "bcd"])
     return found
 
@@ -725,7 +734,7 @@ def scores_of_objectives_and_policies() -> Any:
     variants |= {f"ar {one}": {"policy": one, "model": "causal"} for one in ("packed", "padded", "supervised_eos")}
     variants |= {"conditioned": {"conditioned": True, "cond_dim": 8, "schedule": "cosine"}}
     for number, (name, options) in enumerate(variants.items()):
-        lm = unmask.load(save_checkpoint(f"m{number}", **options), device="cpu")
+        lm = unmask.load(make_checkpoint(f"m{number}", **options), device="cpu")
         steps = () if lm.causal else ("--steps", 4)
         found[name] = {
             "score": verb("score", f"m{number}", *texts, *steps, "--device", "cpu", "--precision", 0.5),
@@ -738,7 +747,7 @@ def scores_of_objectives_and_policies() -> Any:
 def policies_write() -> Any:
     found = {}
     for policy in ("packed", "padded", "supervised_eos", "overlaid", "prompted"):
-        lm = unmask.load(save_checkpoint(policy, policy=policy), device="cpu")
+        lm = unmask.load(make_checkpoint(policy, policy=policy), device="cpu")
         found[policy] = {
             "generate": generated(lm, length=20, prompt="ab"),
             "steps": generated(lm, length=20, steps=4, suffix="."),
@@ -1137,7 +1146,7 @@ def training_longer() -> Any:
 
 @case("training")
 def fine_tuning() -> Any:
-    text, base, found = write_cats(), save_checkpoint("base"), {}
+    text, base, found = write_cats(), make_checkpoint("base"), {}
     short = ["training.batch_size=4", *SHORT]
     for name, words in {"whole": [], "lora": ["model.lora={rank: 2}"], "dropout": ["model.dropout=0.2"]}.items():
         train(text, "--from", base, *short, *words, out=name)
@@ -1198,8 +1207,8 @@ def eval_perplexity() -> Any:
 
 @case("evaluation")
 def eval_generation() -> Any:
-    save_checkpoint("mdlm")
-    save_checkpoint("causal", model="causal")
+    make_checkpoint("mdlm")
+    make_checkpoint("causal", model="causal")
     Path("book.txt").write_text("a few words to be judged\n" * 8)
     Path("own.json").write_text(json.dumps(["one text", "another text of mine"]))
     common = (
@@ -1304,8 +1313,8 @@ def published_weights(causal: bool = False) -> dict[str, torch.Tensor]:
 @case("formats")
 def conversions() -> Any:
     """Our checkpoints written with published names and read back; published files of every kind read in."""
-    save_checkpoint("plain")
-    save_checkpoint("conditioned", conditioned=True, cond_dim=8)
+    make_checkpoint("plain")
+    make_checkpoint("conditioned", conditioned=True, cond_dim=8)
     found: dict[str, Any] = {}
     for name in ("plain", "conditioned"):
         found[f"{name} out"] = convert(name, f"{name}-out", "--reverse")
@@ -1364,7 +1373,7 @@ def auto_classes() -> Any:
     ids = torch.arange(12)[None] % 7
     found = {}
     for kind, opener in {"dit": AutoModelForMaskedLM, "causal": AutoModelForCausalLM}.items():
-        network = opener.from_pretrained(save_checkpoint(kind, model=kind)).eval()
+        network = opener.from_pretrained(make_checkpoint(kind, model=kind)).eval()
         with torch.no_grad():
             found[kind] = array(network(ids).logits)
         found[f"{kind} tokenizer"] = AutoTokenizer.from_pretrained(kind)("some words")["input_ids"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unmask.config import Recipe, parse_recipe
 from unmask.training import train
-from unmask.training.runfolder import find_latest
+from unmask.training.checkpointing import find_latest
 
 STEPS = 300
 REACH = 10

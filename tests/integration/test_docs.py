@@ -63,7 +63,9 @@ def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypat
         swapped += [*([] if "--from" in swapped else small), "training.steps=2", "training.batch_size=2"]
     if swapped[0] == "eval":
         swapped += ["--data", "my.txt"]
-    shelf = f"from pathlib import Path; from unmask import shelf; shelf.ROOT = Path({str(shipped_models)!r})"
+    shelf = (
+        f"from pathlib import Path; from unmask import checkpoint; checkpoint.SHIPPED = Path({str(shipped_models)!r})"
+    )
     program = [sys.executable, "-c", f"{shelf}; from unmask.cli import main; main()", *swapped]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

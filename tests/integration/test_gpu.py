@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from tests.conftest import LENGTH
 
+from tests.conftest import LENGTH
 from unmask.config import parse_recipe
-from unmask.generation import load
-from unmask.learned import KNOTS, Learned
+from unmask.pipeline import load
 from unmask.random import Purpose, exponential, uniform
+from unmask.schedules import KNOTS, Learned
 from unmask.training import train
 
 pytestmark = [
@@ -133,7 +133,7 @@ def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
 @pytest.mark.parametrize("axis", ["schedule", "sampler", "model"])
 def test_laws_hold_on_the_gpu(axis):
     from unmask import laws
-    from unmask.laws.device import on
+    from unmask.laws.base import on
 
     cases = laws.cases(axis)
     with on("cuda"):
@@ -145,8 +145,7 @@ def test_laws_hold_on_the_gpu(axis):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
 def test_a_healthy_checkpoint_passes_the_doctor(folder, dtype, request):
-    from unmask.doctor.examination import examine
-    from unmask.doctor.patient import admit
+    from unmask.doctor.checkpoint import admit, examine
 
     lm = load(request.getfixturevalue(folder), device="cuda", dtype="float32")
     lm.denoiser.to(dtype)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.graphs import Recording
 from unmask.models import CausalConfig, CausalLM
-from unmask.samplers import ar
-from unmask.samplers.ar import LeftToRight
+from unmask.models.inference import Recording
+from unmask.samplers import autoregressive as ar
+from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, State, sample, walk
-from unmask.samplers.draws import TokenRule
+from unmask.samplers.token_sampling import TokenSampler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,19 +50,20 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def plainly(model: CausalLM, start: Canvas, rule: TokenRule | None = None) -> State:
+def plainly(model: CausalLM, start: Canvas, rule: TokenSampler | None = None) -> State:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ar, "can_record", lambda denoiser: False)
-        return sample(LeftToRight(), model, start, rule)
+        return sample(AutoregressiveSampler(), model, start, rule)
 
 
 @pytest.mark.parametrize(
-    "rule", [TokenRule(), TokenRule(temperature=0), TokenRule(temperature=0.8, top_k=20), TokenRule(top_p=0.9)]
+    "rule",
+    [TokenSampler(), TokenSampler(temperature=0), TokenSampler(temperature=0.8, top_k=20), TokenSampler(top_p=0.9)],
 )
-def test_graphs_write_what_plain_calls_write(model: CausalLM, recorded: list[int], rule: TokenRule) -> None:
+def test_graphs_write_what_plain_calls_write(model: CausalLM, recorded: list[int], rule: TokenSampler) -> None:
     """Over three reaches of the cache: 256, 512 and 600."""
     start = canvas()
-    captured, plain = sample(LeftToRight(), model, start, rule), plainly(model, start, rule)
+    captured, plain = sample(AutoregressiveSampler(), model, start, rule), plainly(model, start, rule)
     assert len(recorded) == 3
     assert torch.equal(captured.ids, plain.ids)
     assert torch.equal(captured.order, plain.order)
@@ -73,7 +74,7 @@ def test_every_state_keeps_what_it_showed(model: CausalLM) -> None:
     """A graph writes into the same memory at every call; the states must not."""
     shown: list[Tensor] = []
     states = []
-    for state in walk(LeftToRight(), model, canvas(length=64)):
+    for state in walk(AutoregressiveSampler(), model, canvas(length=64)):
         shown.append(state.ids.clone())
         states.append(state)
     assert all(torch.equal(state.ids, ids) for state, ids in zip(states, shown, strict=True))
@@ -83,21 +84,21 @@ def test_every_state_keeps_what_it_showed(model: CausalLM) -> None:
 def test_the_cpu_writes_the_same(model: CausalLM) -> None:
     there = canvas(length=64)
     here = Canvas(there.ids.cpu(), there.attention_mask.cpu(), there.seeds.cpu(), MASK)
-    on_gpu = sample(LeftToRight(), model, there).ids.cpu()
-    assert torch.equal(sample(LeftToRight(), model.cpu(), here).ids, on_gpu)
+    on_gpu = sample(AutoregressiveSampler(), model, there).ids.cpu()
+    assert torch.equal(sample(AutoregressiveSampler(), model.cpu(), here).ids, on_gpu)
     model.cuda()
 
 
 def test_bf16_graphs_write_what_plain_calls_write(model: CausalLM, recorded: list[int]) -> None:
     start = canvas(length=300)
     with torch.autocast("cuda", torch.bfloat16):
-        captured, plain = sample(LeftToRight(), model, start), plainly(model, start)
+        captured, plain = sample(AutoregressiveSampler(), model, start), plainly(model, start)
     assert len(recorded) == 2
     assert torch.equal(captured.ids, plain.ids)
 
 
 def test_nothing_between_two_tokens_waits_for_the_device(model: CausalLM) -> None:
-    states = walk(LeftToRight(), model, canvas(length=128))
+    states = walk(AutoregressiveSampler(), model, canvas(length=128))
     for _ in range(4):
         next(states)
     torch.cuda.set_sync_debug_mode("error")
@@ -109,15 +110,15 @@ def test_nothing_between_two_tokens_waits_for_the_device(model: CausalLM) -> Non
 
 
 def test_few_tokens_are_not_recorded(model: CausalLM, recorded: list[int]) -> None:
-    sample(LeftToRight(), model, canvas(length=ar.WORTH_CAPTURING))
+    sample(AutoregressiveSampler(), model, canvas(length=ar.WORTH_CAPTURING))
     assert recorded == []
-    sample(LeftToRight(), model, canvas(length=ar.WORTH_CAPTURING + 1))
+    sample(AutoregressiveSampler(), model, canvas(length=ar.WORTH_CAPTURING + 1))
     assert recorded == [1]
 
 
 def test_laws_of_the_causal_network_hold_on_graphs(monkeypatch: pytest.MonkeyPatch, recorded: list[int]) -> None:
     from unmask import laws
-    from unmask.laws.device import on
+    from unmask.laws.base import on
 
     monkeypatch.setattr(ar, "WORTH_CAPTURING", 1)
     cases = [case for case in laws.cases("model") if case.member.causal]

@@ -10,30 +10,28 @@ from typing import Any
 import pytest
 import torch
 
-from unmask.batch import Batch
 from unmask.config import TrainingConfig
-from unmask.data.policies import Packed, rows_of_texts
-from unmask.graphs import Recording
-from unmask.linear_cross_entropy import Projection
-from unmask.losses import weighted_cross_entropy
-from unmask.models import CausalSpec, DiTSpec, compiling
-from unmask.models.dropout import draw_seeds, kept
-from unmask.models.engine import Engine, halve_trunk
-from unmask.objectives.ar import AR
+from unmask.data.length_policies import Packed, rows_of_texts
+from unmask.models import CausalSpec, DiTSpec
+from unmask.models import inference as compiling
+from unmask.models.cross_entropy import Projection, weighted_cross_entropy
+from unmask.models.inference import Engine, Recording, halve_trunk
+from unmask.models.layers import draw_seeds, kept
+from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import Corruption, Noise, Objective
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.sedd import SEDD
 from unmask.objectives.subs import Subs
-from unmask.optimizers.adamw import AdamW
+from unmask.optimizers.base import AdamW
 from unmask.optimizers.muon import Muon
+from unmask.process import Batch
+from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
-from unmask.samplers.draws import TokenRule
-from unmask.samplers.reveal import Reveal
+from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
-from unmask.training.data import Feed, MicroBatch, parts_of
-from unmask.training.device import make_accelerator
-from unmask.training.recording import CALLS_BEFORE_RECORDING, Recorder
-from unmask.training.step import Stepper
+from unmask.training.data_feed import DataFeed, MicroBatch, parts_of
+from unmask.training.distributed import make_accelerator
+from unmask.training.step import CALLS_BEFORE_RECORDING, Recorder, TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,20 +52,20 @@ def network(spec: Any = None) -> Any:
 
 def stepper(
     objective: Objective, compile: bool, optimizer: Any = None, precision: Any = "float32", **options: Any
-) -> tuple[Stepper, Feed]:
+) -> tuple[TrainStep, DataFeed]:
     spec = CausalSpec(**SHAPE) if objective.causal else DiTSpec(**{**SHAPE, **options})
     torch.manual_seed(0)
     net = spec.build(V, V - 1, L, **({"mask_logit": True} if objective.needs_mask_logit else {}))
     training = TrainingConfig(compile=compile, precision=precision, accumulation=2)
-    made = Stepper(
+    made = TrainStep(
         make_accelerator(training, 1.0), net, objective, LogLinear(), optimizer or AdamW(learning_rate=1e-3), training
     )
     texts = [torch.randint(V - 1, (64 * L,), generator=torch.Generator().manual_seed(1)).tolist()]
     rows = rows_of_texts(Packed(), texts, L, eos_id=None)
-    return made, Feed(rows, BATCH, parts_of(BATCH, 2), 0, 0, corrupt=made.corrupt_ahead, pin=True)
+    return made, DataFeed(rows, BATCH, parts_of(BATCH, 2), 0, 0, corrupt=made.corrupt_ahead, pin=True)
 
 
-def losses(one: Stepper, feed: Feed, steps: int = 10) -> list[float]:
+def losses(one: TrainStep, feed: DataFeed, steps: int = 10) -> list[float]:
     seen = []
     for step, micro_batches in enumerate(feed.steps(0, steps)):
         one.meter.reset()
@@ -97,7 +95,7 @@ def half_masked(step: int, ends: int, pads: bool) -> MicroBatch:
     return MicroBatch(batch, Noise(rate, torch.rand(tokens.shape)), Corruption.of(predicted, rate, 1.0 / rate))
 
 
-def losses_of_pairs(one: Stepper, ends: int = L // 2, steps: int = 8) -> list[float]:
+def losses_of_pairs(one: TrainStep, ends: int = L // 2, steps: int = 8) -> list[float]:
     """Every step is of a micro-batch without pads and of one that has some, of the same shapes."""
     torch.manual_seed(1)
     with torch.no_grad():
@@ -125,7 +123,7 @@ def test_a_recorded_step_in_bf16_hides_the_pads_that_a_plain_one_hides():
 def test_a_shape_is_recorded_after_one_that_is_too_rare_for_it():
     fast, plain = (stepper(Subs(), compile)[0] for compile in (True, False))
     steps = [[False, False], [True, False], [True, False], [False, True], [True, False]]
-    seen: dict[Stepper, list[float]] = {fast: [], plain: []}
+    seen: dict[TrainStep, list[float]] = {fast: [], plain: []}
     for one in (fast, plain):
         for step, pads in enumerate(steps):
             one.meter.reset()
@@ -275,10 +273,10 @@ def test_an_engine_gives_the_rows_of_its_network(spec, compiled):
 def test_samples_of_an_engine_are_those_of_its_network_in_any_company(steps):
     plain, engine = network().eval(), Engine(network().eval()).compile()
     canvas = Canvas.of(torch.full((4, L), V - 1, device="cuda"), V - 1, seed=5)
-    together = sample(Reveal(steps=steps), engine, canvas)
-    assert torch.equal(together.ids, sample(Reveal(steps=steps), plain, canvas).ids)
+    together = sample(AncestralSampler(steps=steps), engine, canvas)
+    assert torch.equal(together.ids, sample(AncestralSampler(steps=steps), plain, canvas).ids)
     lone = Canvas.of(canvas.ids[:1], V - 1, seed=7)
-    assert torch.equal(sample(Reveal(steps=steps), engine, lone).ids[0], together.ids[2])
+    assert torch.equal(sample(AncestralSampler(steps=steps), engine, lone).ids[0], together.ids[2])
     assert not (together.ids == V - 1).any()
 
 
@@ -287,8 +285,8 @@ def test_fused_draws_are_the_plain_ones():
     logits = 3 * torch.randn(64, 1001, device="cuda")
     seeds, positions = torch.arange(64, device="cuda"), torch.arange(64, device="cuda") % 7
     for step in (0, 5, torch.tensor(5, device="cuda")):
-        plain = TokenRule().choose(logits, seeds, step, positions)
-        fused = TokenRule().choose(logits, seeds, step, positions, fused=True)
+        plain = TokenSampler().choose(logits, seeds, step, positions)
+        fused = TokenSampler().choose(logits, seeds, step, positions, fused=True)
         assert torch.equal(plain[0], fused[0])
         torch.testing.assert_close(fused[1], plain[1], rtol=1e-4, atol=1e-7)
 

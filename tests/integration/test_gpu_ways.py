@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_checkpoint
 
+from tests.conftest import make_checkpoint
 from unmask.constraints import Characters, Words
-from unmask.generation import MaskedDiffusionLM, load
+from unmask.pipeline import MaskedDiffusionLM, load
 from unmask.registry import build
 
 pytestmark = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
-from unmask.generation import load
+from unmask.pipeline import load
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from unmask import checkpoint
+from unmask.checkpoint import load_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.training import train
+from unmask.training.checkpointing import find_latest
 from unmask.training.log import read_log
-from unmask.training.runfolder import find_latest
 
 STEPS = 12
 
@@ -124,7 +124,7 @@ def test_one_begins_two_with_slices_go_on_and_one_ends(folder: Path, alone: Path
     out = folder / "to-two"
     train(recipe(folder, steps=4), out)
     finish(launch(recipe(folder, steps=8, shard=True, accumulation=1), out, "--resume"))
-    checkpoint.load(out)
+    load_checkpoint(out)
     train(recipe(folder), out, resume=True)
     assert_same(alone, out)
 
@@ -160,16 +160,16 @@ def test_what_is_wrong_is_said_once(folder: Path) -> None:
 CROWDED = """
 import os, torch
 from unmask.cli import main
-from unmask.training.step import Stepper
+from unmask.training.step import TrainStep
 
-gradients = Stepper.gradients
+gradients = TrainStep.gradients
 
 def crowded(self, micro_batches):
     if os.environ["RANK"] in {ranks}:
         raise torch.OutOfMemoryError("CUDA out of memory")
     return gradients(self, micro_batches)
 
-Stepper.gradients = crowded
+TrainStep.gradients = crowded
 main()
 """
 

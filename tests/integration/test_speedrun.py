@@ -8,7 +8,7 @@ import runpy
 import time
 from pathlib import Path
 
-from unmask.training import loop
+from unmask.training import trainer as loop
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "speedrun.py"
 SMALL = (

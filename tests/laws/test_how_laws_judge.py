@@ -12,14 +12,14 @@ from torch import Tensor
 
 from unmask import laws, random, registry
 from unmask.laws import exact, tables
+from unmask.laws.base import chi_square
 from unmask.laws.objectives import RANDOM
 from unmask.laws.samplers import tails_are_kept
-from unmask.laws.statistics import chi_square
 from unmask.objectives.base import Objective
 from unmask.random import Purpose
-from unmask.samplers import draws
+from unmask.samplers import token_sampling as draws
+from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Sampler
-from unmask.samplers.reveal import Reveal
 from unmask.schedules import LogLinear
 
 
@@ -38,10 +38,10 @@ class Stranger(Sampler):
     name: Literal["stranger"] = "stranger"
 
     def begin(self, canvas):
-        return Reveal().begin(canvas)
+        return AncestralSampler().begin(canvas)
 
     def step(self, denoiser, state, rule):
-        return Reveal().step(denoiser, state, rule)
+        return AncestralSampler().step(denoiser, state, rule)
 
 
 class Unheard(Objective):
@@ -112,9 +112,9 @@ def naive_draw(log_w_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor
 
 
 def test_a_naive_gumbel_draw_fails_the_test_of_tails(monkeypatch):
-    assert next(tails_are_kept(Reveal())).figure < 4
-    monkeypatch.setattr(draws, "draw", naive_draw)
-    assert next(tails_are_kept(Reveal())).figure > 20
+    assert next(tails_are_kept(AncestralSampler())).figure < 4
+    monkeypatch.setattr(draws, "sample_tokens", naive_draw)
+    assert next(tails_are_kept(AncestralSampler())).figure > 20
 
 
 def test_subset_recursion_is_the_mean_over_all_orders():

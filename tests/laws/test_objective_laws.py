@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from unmask import laws
-from unmask.batch import Batch
 from unmask.laws import exact
 from unmask.laws.tables import random_table
 from unmask.objectives.base import LossTerms, Noise
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.subs import Subs
+from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import LogLinear
 

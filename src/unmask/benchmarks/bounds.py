@@ -14,8 +14,7 @@ from unmask.benchmarks.report import FORWARD_SHARE
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Run, stopwatch
 from unmask.likelihood import bound
-from unmask.optimizers.adamw import AdamW
-from unmask.optimizers.base import OptimizerComponent
+from unmask.optimizers.base import AdamW, OptimizerComponent
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from unmask.benchmarks.setup import Setup
-from unmask.checkpoint import read_card
+from unmask.checkpoint import read_checkpoint_config
 from unmask.config import Recipe, read_recipe
 from unmask.errors import UnmaskError
 from unmask.models import CheckpointSpec
-from unmask.models.opening import read_config
-from unmask.training.parts import check_fit
-from unmask.training.runfolder import find_latest
+from unmask.models.build import read_config
+from unmask.training.checkpointing import find_latest
+from unmask.training.components import check_fit
 
 DEFAULTS = {
     "cuda": ("model.size=small", "data.length=1024", "training.batch_size=64"),
@@ -84,7 +84,7 @@ def _sized(overrides: Sequence[str], device: torch.device) -> Recipe:
 def _inherited(folder: Path) -> list[str]:
     """What a checkpoint is, as overrides; JSON is YAML too."""
     folder = find_latest(folder) or folder
-    card = read_card(folder)
+    card = read_checkpoint_config(folder)
     values = {
         "model": {"name": "checkpoint", "path": str(folder)},
         "data.length": card.length,

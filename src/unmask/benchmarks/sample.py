@@ -15,10 +15,10 @@ from unmask.benchmarks.plain import plain_walk
 from unmask.benchmarks.report import FORWARD_SHARE
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import synchronize
-from unmask.samplers.ar import LeftToRight
+from unmask.samplers.ancestral import AncestralSampler
+from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, Sampler, sample, walk
-from unmask.samplers.reveal import Reveal
-from unmask.training.speed import head_flops, trunk_flops
+from unmask.training.metrics import head_flops, trunk_flops
 
 UNTIMED = 3
 """Steps of a walk before those that tell its time."""
@@ -108,7 +108,7 @@ class Diffusion(Walker):
 
     def make_sampler(self) -> Sampler:
         """How canvases are filled."""
-        return Reveal(steps=self.work.steps, schedule=self.setup.schedule)
+        return AncestralSampler(steps=self.work.steps, schedule=self.setup.schedule)
 
     def fill(self) -> None:
         sample(self.sampler, self.network, self._canvas(0))
@@ -127,7 +127,7 @@ class Autoregressive(Diffusion):
     """The twin with its cache: a call reads one token, and costs more the more stand before it."""
 
     def make_sampler(self) -> Sampler:
-        return LeftToRight()
+        return AutoregressiveSampler()
 
     @property
     def flops(self) -> float:

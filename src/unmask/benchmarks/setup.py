@@ -12,12 +12,11 @@ import torch
 
 from unmask.benchmarks import plain
 from unmask.data.cache import Tokens
-from unmask.data.policies import Marks, Packed
+from unmask.data.length_policies import Marks, Packed
 from unmask.data.rows import Rows
 from unmask.models import CausalConfig, CausalLM, CheckpointSpec, DiT, DiTConfig, DiTSpec
-from unmask.models.compiling import has_compiler
-from unmask.models.engine import Engine, fuse_draws, halve_trunk
-from unmask.models.opening import read_config
+from unmask.models.build import read_config
+from unmask.models.inference import Engine, fuse_draws, halve_trunk, has_compiler
 from unmask.objectives.base import Objective
 from unmask.objectives.subs import Subs
 from unmask.schedules import LogLinear, Schedule

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unmask.benchmarks.apart import apart
-from unmask.training.speed import GIB, peak_memory_gib
+from unmask.training.metrics import GIB, peak_memory_gib
 
 Run = Callable[[], float]
 """Do the work once and say how many seconds it took."""

@@ -13,13 +13,11 @@ from unmask.benchmarks.plain import PlainTrainer
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Run, stopwatch
 from unmask.config import TrainingConfig
-from unmask.optimizers.adamw import AdamW
-from unmask.optimizers.base import OptimizerComponent
-from unmask.training.data import Feed, parts_of
-from unmask.training.device import make_accelerator
-from unmask.training.recording import CALLS_BEFORE_RECORDING
-from unmask.training.speed import flops_per_token
-from unmask.training.step import Stepper
+from unmask.optimizers.base import AdamW, OptimizerComponent
+from unmask.training.data_feed import DataFeed, parts_of
+from unmask.training.distributed import make_accelerator
+from unmask.training.metrics import flops_per_token
+from unmask.training.step import CALLS_BEFORE_RECORDING, TrainStep
 
 ROWS_PER_BATCH = 4
 """Batches after which the synthetic rows come again."""
@@ -63,7 +61,7 @@ class Training:
         return {**self.setup.as_dict(), "optimizer": self.optimizer.model_dump(mode="json"), **own}
 
 
-def build(work: Training) -> tuple[Stepper, Feed]:
+def build(work: Training) -> tuple[TrainStep, DataFeed]:
     """The pair that `unmask train` works with."""
     setup = work.setup
     config = TrainingConfig(
@@ -73,8 +71,8 @@ def build(work: Training) -> tuple[Stepper, Feed]:
         precision="bf16" if setup.precision == torch.bfloat16 else "float32",
     )
     accelerator = make_accelerator(config, work.optimizer.clip)
-    stepper = Stepper(accelerator, setup.network(), setup.objective, setup.schedule, work.optimizer, config)
-    feed = Feed(
+    stepper = TrainStep(accelerator, setup.network(), setup.objective, setup.schedule, work.optimizer, config)
+    feed = DataFeed(
         rows=setup.rows(ROWS_PER_BATCH * setup.batch),
         batch_size=setup.batch,
         parts=parts_of(setup.batch, work.accumulation),

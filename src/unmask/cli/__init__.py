@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
-from unmask.cli import bench, convert, demo, doctor, edit, evaluate, fill, listing, plot, sample, score, ship, train
+from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, sample, score, ship, train
+from unmask.cli import eval as evaluate
+from unmask.cli import list as listing
 from unmask.errors import LoneError, UnmaskError
 from unmask.version import __version__
 

@@ -2,33 +2,148 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.table import Table
 
-from unmask.cli.bench_options import (
-    Against,
-    Batch,
-    Batches,
-    Length,
-    Lengths,
-    Limit,
-    Memory,
-    Precision,
-    Repeats,
-    Rival,
-    Size,
-    StepCounts,
-    Vocab,
-    Warmup,
-    What,
-)
+from unmask.cli.common import console
+
+if TYPE_CHECKING:
+    from unmask.benchmarks.report import Place, Ratio, Report, Result
+    from unmask.benchmarks.setup import Setup
+    from unmask.benchmarks.sweep import Cell, Overtaking, SweepReport
+from typing import TYPE_CHECKING, Any
+
 from unmask.cli.common import Device, Json, print_json, progress
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     from unmask.benchmarks.setup import Setup
     from unmask.config import Recipe
+
+
+class Rival(str, Enum):
+    """Whom a bound may be compared with; a type of its own, since Typer's lists take no literals."""
+
+    plain = "plain"
+    training = "training"
+
+
+What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[WHAT] [KEY=VALUE]...",
+        help="A recipe (name or .yaml) or a checkpoint's folder, and overrides such as model.size=tiny; the data are "
+        "synthetic. Without it: on a GPU the small network, 50,258 tokens, length 1,024 and batch 64; on a CPU nano, "
+        "257, 128 and 16.",
+    ),
+]
+Size = Annotated[Literal["nano", "tiny", "small", "medium"] | None, typer.Option(help="Size of the network.")]
+Vocab = Annotated[int | None, typer.Option(min=2, help="Tokens of the vocabulary, the mask among them.")]
+Length = Annotated[int | None, typer.Option(min=2, help="Tokens of a row.")]
+Lengths = Annotated[list[int] | None, typer.Option(min=2, help="Tokens of a text; repeatable. 128 to 8192 on a GPU.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Rows at a time.")]
+Batches = Annotated[list[int] | None, typer.Option(min=1, help="Texts at a time; repeatable. 1, 16 and 64 on a GPU.")]
+StepCounts = Annotated[
+    list[int] | None, typer.Option(min=1, help="Steps T of masked diffusion; repeatable. 1000 on a GPU.")
+]
+Limit = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Seconds one figure may take; a longer walk is timed over an excerpt, marked ~. inf walks all."
+    ),
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Rounds that count; every contender runs once a round.")]
+Warmup = Annotated[int, typer.Option(min=0, help="Rounds before them that do not.")]
+Precision = Annotated[Literal["auto", "bf16", "float32"] | None, typer.Option(help="What matrices are multiplied in.")]
+Memory = Annotated[
+    bool | None, typer.Option(help="Peak memory of each contender alone; on a CPU in a process of its own.")
+]
+Against = Annotated[Literal["plain"] | None, typer.Option(help="Also the plain dense implementation, and the ratios.")]
+
+
+def show_report(report: Report, setup: Setup) -> None:
+    """Where, what, a table of the contenders, and the ratios."""
+    show_place(report.place, setup, f", length {setup.length}, batch {setup.batch}")
+    console.print(results_table(report.results, report.place))
+    show_ratios(next(iter(report.results)), report.ratios)
+
+
+def show_sweep(report: SweepReport) -> None:
+    """A table for each length and batch, and where samplers cross."""
+    show_place(report.place, report.sweep.setup)
+    for cell in report.cells:
+        show_cell(cell, report.place)
+    show_overtakings(report.overtakings)
+
+
+def show_place(place: Place, setup: Setup, rows: str = "") -> None:
+    """Device, network and rate of products in two lines; `rows`: what is said of them, where all are alike."""
+    precision = str(setup.precision).removeprefix("torch.")
+    config = setup.config
+    shape = f"{config.num_hidden_layers} blocks of width {config.hidden_size}, {setup.vocab_size:,} tokens"
+    _say(
+        f"{place.device}, {place.threads} threads, torch {place.version}, {precision}: {place.rate / 1e12:.3g} TFLOP/s"
+    )
+    _say(f"{setup.spec.name}: {shape}{rows}")
+
+
+def show_cell(cell: Cell, place: Place) -> None:
+    """The samplers at one length and batch."""
+    _say(f"\nlength {cell.length}, batch {cell.batch}")
+    console.print(results_table(cell.results, place))
+    for name, ratio in cell.ratios.items():
+        show_ratios(name.replace("plain", "mdlm"), {name: ratio})
+
+
+def results_table(results: Mapping[str, Result], place: Place) -> Table:
+    """A row a contender."""
+    unit = next(iter(results.values())).unit
+    table = Table(box=None, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for heading in ("tokens/s", "seconds", "quartiles", f"{unit}s", f"ms/{unit}", "GiB", "MFU"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(name, *_figures(result, place))
+    return table
+
+
+def show_ratios(first: str, ratios: Mapping[str, Ratio]) -> None:
+    """One sentence a comparison."""
+    for name, ratio in ratios.items():
+        speed = ratio.speed
+        words = f"{first} is {speed.median:.2f} ({speed.low:.2f} to {speed.high:.2f}) times as fast as {name}"
+        _say(words + (f", in {ratio.memory:.2f} of its memory." if ratio.memory is not None else "."))
+
+
+def show_overtakings(found: Iterable[Overtaking]) -> None:
+    """One sentence for each pair of samplers along lengths, and along batches."""
+    for one in found:
+        crossing = one.crossing
+        at = f"At batch {one.fixed}" if one.axis == "length" else f"At length {one.fixed}"
+        reach = f"at every {one.axis} tried" if crossing.at is None else f"from {one.axis} {crossing.at:,.0f} on"
+        _say(f"{at}, {crossing.winner} is faster than {crossing.loser} {reach}.")
+
+
+def _figures(result: Result, place: Place) -> list[str]:
+    spread = result.spread
+    return [
+        f"{result.tokens_per_second:,.0f}",
+        f"{'~' if result.estimated else ''}{spread.median:.3g}",
+        f"{spread.low:.3g}–{spread.high:.3g}",
+        f"{result.units:,.0f}",
+        f"{1000 * spread.median / result.units:.3g}",
+        "-" if result.peak_gib is None else f"{result.peak_gib:.2f}",
+        f"{result.mfu(place):.0%}",
+    ]
+
+
+def _say(words: str) -> None:
+    console.print(words, highlight=False, soft_wrap=True, markup=False)
+
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory: unmask bench train|sample|eval.")
 
@@ -74,7 +189,7 @@ def train(
     """
     from unmask.benchmarks.choices import check_trains_on
     from unmask.benchmarks.train import CONTENDERS, Training
-    from unmask.devices import device_named
+    from unmask.models.inference import device_named
 
     where = device_named(device)
     check_trains_on(where)
@@ -118,7 +233,7 @@ def evaluate(
     """
     from unmask.benchmarks.bounds import CONTENDERS, Scoring
     from unmask.benchmarks.choices import check_trains_on
-    from unmask.devices import device_named
+    from unmask.models.inference import device_named
 
     where = device_named(device)
     others = [rival.value for rival in against or []]
@@ -161,8 +276,9 @@ def sample(
         unmask bench sample runs/mine --steps 64 --json
     """
     from unmask.benchmarks.sweep import Sweep
-    from unmask.cli.bench_tables import show_sweep
-    from unmask.devices import device_named
+
+    pass
+    from unmask.models.inference import device_named
 
     where = device_named(device)
     lengths = sorted(set(length or ([] if _named(what) else _by(where, [128, 512, 1024, 2048, 8192], [64, 128, 256]))))
@@ -190,7 +306,8 @@ def sample(
 def _contest(work: Any, known: Any, others: Any, repeats: int, warmup: int, memory: bool | None, as_json: bool) -> None:
     """Measure our way beside others and print it."""
     from unmask.benchmarks.contest import measure
-    from unmask.cli.bench_tables import show_report
+
+    pass
 
     contenders = {name: known[name] for name in ("unmask", *dict.fromkeys(filter(None, others)))}
     wanted = memory is not False

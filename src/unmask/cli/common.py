@@ -1,4 +1,4 @@
-"""What the verbs share: options, progress for people, JSON for machines."""
+"""What the verbs of `unmask eval` leave behind besides words: their report and a picture, as files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from unmask.errors import UnmaskError, is_out_of_memory
 
 if TYPE_CHECKING:
-    from unmask.generation import MaskedDiffusionLM
+    from unmask.pipeline import MaskedDiffusionLM
+from pathlib import Path
+
+from unmask.checkpoint import is_checkpoint_name
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + i.")]
@@ -55,7 +58,7 @@ class Where:
 
     def load(self, checkpoint: str | None) -> MaskedDiffusionLM:
         """The checkpoint that is named, there."""
-        from unmask.generation import load
+        from unmask.pipeline import load
 
         return load(checkpoint, device=self.device, dtype=self.dtype)
 
@@ -110,3 +113,73 @@ def room_for(batch_size: int | None, particles: int = 1) -> Iterator[None]:
         what = "Not even a batch of 1 fits" if alone else f"A batch of {batch_size or 'the usual size'} does not fit"
         remedy = "take shorter texts or another --device" if alone else "lower --batch-size"
         raise UnmaskError(f"{what} into memory; {remedy}.") from None
+
+
+BLANK = "[MASK"
+STDIN = "-"
+
+
+def split_blanks(words: list[str]) -> tuple[str | None, list[str]]:
+    """For texts with blanks: a first word without one is the checkpoint; without it, the shipped model is meant."""
+    first, *others = words
+    if BLANK in first or first == STDIN:
+        return None, _read(words, "fill; give lines with [MASK] or [MASK:n] blanks")
+    if others:
+        return first, _read(others, "fill; give lines with [MASK] or [MASK:n] blanks")
+    if is_checkpoint_name(first):
+        raise UnmaskError(f"'{first}' is a checkpoint and there is no text behind it; add one with a [MASK] blank.")
+    raise UnmaskError(f"The text {first!r} has no blank; mark one with [MASK] or [MASK:n].")
+
+
+def split_texts(words: list[str], verb: str = "score") -> tuple[str | None, list[str]]:
+    """For any texts: of several words the first is the checkpoint; a single one is a text for the shipped model."""
+    first, *others = words
+    if others:
+        return first, _read(others, f"{verb}; give one text a line")
+    if is_checkpoint_name(first):
+        raise UnmaskError(f"'{first}' is a checkpoint and there is no text behind it; add one.")
+    return None, _read(words, f"{verb}; give one text a line")
+
+
+def _read(texts: list[str], purpose: str) -> list[str]:
+    """The texts themselves, or, for a single '-', the lines of standard input."""
+    lines = _lines_of_stdin() if texts == [STDIN] else texts
+    if not lines:
+        raise UnmaskError(f"Standard input held no text to {purpose}.")
+    return lines
+
+
+def _lines_of_stdin() -> list[str]:
+    """Its lines that are not empty. By the locale, bytes that are no text are an error or half surrogate pairs."""
+    try:
+        lines = [line.rstrip("\r\n") for line in sys.stdin or () if line.strip()]
+        "".join(lines).encode()
+    except UnicodeError as error:
+        raise UnmaskError("Standard input is not valid UTF-8; convert it first.") from error
+    return lines
+
+
+Out = Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")]
+
+
+def check_outputs(out: Path | None, plot: Path | None) -> None:
+    """Say before the work begins what would be wrong after it."""
+    from unmask.io import must_be_a_place_for
+    from unmask.plots.style import check_picture
+
+    if out is not None:
+        must_be_a_place_for(out)
+    if plot is not None:
+        check_picture(plot)
+
+
+def deliver(report: dict[str, Any], show: Callable[[], None], out: Path | None, as_json: bool) -> None:
+    """Print a report as JSON, or show it in words, and write it into the file that is named, if one is."""
+    from unmask.io import atomic_text
+
+    if as_json:
+        print_json(report)
+    else:
+        show()
+    if out is not None:
+        atomic_text(out, json_text(report))

@@ -41,7 +41,7 @@ def convert(
 
         unmask convert runs/mdlm-owt published.safetensors --reverse
     """
-    from unmask import conversion
+    from unmask import convert as conversion
 
     report: conversion.ExportReport | conversion.ConversionReport
     if reverse:

@@ -16,10 +16,10 @@ from unmask.cli.common import Json, console, errors, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unmask.bounds import Bound
     from unmask.evaluation.demo import Learner, Scores
-    from unmask.generation import MaskedDiffusionLM
-    from unmask.scribe import Frame
+    from unmask.likelihood import Bound
+    from unmask.pipeline import MaskedDiffusionLM
+    from unmask.text_processor import Frame
 
 NEXT = (
     'unmask sample --prompt "One day, a dragon" --steps 64 --watch',
@@ -127,8 +127,7 @@ class Show:
     def training(self, learner: Learner) -> None:
         """A run on this machine, its curve and what it has reached."""
         from unmask.cli.report import bound_words
-        from unmask.plots.curves import draw_runs
-        from unmask.plots.runs import read_runs
+        from unmask.plots.curves import draw_runs, read_runs
 
         with self.part(f"unmask train demo --out {learner.folder}: Python's documentation, on your machine", 60):
             if learner.finished:
@@ -168,7 +167,7 @@ class Show:
 def _score_table(judged: dict[str, Scores]) -> Table:
     from rich.table import Table
 
-    from unmask.bounds import figure
+    from unmask.likelihood import figure
 
     table = Table(box=None, header_style="bold", title="bits per character, ± error of the draws", title_justify="left")
     table.add_column("")

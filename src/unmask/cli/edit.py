@@ -8,12 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import Json, Seed, Steps, Where, print_json, progress, room_for
-from unmask.cli.constraining import Constraining, told
-from unmask.cli.drawing import HybridDrawing
-from unmask.cli.grouping import grouped
-from unmask.cli.ordering import Ordering
-from unmask.cli.words import split_texts
+from unmask.cli.common import Json, Seed, Steps, Where, print_json, progress, room_for, split_texts
+from unmask.cli.options import Constraining, HybridDrawing, Ordering, grouped, told
 from unmask.errors import UnmaskError
 
 Words = Annotated[
@@ -44,7 +40,7 @@ class Places:
 
     def chosen(self) -> dict[str, Any]:
         """What is asked for, as a model takes it; where nothing is, the least likely share."""
-        from unmask.editing import STRENGTH
+        from unmask.infilling import STRENGTH
 
         spans = [_span(one) for one in self.span or []] or None
         strength = STRENGTH if self.strength is None and not self.keep and not spans else self.strength
@@ -78,7 +74,7 @@ def edit(
 
         unmask edit "The cat sat on the mat." --strength 0.6 --with fish --min-p 0.1
     """
-    from unmask.wishes import check_seeds
+    from unmask.generation_config import check_seeds
 
     options, rule, wish = places.chosen(), drawing.rule(), constraining.wish()
     way = {"steps": steps, **ordering.way()}

@@ -2,27 +2,71 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from unmask.cli.common import console
+from unmask.evaluation.statistics import figure
+
+if TYPE_CHECKING:
+    from unmask.evaluation.generation import Frontier, Row
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask import shelf
-from unmask.cli.common import BatchSize, Json, Seed, Where, errors, progress, room_for
-from unmask.cli.drawing import HybridDrawing
-from unmask.cli.grouping import grouped
-from unmask.cli.held_out import HeldOut
-from unmask.cli.ordering import Orders, SamplerSpecs, sampler_spec
-from unmask.cli.outputs import Out, check_outputs, deliver
+from unmask.checkpoint import DEFAULT_MODEL
+from unmask.cli.common import BatchSize, Json, Out, Seed, Where, check_outputs, deliver, errors, progress, room_for
+from unmask.cli.options import HeldOut, HybridDrawing, Orders, SamplerSpecs, grouped, sampler_spec
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.generation.frontier import Frontier
-    from unmask.evaluation.generation.plan import Part, Way
-    from unmask.evaluation.generation.texts import Texts
-    from unmask.generation import MaskedDiffusionLM
-    from unmask.tally import Progress
+    from unmask.evaluation.generation import Frontier, Part, Texts, Way
+    from unmask.likelihood import Progress
+    from unmask.pipeline import MaskedDiffusionLM
+
+
+TABLES = (
+    {"perplexity": "perplexity", "entropy": "entropy", "repetition": "repetition"},
+    {"distinct_1": "distinct-1", "distinct_2": "distinct-2", "distinct_3": "distinct-3"},
+    {"tokens": "tokens", "characters": "characters"},
+    {"calls": "calls", "seconds": "seconds"},
+)
+"""Quality, diversity, length and cost, apart, so that a row with its intervals fits 80 characters."""
+
+
+def show_frontier(frontier: Frontier) -> None:
+    """The tables, and what the figures are."""
+    for columns in TABLES:
+        console.print(_table(frontier.rows, columns))
+    texts = ", ".join(dict.fromkeys(str(row.texts) for row in frontier.rows))
+    _say(f"judge {frontier.judge.name}, {texts} texts a row; (low–high): 95% bootstrap intervals over texts.")
+    _say("Per judge token, no end token counted; entropy in nats; calls, seconds, lengths a text; - does not apply.")
+    for row in frontier.rows:
+        if row.empty:
+            _say(f"{row_name(row)}: {row.empty} of {row.texts} texts are empty.")
+
+
+def row_name(row: Row) -> str:
+    """What stands before a row, such as ``mdlm, 64 steps``."""
+    return row.name if row.steps is None else f"{row.name}, {row.steps} steps"
+
+
+def _table(rows: list[Row], columns: dict[str, str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for words in columns.values():
+        table.add_column(words, justify="right")
+    for row in rows:
+        table.add_row(row_name(row), *(figure(row.figures[name]) for name in columns))
+    return table
+
+
+def _say(words: str) -> None:
+    console.print(words, style="dim", highlight=False, soft_wrap=True, markup=False)
+
 
 JudgeName = Annotated[
     str, typer.Option(help="A causal language model: its folder (one of our AR checkpoints too) or hub name.")
@@ -87,15 +131,12 @@ def generation(
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt
     """
-    from unmask.cli.generation_tables import show_frontier
-    from unmask.evaluation.generation.frontier import Frontier
-    from unmask.evaluation.generation.judge import open_judge
-    from unmask.evaluation.generation.picture import draw
-    from unmask.evaluation.generation.plan import make_plan, parse_steps
-    from unmask.evaluation.generation.texts import Draw
+    pass
+    from unmask.evaluation.generation import Draw, Frontier, draw, make_plan, parse_steps
+    from unmask.evaluation.judge import open_judge
 
     wanted = Draw(n, seed, drawing.rule(), length, batch_size)
-    named = checkpoints or ([] if texts else [shelf.DEFAULT])
+    named = checkpoints or ([] if texts else [DEFAULT_MODEL])
     ways = _ways(orders or [], samplers or [])
     plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
     given = _read_given(texts or [])
@@ -112,7 +153,7 @@ def generation(
 
 def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
     """Every way that is named, or the plain one."""
-    from unmask.evaluation.generation.plan import Way
+    from unmask.evaluation.generation import Way
 
     by_order = [Way(order, name=order) for order in orders]
     by_sampler = [Way(sampler=sampler_spec(text), name=text.removeprefix("name: ")) for text in samplers]
@@ -132,7 +173,7 @@ def _add_models(frontier: Frontier, plan: Sequence[Part], where: Where, held_out
 
 def _add_data(frontier: Frontier, lm: MaskedDiffusionLM | None, held_out: HeldOut, advance: Progress) -> None:
     """Held-out texts; where none are named and the checkpoint's own are gone, a word on it."""
-    from unmask.evaluation.generation.texts import held_out_texts
+    from unmask.evaluation.generation import held_out_texts
 
     wanted = frontier.draw
     try:
@@ -147,8 +188,7 @@ def _add_data(frontier: Frontier, lm: MaskedDiffusionLM | None, held_out: HeldOu
 
 def _read_given(files: Sequence[Path]) -> dict[str, Texts]:
     """The texts of files by their names; those of one name are told apart by the path before it."""
-    from unmask.evaluation.generation.plan import told_apart
-    from unmask.evaluation.generation.texts import read_texts
+    from unmask.evaluation.generation import read_texts, told_apart
 
     titles = told_apart([path.name for path in files], [str(path) for path in files])
     return dict(zip(titles, map(read_texts, files), strict=True))

@@ -7,12 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import BatchSize, Json, Seed, Steps, Where, print_json, progress, room_for
-from unmask.cli.constraining import Constraining, told
-from unmask.cli.drawing import HybridDrawing
-from unmask.cli.grouping import grouped
-from unmask.cli.ordering import Ordering
-from unmask.cli.words import split_blanks
+from unmask.cli.common import BatchSize, Json, Seed, Steps, Where, print_json, progress, room_for, split_blanks
+from unmask.cli.options import Constraining, HybridDrawing, Ordering, grouped, told
 
 Words = Annotated[
     list[str],
@@ -54,7 +50,7 @@ def fill(
 
         cat lines.txt | unmask fill - --greedy --json
     """
-    from unmask.wishes import cooled
+    from unmask.generation_config import cooled
 
     rule = replace(drawing, temperature=cooled(greedy, drawing.temperature)).rule()
     wish, way = constraining.wish(), ordering.way()

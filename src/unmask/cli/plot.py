@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from unmask.cli.common import Checkpoint, Json, Seed, Steps, Where, console, print_json
-from unmask.cli.drawing import HybridDrawing
-from unmask.cli.grouping import grouped
-from unmask.cli.ordering import sampler_spec
+from unmask.cli.options import HybridDrawing, grouped, sampler_spec
 
 if TYPE_CHECKING:
-    from unmask.generation import MaskedDiffusionLM
+    from unmask.pipeline import MaskedDiffusionLM
 
 HELP = "Draw what was measured, or how a text is unmasked: unmask plot run DIR, unmask plot order CKPT."
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -46,8 +44,7 @@ def run(
 
         unmask plot run runs/mine --json
     """
-    from unmask.plots.curves import draw_runs
-    from unmask.plots.runs import read_runs
+    from unmask.plots.curves import draw_runs, read_runs
     from unmask.plots.style import check_picture
 
     picture = out or (folders[0] if len(folders) == 1 else Path()) / "curves.png"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from unmask.bounds import FILL_COUNTS, Bound, Evaluation, figure
 from unmask.cli.common import console, errors, print_json
+from unmask.likelihood import FILL_COUNTS, Bound, Evaluation, figure
 
 if TYPE_CHECKING:
-    from unmask.data.policies import Policy
-    from unmask.foresight import Foresight
+    from unmask.data.length_policies import Policy
+    from unmask.training.validation import PlannerMetrics
 
 UNITS = {
     "bits_per_token": "bits/token",
@@ -78,7 +78,7 @@ def bound_words(bound: Bound) -> str:
     return f"Validation: {figure(bound, 'bits_per_token')} bits per token, perplexity {figure(bound, 'perplexity')}"
 
 
-def planner_words(loss: Bound, foresight: Foresight) -> str:
+def planner_words(loss: Bound, foresight: PlannerMetrics) -> str:
     """One line for the end of a planner's training run; its loss is no bound."""
     bits, error = loss.bits_per_token, loss.error("bits_per_token")
     return f"Validation: {bits:.4f} ± {error:.4f} bits per masked token; {foresight}"

@@ -23,15 +23,12 @@ from unmask.cli.common import (
     progress,
     room_for,
 )
-from unmask.cli.constraining import Constraining, told
-from unmask.cli.drawing import HybridDrawing
-from unmask.cli.grouping import grouped
-from unmask.cli.ordering import Ordering
+from unmask.cli.options import Constraining, HybridDrawing, Ordering, grouped, told
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.generation import MaskedDiffusionLM
-    from unmask.scribe import Frame, Generation
+    from unmask.pipeline import MaskedDiffusionLM
+    from unmask.text_processor import Frame, Generation
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Showing:
 
     def pictures(self, as_json: bool) -> list[Path]:
         """The files to write; what cannot be shown is refused now."""
-        from unmask.pictures.drawing import check_pictures
+        from unmask.plots.replay import check_pictures
 
         if self.watch and as_json:
             raise UnmaskError("--watch is for people and --json for machines; give one of them.")
@@ -140,7 +137,7 @@ def sample(
 
 def _seeds(first: int, count: int) -> range:
     """Those of some texts, as far as there are so many."""
-    from unmask.wishes import check_seeds
+    from unmask.generation_config import check_seeds
 
     check_seeds(first, count)
     return range(first, first + count)
@@ -150,7 +147,7 @@ def _write(
     lm: MaskedDiffusionLM, seeds: range, shown: bool, options: dict[str, Any], **how: Any
 ) -> tuple[list[Generation], list[Frame]]:
     """A text for each seed; where it is to be shown, the first one's frames, of the walk that wrote it."""
-    from unmask.writing import followed
+    from unmask.pipeline import followed
 
     frames = list(followed(lm.stream(**options, seed=seeds[0]), 1, how["progress"])) if shown else []
     done = [frame.finished(seeds[0]) for frame in frames[-1:]]
@@ -178,7 +175,7 @@ def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
-    from unmask.pictures.drawing import draw
+    from unmask.plots.replay import draw
 
     if not pictures:
         return

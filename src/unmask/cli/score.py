@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from unmask.bounds import SCORE_PRECISION
-from unmask.cli.common import BatchSize, BoundSteps, Json, Seed, Where, progress, room_for
-from unmask.cli.grouping import grouped
-from unmask.cli.words import split_texts
+from unmask.cli.common import BatchSize, BoundSteps, Json, Seed, Where, progress, room_for, split_texts
+from unmask.cli.options import grouped
+from unmask.likelihood import SCORE_PRECISION
 
 
 @grouped

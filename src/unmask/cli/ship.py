@@ -41,16 +41,16 @@ def ship(
 
         unmask ship runs/mine models/mine --bound held-out.json --judged judged.json --about data.md
     """
-    from unmask import shipping
+    from unmask.convert import ship as shipping
 
-    parcel = shipping.ship(
+    export = shipping.ship(
         run, out, bounds=bound or (), judged=judged, entropy=entropy, about=about, shard_megabytes=shard_mb
     )
     if as_json:
-        print_json(parcel.as_dict())
+        print_json(export.as_dict())
         return
     console.print(
-        f"Wrote {out}: {parcel.parameters:,} parameters, {parcel.bytes / 1e6:.2f} MB. Next: unmask sample {out}",
+        f"Wrote {out}: {export.parameters:,} parameters, {export.bytes / 1e6:.2f} MB. Next: unmask sample {out}",
         highlight=False,
         soft_wrap=True,
     )

@@ -92,11 +92,11 @@ def train(
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
-    from unmask.training import Interrupted, progress_for, speaks
+    from unmask.training import Interrupted, is_main, progress_for
     from unmask.training import train as run
 
     recipe = _recipe(what, from_, overrides or [])
-    if speaks():
+    if is_main():
         _tell_left_out(recipe)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
@@ -105,14 +105,14 @@ def train(
         report, words = _stopped(stop)
     else:
         report, words = result.as_dict(), _words(result)
-    if speaks():
+    if is_main():
         _say(report, words, as_json)
 
 
 def _recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:
     """What is to be trained; a word before the overrides is the text for a recipe."""
     from unmask.config import is_recipe, source_override
-    from unmask.training.finetune import recipe_from
+    from unmask.training.fine_tuning import recipe_from
 
     if overrides and "=" not in overrides[0]:
         text, *rest = overrides

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from unmask.cli.common import console as standard_output
-from unmask.pictures.colours import code, of_confidence
+from unmask.plots.colours import code, of_confidence
 
 if TYPE_CHECKING:
-    from unmask.scribe import Frame
+    from unmask.text_processor import Frame
 
 SECONDS = 5.0
 """What a walk takes to be followed, where the network is faster."""

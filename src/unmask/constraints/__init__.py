@@ -5,7 +5,6 @@ joins them; `automaton` is what all become, and `binding` says whether a canvas 
 """
 
 from unmask.constraints.automaton import Automaton
-from unmask.constraints.binding import Terms, before_text, bind
 from unmask.constraints.members import (
     Allowed,
     Banned,
@@ -14,7 +13,10 @@ from unmask.constraints.members import (
     Fixed,
     NoWords,
     Regex,
+    Terms,
     Words,
+    before_text,
+    bind,
     constraints_of,
 )
 from unmask.constraints.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.sources import Document
-from unmask.data.sources.pieces import WORD_END
+from unmask.data.sources.base import WORD_END
 from unmask.errors import UnmaskError
 
 Counts = npt.NDArray[np.int64]

@@ -1,17 +1,16 @@
-"""Rows over the tokens of documents: a batch is gathered from the token map, the corpus is never copied.
-
-EOS is not stored with the tokens; a table puts it after a document where the tokenizer has one. Nothing is kept in
-memory for each document: there may be a hundred million.
-"""
+"""Rows of several tables: one after the other, or mixed by weight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from unmask.data.cache import Tokens
-from unmask.data.rows import Flags, Integers, RowBatch, Rows
+from unmask.data.rows import Flags, Integers, RowBatch, Rows, order
 from unmask.errors import UnmaskError
 
 RELEASE_ROWS = 256  # rows after which the pages of the map are given back
@@ -225,3 +224,230 @@ class GivenRows(DocumentRows):
         rows = super()._read(rows_B)
         frozen_BL = np.arange(self.length) < self._given[rows_B][:, None]
         return RowBatch(rows.input_ids, rows.attention_mask, rows.document, frozen_BL)
+
+
+class ItemRows(TokenRows):
+    """What the tables of items have in common: their texts are more than what counts, so bytes are not known."""
+
+    @property
+    def bytes(self) -> int | None:
+        """Not known of the part that counts."""
+        return None
+
+    @property
+    def characters(self) -> int | None:
+        """Not known of the part that counts."""
+        return None
+
+    def _sizes_of(self, counts: Integers | None) -> Integers:
+        return np.zeros(self.documents, dtype=np.int64)
+
+
+class OverlaidRows(ItemRows):
+    """Questions laid over answers of as many tokens: where the two agree the token is given.
+
+    A document is a question, one token between, and an answer. asks: whether the row is all of that; without it, it is
+    the answer alone, in which nothing but the given tokens is left of the question.
+    """
+
+    def __init__(self, tokens: Tokens, length: int, asks: bool) -> None:
+        super().__init__(tokens, length, None, None)
+        self._asks = asks
+        self._size = length if asks else 2 * length + 1
+        self._cells = self._size // 2
+        self._check_sizes()
+        self.counted = len(self) * length
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def _check_sizes(self) -> None:
+        (wrong,) = (np.diff(self._offsets) != self._size).nonzero()
+        if self._size % 2 and not wrong.size:
+            return
+        number = int(wrong[0]) if wrong.size else 0
+        found = len(self.tokens.document(number))
+        raise UnmaskError(
+            f"The policy 'overlaid' needs a question and an answer of equally many tokens with one between, and a "
+            f"data.length of {'all of it' if self._asks else 'the answer'}; {self.tokens.name(number)} has {found} "
+            f"tokens and data.length is {self.length}."
+        )
+
+    def _read(self, rows_B: Integers) -> RowBatch:
+        start_B1 = rows_B[:, None] * self._size
+        question_BN = self._at(start_B1 + np.arange(self._cells))
+        ids_BL = answer_BN = self._at(start_B1 + self._cells + 1 + np.arange(self._cells))
+        frozen_BL = question_BN == answer_BN
+        if self._asks:
+            ids_BL = self._at(start_B1 + np.arange(self._size))
+            told = np.ones((len(rows_B), self._cells + 1), dtype=np.bool_)
+            frozen_BL = np.concatenate([told, frozen_BL], axis=1)
+        document_BL = np.repeat(rows_B[:, None], self.length, axis=1)
+        return RowBatch(ids_BL, np.ones_like(frozen_BL), document_BL, frozen_BL)
+
+    def _at(self, place: Integers) -> Integers:
+        return self._gather(place, np.zeros_like(place, dtype=np.bool_))
+
+
+class PromptedRows(ItemRows, DocumentRows):
+    """One document a row, of which everything up to its first separator token is given."""
+
+    def __init__(
+        self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None, separator: int, text: str
+    ) -> None:
+        super().__init__(tokens, length, eos_id, pad_id, "error")
+        self._separator = separator
+        self._check_separators(text)
+
+    def _check_separators(self, text: str) -> None:
+        for start in range(0, len(self.tokens), BLOCK):
+            offsets = self._offsets[start : start + BLOCK + 1]
+            found = (
+                np.flatnonzero(np.asarray(self.tokens.ids[offsets[0] : offsets[-1]]) == self._separator) + offsets[0]
+            )
+            counts = np.diff(np.searchsorted(found, offsets))
+            if not counts.all():
+                name = self.tokens.name(start + int(counts.argmin()))
+                raise UnmaskError(
+                    f"The policy 'prompted' looks for {text!r} between a question and its answer, and {name} has none; "
+                    "name what stands there in data.policy.separator."
+                )
+
+    def _read(self, rows_B: Integers) -> RowBatch:
+        rows = super()._read(rows_B)
+        is_separator = rows.input_ids == self._separator
+        frozen_BL = is_separator.cumsum(axis=1) - is_separator == 0
+        return RowBatch(rows.input_ids, rows.attention_mask, rows.document, frozen_BL)
+
+
+MIXED_BLOCK = 4096
+"""Samples in which the weights are met exactly."""
+
+
+class JoinedRows(Rows):
+    """The rows of some tables of one length, one table after the other; so are their documents."""
+
+    def __init__(self, tables: Sequence[Rows]) -> None:
+        self.tables = tuple(tables)
+        self.length = tables[0].length
+        self.counted = sum(table.counted for table in tables)
+        self.split_documents = sum(table.split_documents for table in tables)
+        self.truncated_documents = sum(table.truncated_documents for table in tables)
+        self._first_rows = np.cumsum([0, *(len(table) for table in tables)])
+        self._first_documents = np.cumsum([0, *(table.documents for table in tables)])
+
+    def __len__(self) -> int:
+        return int(self._first_rows[-1])
+
+    @property
+    def documents(self) -> int:
+        """Those of all tables."""
+        return int(self._first_documents[-1])
+
+    @property
+    def bytes(self) -> int | None:
+        """UTF-8 bytes of the text in the rows; None where that of one table is not known."""
+        return _sum([table.bytes for table in self.tables])
+
+    @property
+    def characters(self) -> int | None:
+        """Characters of the text in the rows; None where that of one table is not known."""
+        return _sum([table.characters for table in self.tables])
+
+    @property
+    def document_bytes(self) -> Integers:
+        """[documents] UTF-8 bytes of each text; 0 for all where those of one table are not known."""
+        if self.bytes is None:
+            return super().document_bytes
+        return np.concatenate([table.document_bytes for table in self.tables])
+
+    @property
+    def document_characters(self) -> Integers:
+        """[documents] characters of each text; 0 for all where those of one table are not known."""
+        if self.characters is None:
+            return super().document_characters
+        return np.concatenate([table.document_characters for table in self.tables])
+
+    def check_trainable(self) -> None:
+        """Every table must be."""
+        for table in self.tables:
+            table.check_trainable()
+
+    def _read(self, rows_B: Integers) -> RowBatch:
+        table_B = np.searchsorted(self._first_rows, rows_B, side="right") - 1
+        places = [np.flatnonzero(table_B == number) for number in range(len(self.tables))]
+        batches = [self._read_from(number, rows_B[place_b]) for number, place_b in enumerate(places)]
+        back_B = np.argsort(np.concatenate(places))
+        return RowBatch(
+            *(
+                np.concatenate([getattr(batch, name) for batch in batches])[back_B]
+                for name in ("input_ids", "attention_mask", "document", "frozen")
+            )
+        )
+
+    def _read_from(self, number: int, rows_b: Integers) -> RowBatch:
+        batch = self.tables[number][rows_b - self._first_rows[number]]
+        document_bL = np.where(batch.document < 0, -1, batch.document + self._first_documents[number])
+        return replace(batch, document=document_bL)
+
+
+class MixedRows(JoinedRows):
+    """Tables that are sampled in proportion to weights, whatever their sizes.
+
+    Every `BLOCK` samples hold as many of each table as its weight says, in shuffled places. The samples of one table,
+    one after the other, are those that it would give alone.
+    """
+
+    def __init__(self, tables: Sequence[Rows], weights: Sequence[float]) -> None:
+        super().__init__(tables)
+        self.quotas = quotas(weights)
+
+    def sample(self, seed: int, global_indices: npt.ArrayLike) -> Integers:
+        """The row that each sample of a training run reads: a function of seed and index alone."""
+        indices = np.asarray(global_indices, dtype=np.int64)
+        block, place = np.divmod(indices.ravel(), MIXED_BLOCK)
+        table, draw = np.empty_like(block), np.empty_like(block)
+        for number in np.unique(block):
+            here = block == number
+            tables, nths = _places(seed, int(number), self.quotas)
+            table[here], nth = tables[place[here]], nths[place[here]]
+            draw[here] = number * np.array(self.quotas)[table[here]] + nth
+        return self._rows_of(seed, table, draw).reshape(indices.shape)
+
+    def _rows_of(self, seed: int, table: Integers, draw: Integers) -> Integers:
+        rows = np.empty_like(draw)
+        for number in np.unique(table):
+            here = table == number
+            rows[here] = self._first_rows[number] + self.tables[number].sample(seed, draw[here])
+        return rows
+
+
+def quotas(weights: Sequence[float]) -> tuple[int, ...]:
+    """How many of a block's samples each weight gets: rounded down, the rest to the largest remainders."""
+    shares = MIXED_BLOCK * np.array(weights) / sum(weights)
+    whole = np.floor(shares).astype(np.int64)
+    largest_first = np.argsort(whole - shares, kind="stable")
+    whole[largest_first[: MIXED_BLOCK - whole.sum()]] += 1
+    if not whole.all():
+        least = int(whole.argmin())
+        raise UnmaskError(
+            f"Part {least + 1} of the mixture has the weight {weights[least]:.3g} of {sum(weights):.3g}, less than one "
+            f"sample in {BLOCK}; raise it or leave the part out."
+        )
+    return tuple(whole.tolist())
+
+
+@lru_cache(maxsize=16)
+def _places(seed: int, block: int, quotas: tuple[int, ...]) -> tuple[Integers, Integers]:
+    """For each place of a block the table it reads, and how many places of that table come before it in the block."""
+    shuffled = order(seed, block, MIXED_BLOCK, np.arange(MIXED_BLOCK))
+    table = np.searchsorted(np.cumsum(quotas), shuffled, side="right")
+    nth = np.empty_like(table)
+    for number, quota in enumerate(quotas):
+        nth[table == number] = np.arange(quota)
+    return table, nth
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

@@ -6,24 +6,23 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask import shelf
-from unmask.bounds import Bound
+from unmask.checkpoint import DEFAULT_MODEL, DEFAULT_TWIN
 from unmask.config import Recipe, read_recipe
-from unmask.data.tokenizers import encode
+from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
-from unmask.files import must_be_new, must_be_writable
-from unmask.generation import MaskedDiffusionLM, load
-from unmask.plots.runs import read_run
-from unmask.samplers.draws import TokenRule
-from unmask.training.loop import train
-from unmask.training.progress import Progress
-from unmask.training.runfolder import clear_abandoned, find_latest
-from unmask.training.start import find_start
+from unmask.io import must_be_new, must_be_writable
+from unmask.likelihood import Bound
+from unmask.pipeline import MaskedDiffusionLM, load
+from unmask.plots.curves import read_run
+from unmask.samplers.token_sampling import TokenSampler
+from unmask.training.callbacks import Progress
+from unmask.training.checkpointing import clear_abandoned, find_latest, find_start
+from unmask.training.trainer import train
 
 STORIES = 2
 CALLS = 64
-WRITING = TokenRule(top_p=0.9)
-FILLING = TokenRule(top_p=0.5)
+WRITING = TokenSampler(top_p=0.9)
+FILLING = TokenSampler(top_p=0.5)
 PRECISION = 0.1
 """Bits per token to which the bound of the story and its reverse together is known; that of each is known less well."""
 BLANKS = (
@@ -65,7 +64,7 @@ class Scores:
 
 def open_pair() -> tuple[MaskedDiffusionLM, MaskedDiffusionLM]:
     """The model that ships and its autoregressive twin."""
-    return load(shelf.DEFAULT), load(shelf.TWIN)
+    return load(DEFAULT_MODEL), load(DEFAULT_TWIN)
 
 
 def fill_blanks(lm: MaskedDiffusionLM) -> list[str]:

@@ -1,17 +1,18 @@
-"""Held-out rows for a checkpoint: its own validation split, or any text, under its own length policy."""
+"""What a checkpoint was trained on, for evaluations that ask about just that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import Any, TypeVar
 
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.rows import Rows
-from unmask.data.sources import Document, source_named
+from unmask.data.sources import Document, Source, source_named
 from unmask.data.split import Corpus, marks_of, prepare
 from unmask.errors import UnmaskError
-from unmask.generation import MaskedDiffusionLM
+from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import build
 
 
@@ -58,3 +59,17 @@ def _corpus(lm: MaskedDiffusionLM) -> Corpus:
         raise UnmaskError(
             f"The text that this checkpoint was trained on cannot be read ({reason}); name texts with --data."
         ) from error
+
+
+S = TypeVar("S", bound=Source)
+
+
+def trained_on(lm: MaskedDiffusionLM, kind: type[S], words: str, recipes: str) -> S:
+    """The source of a checkpoint's training data, which must be of a kind; `words` for it and `recipes` that train on
+    it are for the error otherwise."""
+    described: dict[str, Any] = lm.card.protocol.get("data", {}).get("source", {})
+    source = build("source", described) if described else None
+    if isinstance(source, kind):
+        return source
+    was = f"was trained on the source '{described['name']}'" if described else "does not say what it was trained on"
+    raise UnmaskError(f"The checkpoint '{lm.path}' {was}, not on {words}; make one with {recipes}.")

@@ -1,8 +1,4 @@
-"""What a law is: something measured for one member of an axis, against the most it may be.
-
-A law is written once, for every member of an axis to which it applies. Whoever registers a member is judged by all of
-them, in the tests and in `unmask doctor`, without writing a line here.
-"""
+"""The laws on another device. They are written without one; here they are carried to a GPU as they stand."""
 
 from __future__ import annotations
 
@@ -10,9 +6,14 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from unmask import registry
 from unmask.registry import Component
@@ -204,3 +205,67 @@ def _describe_option(value: Any) -> str:
     if isinstance(value, Component):
         return describe(value)
     return f"({value[0]:.3g}, ...)" if isinstance(value, tuple) else str(value)
+
+
+LEAST_EXPECTED = 5.0
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """The p-value of Pearson's test of counts [K] against a law [K]; rare outcomes are counted together.
+
+    An outcome of probability 0 that was seen gives 0.
+    """
+    total = float(counts.sum())
+    if bool((counts[law <= 0] > 0).any()):
+        return 0.0
+    expected = law * total
+    rare = expected < LEAST_EXPECTED
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]]).double()
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    kept = expected > 0
+    statistic = ((counts - expected).square()[kept] / expected[kept]).sum()
+    degrees = int(kept.sum()) - 1
+    if degrees < 1:
+        return 1.0
+    return float(torch.special.gammaincc(torch.tensor(degrees / 2, dtype=torch.float64), statistic / 2))
+
+
+def deviations(samples: Tensor, value: float) -> float:
+    """How many standard errors the mean of independent samples [R] is from a value."""
+    error = float(samples.std()) / math.sqrt(len(samples))
+    return abs(float(samples.mean()) - value) / max(error, 1e-12)
+
+
+@contextmanager
+def on(device: torch.device | str) -> Iterator[None]:
+    """What is computed in this block is computed on a device: new tensors are made there, those of the CPU follow."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        yield
+        return
+    with device, _Gathering(device):
+        yield
+
+
+class _Gathering(TorchFunctionMode):
+    """Every operation finds its tensors on one device. Only random numbers are made where their generator lives."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = {name: self._here(value) for name, value in (kwargs or {}).items()}
+        if options.get("generator") is not None:
+            options.setdefault("device", options["generator"].device)
+        return function(*map(self._here, args), **options)
+
+    def _here(self, argument: Any) -> Any:
+        # by hand, since pytree takes longer than the operations of the laws themselves
+        if isinstance(argument, Tensor):
+            return argument.to(self.device) if argument.device.type != self.device.type else argument
+        if type(argument) in (list, tuple):
+            return type(argument)(map(self._here, argument))
+        return argument

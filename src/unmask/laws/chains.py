@@ -5,25 +5,236 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.laws import exact, orders, remasking
+from unmask.laws import exact
 from unmask.laws.base import LawBroken, describe
 from unmask.laws.tables import every_canvas
-from unmask.samplers import ordered
-from unmask.samplers.adaptive import EntropyBounded, Threshold
-from unmask.samplers.analytic import Analytic
-from unmask.samplers.ar import LeftToRight
+from unmask.samplers.analytic import AnalyticSampler
+from unmask.samplers.ancestral import AncestralSampler
+from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Sampler
-from unmask.samplers.corrector import Corrector
-from unmask.samplers.ordered import Ordered
-from unmask.samplers.remdm import ReMDM
-from unmask.samplers.reveal import Reveal
+from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, portions
+from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
+
+Chances = list[list[float]]
+"""x_theta at every position of a canvas."""
+Sets = list[tuple[float, tuple[int, ...]]]
+Canvases = list[tuple[tuple[int, ...], float]]
+Choice = Callable[[Chances, list[int], int], Sets]
+"""(x_theta, masked positions, call): the sets of positions that the call may write, each with its chance."""
+
+
+def chosen_law(denoiser: Any, start: Tensor, choose: Choice) -> Tensor:
+    """[V^L] the law of finished canvases when each call from `start` [L] writes what `choose` says.
+
+    The network is told how much of what is to be written is.
+    """
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    canvases = every_canvas(V, len(start))
+    written = 1.0 - (canvases == mask).sum(dim=1).double() / max(1, int((start == mask).sum()))
+    x_theta = exact.log_conditionals(denoiser, canvases, written).exp().tolist()
+    law = {tuple(start.tolist()): 1.0}
+    for call in itertools.count():
+        if not any(mask in z for z in law):
+            break
+        after: dict[tuple[int, ...], float] = {}
+        for z, chance in law.items():
+            said = x_theta[sum(token * V**position for position, token in enumerate(z))]
+            for new, likely in _next(z, said, mask, choose, call):
+                after[new] = after.get(new, 0.0) + chance * likely
+        law = after
+    out = torch.zeros(len(canvases), dtype=torch.float64)
+    for z, chance in law.items():
+        out[sum(token * V**position for position, token in enumerate(z))] = chance
+    return out
+
+
+def _next(z: tuple[int, ...], said: Chances, mask: int, choose: Choice, call: int) -> Canvases:
+    """The canvases that one call can make of another, with their chances."""
+    masked = [position for position, token in enumerate(z) if token == mask]
+    if not masked:
+        return [(z, 1.0)]
+    out: Canvases = []
+    for chance, places in choose(said, masked, call):
+        for tokens in itertools.product(range(len(said[0])), repeat=len(places)):
+            new = list(z)
+            for place, token in zip(places, tokens, strict=True):
+                new[place] = token
+            likely = math.prod(said[place][token] for place, token in zip(places, tokens, strict=True))
+            if likely:
+                out.append((tuple(new), chance * likely))
+    return out
+
+
+def in_portions(order: str, portions: list[int]) -> Choice:
+    """So many positions a call, in an order."""
+
+    def choose(said: Chances, masked: list[int], call: int) -> Sets:
+        if order == "uniform":
+            sets = list(itertools.combinations(masked, portions[call]))
+            return [(1.0 / len(sets), one) for one in sets]
+        return [(1.0, tuple(_best_first(order, said, masked)[: portions[call]]))]
+
+    return choose
+
+
+def above(threshold: float, by: str) -> Choice:
+    """All positions that are likelier right than a threshold, as the network or its planner thinks, or the surest."""
+    worth = _planned if by == "planner" else max
+
+    def choose(said: Chances, masked: list[int], call: int) -> Sets:
+        sure = tuple(position for position in masked if worth(said[position]) > threshold)
+        return [(1.0, sure or tuple(_best_first(by, said, masked)[:1]))]
+
+    return choose
+
+
+def within_entropy(gamma: float) -> Choice:
+    """The largest set, in order of entropy, whose sum of entropies less the largest is at most gamma."""
+
+    def choose(said: Chances, masked: list[int], call: int) -> Sets:
+        ranked = _best_first("entropy", said, masked)
+        sums = [sum(_entropy(said[position]) for position in ranked[:size]) for size in range(len(masked))]
+        return [(1.0, tuple(ranked[: sum(one <= gamma for one in sums)]))]
+
+    return choose
+
+
+def _best_first(order: str, said: Chances, masked: list[int]) -> list[int]:
+    """Masked positions in their order; of equal ones the first is first."""
+    worth: dict[str, Callable[[int], float]] = {
+        "left_to_right": lambda position: -position,
+        "confidence": lambda position: max(said[position]),
+        "margin": lambda position: sorted(said[position])[-1] - sorted(said[position])[-2],
+        "entropy": lambda position: -_entropy(said[position]),
+        "planner": lambda position: _planned(said[position]),
+    }
+    return sorted(masked, key=lambda position: -worth[order](position))
+
+
+def _planned(row: list[float]) -> float:
+    """The chance that the planner of a table gives."""
+    return 1 / (1 + math.exp(-4 * sum(p * math.sin(2 * token + 1) for token, p in enumerate(row))))
+
+
+def _entropy(row: list[float]) -> float:
+    return -sum(p * math.log(p) for p in row if p)
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Different walks: canvases [S, L], the chance [S, L] that each token had when it was written (0 where none is
+    remembered), and how likely each walk is [S]."""
+
+    ids: Tensor
+    trust: Tensor
+    chance: Tensor
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step from the mask rate `rate_t` to `rate_s` that masks a token again with a chance `remask`, at most `limit`.
+
+    `by_trust`: that chance is shared out among the tokens by how unlikely they were.
+    """
+
+    rate_t: float
+    rate_s: float
+    remask: float = 0.0
+    limit: float = 1.0
+    by_trust: bool = False
+
+
+def remasking_law(denoiser: Any, start: Tensor, turns: list[Turn]) -> Tensor:
+    """[V^L] the law of finished canvases from `start` [L], whose given tokens stay."""
+    walks = _at(start)
+    open_ = start == denoiser.config.mask_token_id
+    for turn in turns:
+        walks = take_turn(denoiser, walks, open_, turn)
+    return _law(walks, denoiser.config.vocab_size)
+
+
+def correcting_law(denoiser: Any, start: Tensor, levels: list[float], calls: int, fraction: float) -> Tensor:
+    """[V^L] the law of finished canvases when steps between mask rates and corrections of the lower one take turns."""
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    walks, open_ = _at(start), start == mask
+    steps = list(itertools.pairwise(levels))
+    for call in range(calls):
+        rate_t, rate_s = steps[call // 2]
+        if call % 2:
+            rate_t = 1.0 - (1.0 - fraction) * (1.0 - rate_s)
+            kept = torch.nn.functional.one_hot(walks.ids, V).double()
+            gone = torch.nn.functional.one_hot(torch.tensor(mask), V).double()
+            walks = _move(walks, torch.where(open_[:, None], (1.0 - fraction) * kept + fraction * gone, kept), None)
+        x_theta = exact.log_conditionals(denoiser, walks.ids, 1.0 - rate_t).exp()
+        walks = _move(walks, exact.bayes(x_theta, walks.ids, rate_s, rate_t, mask), None)
+    return _law(walks, V)
+
+
+def take_turn(denoiser: Any, walks: Walks, open_: Tensor, turn: Turn) -> Walks:
+    """Walks one step later. What is masked is written with the chance that makes the share of masks `rate_s`, if it was
+    `rate_t`: alpha_s = (1 - rho) alpha_t + (1 - alpha_t) write."""
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    x_theta = exact.log_conditionals(denoiser, walks.ids, 1.0 - turn.rate_t).exp()
+    write = ((1 - turn.rate_s) - (1 - turn.remask) * (1 - turn.rate_t)) / turn.rate_t
+    kept = torch.nn.functional.one_hot(walks.ids, V).double()
+    gone = torch.nn.functional.one_hot(torch.tensor(mask), V).double()
+    rho = _shared(walks, open_, turn, mask)[..., None]
+    masked = (walks.ids == mask)[..., None]
+    kernel = torch.where(masked, write * x_theta + (1 - write) * gone, (1 - rho) * kept + rho * gone)
+    return _move(walks, torch.where(open_[:, None], kernel, kept), x_theta if turn.by_trust else None)
+
+
+def _shared(walks: Walks, open_: Tensor, turn: Turn, mask: int) -> Tensor:
+    """[S, L] the chance that each token is masked again."""
+    if not turn.by_trust:
+        return torch.full(walks.ids.shape, turn.remask, dtype=torch.float64)
+    written = (walks.ids != mask) & open_
+    weight = (-walks.trust).exp() * written
+    share = weight / weight.sum(dim=1, keepdim=True).clamp_min(1e-300)
+    return (turn.remask * written.sum(dim=1, keepdim=True) * share).clamp_max(turn.limit)
+
+
+def _at(start: Tensor) -> Walks:
+    nothing = torch.zeros(1, len(start), dtype=torch.float64)
+    return Walks(start[None], nothing, torch.ones(1, dtype=torch.float64))
+
+
+def _move(walks: Walks, kernel_SLV: Tensor, x_theta: Tensor | None) -> Walks:
+    """Every walk to every canvas that it may become; with `x_theta` [S, L, V] what is written is remembered."""
+    _, L, V = kernel_SLV.shape
+    canvases = every_canvas(V, L)
+    each = torch.stack([kernel_SLV[:, place, token] for place, token in enumerate(canvases.T)])
+    likely = walks.chance[:, None] * each.prod(dim=0)
+    walk, canvas = likely.nonzero(as_tuple=True)
+    ids, trust = canvases[canvas], torch.zeros(len(walk), L, dtype=torch.float64)
+    if x_theta is not None:
+        fresh = x_theta[walk].gather(2, ids[..., None])[..., 0]
+        trust = torch.where(walks.ids[walk] == ids, walks.trust[walk], fresh)
+    return _merged(ids, trust, likely[walk, canvas])
+
+
+def _merged(ids: Tensor, trust: Tensor, chance: Tensor) -> Walks:
+    """Walks that differ in nothing, as one."""
+    seen, number = torch.cat([ids.double(), trust], dim=1).unique(dim=0, return_inverse=True)
+    total = torch.zeros(len(seen), dtype=torch.float64).index_add(0, number, chance)
+    return Walks(seen[:, : ids.shape[1]].long(), seen[:, ids.shape[1] :], total)
+
+
+def _law(walks: Walks, vocab_size: int) -> Tensor:
+    length = walks.ids.shape[1]
+    code = (walks.ids * vocab_size ** torch.arange(length)).sum(dim=1)
+    return torch.zeros(vocab_size**length, dtype=torch.float64).index_add(0, code, walks.chance)
+
 
 V, L, MASK = 4, 3, 1
 BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
@@ -39,8 +250,8 @@ def chain_of(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
     )
 
 
-@chain_of.register(Reveal)
-def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(AncestralSampler)
+def reveal_chain(sampler: AncestralSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Ancestral sampling in T steps of the posterior, or the limit of one position at a time."""
     if sampler.steps is None:
         return over_canvases(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
@@ -48,45 +259,45 @@ def reveal_chain(sampler: Reveal, denoiser: Any, start: Tensor) -> Tensor:
     return exact.step_law(denoiser, start, rates)
 
 
-@chain_of.register(Analytic)
-def analytic_chain(sampler: Analytic, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(AnalyticSampler)
+def analytic_chain(sampler: AnalyticSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Steps of the scores themselves, whatever their mass."""
     rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
     return exact.score_law(denoiser, start, rates)
 
 
-@chain_of.register(LeftToRight)
-def left_to_right_chain(sampler: LeftToRight, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(AutoregressiveSampler)
+def left_to_right_chain(sampler: AutoregressiveSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Every masked position from the tokens before it."""
     return over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
 
 
-@chain_of.register(Ordered)
-def ordered_chain(sampler: Ordered, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(OrderedSampler)
+def ordered_chain(sampler: OrderedSampler, denoiser: Any, start: Tensor) -> Tensor:
     """The planned number of positions in their order, or any of them by lot."""
-    portions = ordered.portions(int((start == MASK).sum()), sampler.steps, sampler.pace)
-    return orders.chosen_law(denoiser, start, orders.in_portions(sampler.order, portions))
+    counts = portions(int((start == MASK).sum()), sampler.steps, sampler.pace)
+    return chosen_law(denoiser, start, in_portions(sampler.order, counts))
 
 
-@chain_of.register(Threshold)
-def threshold_chain(sampler: Threshold, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(ThresholdSampler)
+def threshold_chain(sampler: ThresholdSampler, denoiser: Any, start: Tensor) -> Tensor:
     """All positions that are sure enough."""
-    return orders.chosen_law(denoiser, start, orders.above(sampler.above, sampler.by))
+    return chosen_law(denoiser, start, above(sampler.above, sampler.by))
 
 
-@chain_of.register(EntropyBounded)
-def entropy_bounded_chain(sampler: EntropyBounded, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(EntropyBoundedSampler)
+def entropy_bounded_chain(sampler: EntropyBoundedSampler, denoiser: Any, start: Tensor) -> Tensor:
     """The largest set in order of entropy that the bound allows."""
-    return orders.chosen_law(denoiser, start, orders.within_entropy(sampler.gamma))
+    return chosen_law(denoiser, start, within_entropy(sampler.gamma))
 
 
-@chain_of.register(ReMDM)
-def remasking_chain(sampler: ReMDM, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(ReMDMSampler)
+def remasking_chain(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Tensor:
     """T steps that mask again with the chance of the strategy."""
-    return remasking.remasking_law(denoiser, start, turns(sampler))
+    return remasking_law(denoiser, start, turns(sampler))
 
 
-def turns(sampler: ReMDM) -> list[remasking.Turn]:
+def turns(sampler: ReMDMSampler) -> list[Turn]:
     """The strategies, one step at a time."""
     hold = float(sampler.schedule.inverse(torch.tensor(sampler.alpha_on, dtype=torch.float64)))
     turns = []
@@ -98,24 +309,24 @@ def turns(sampler: ReMDM) -> list[remasking.Turn]:
         remask = sampler.eta * limit if sampler.strategy == "rescale" else min(sampler.eta, limit)
         if sampler.strategy == "loop" and not (s >= sampler.t_off and t <= sampler.t_on):
             remask = 0.0
-        turns.append(remasking.Turn(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
+        turns.append(Turn(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
     return turns
 
 
-def _held(sampler: ReMDM, time: float, hold: float) -> float:
+def _held(sampler: ReMDMSampler, time: float, hold: float) -> float:
     """The time of the schedule at a time of a loop, which stands still from `t_on` down to `t_off`."""
     if time > sampler.t_on:
         return hold + (1 - hold) * (time - sampler.t_on) / (1 - sampler.t_on)
     return hold if time >= sampler.t_off else hold * time / sampler.t_off
 
 
-@chain_of.register(Corrector)
-def correcting_chain(sampler: Corrector, denoiser: Any, start: Tensor) -> Tensor:
+@chain_of.register(CorrectorSampler)
+def correcting_chain(sampler: CorrectorSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Steps of ancestral sampling and corrections by turns."""
     steps = -(-sampler.steps // 2)
     time = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
     rates = sampler.schedule.mask_rate(time).tolist()
-    return remasking.correcting_law(denoiser, start, rates, sampler.steps, sampler.fraction)
+    return correcting_law(denoiser, start, rates, sampler.steps, sampler.fraction)
 
 
 def over_canvases(denoiser: Any, start: Tensor, nll: Callable[[Tensor], Tensor]) -> Tensor:

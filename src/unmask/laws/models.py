@@ -12,13 +12,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from unmask import losses
-from unmask.batch import Batch
 from unmask.laws import exact
-from unmask.laws.averages import average
 from unmask.laws.base import Finding, describe, law, members
+from unmask.laws.objectives import average
+from unmask.models import cross_entropy as losses
 from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.objectives.subs import MaskCount
+from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.samplers.base import Canvas, sample
 from unmask.schedules import LogLinear
@@ -112,7 +112,7 @@ def selected_rows_are_dense_rows(spec: Any) -> Iterator[Finding]:
         if objective.causal == spec.causal and not objective.plans:
             dense = _with_gradients(objective, Dense(net), net, batch, noise)
             rows = _with_gradients(objective, net, net, batch, noise)
-            with mock.patch.object(losses, "LOGITS_PER_CHUNK", 3 * V):
+            with mock.patch.object(losses, "LOGITS_PER_REDUCTION", 3 * V):
                 chunks = _with_gradients(objective, net, net, batch, noise)
             yield Finding(_apart(rows, dense), CLOSE, f"{describe(objective)}: rows against dense, relative")
             yield Finding(

@@ -5,24 +5,228 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch
 from unmask.laws import exact
-from unmask.laws.averages import average, likelihood, reference
-from unmask.laws.base import STEPS, Finding, describe, law, members
-from unmask.laws.planning import is_bound
-from unmask.laws.statistics import deviations
-from unmask.laws.tables import Data, Watched, markov_joint, random_causal_table, random_joint, random_table
+from unmask.laws.base import STEPS, Finding, LawBroken, describe, deviations, law, members
+from unmask.laws.tables import (
+    Data,
+    Watched,
+    every_canvas,
+    markov_joint,
+    odds,
+    random_causal_table,
+    random_joint,
+    random_table,
+)
+from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.objectives.d3pm import D3PM
 from unmask.objectives.sedd import SEDD, log_score, log_score_to_x, x_to_log_score
-from unmask.objectives.subs import Subs
-from unmask.schedules import LogLinear, Schedule
-from unmask.times import draw_times
+from unmask.objectives.subs import MaskCount, Subs
+from unmask.process import Batch
+from unmask.schedules import LogLinear, Schedule, draw_times
+
+
+@dataclass(frozen=True)
+class NoiseDraws:
+    """Noise that meets every case once, and the probability [N] of each case."""
+
+    noise: Noise
+    weight: Tensor
+
+
+@singledispatch
+def draws_of(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
+    """All cases of the noise of an objective, or a message that says what to write for a new one."""
+    raise LawBroken(
+        f"The laws cannot average {describe(objective)} over its noise: write a function (objective, schedule, open) "
+        f"-> Draws that enumerates it and register it with @draws_of.register({type(objective).__name__}), see "
+        "unmask.laws.objectives."
+    )
+
+
+@draws_of.register(Subs)
+@draws_of.register(D3PM)
+@draws_of.register(SEDD)
+def threshold_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
+    """Those that mask where u < 1 - alpha(t), t uniform or on the grid i/T: every t with every set of small u."""
+    steps = getattr(objective, "steps", None)
+    t, weight = exact.over_time(schedule.bends()) if steps is None else _one_a_step(steps)
+    rate = schedule.mask_rate(t if steps is None else torch.ceil(t * steps) / steps)
+    small = every_canvas(2, len(open_)).bool()
+    u = torch.where(small, 0.5 * rate[:, None, None], 0.5 + 0.5 * rate[:, None, None])
+    chance = torch.where(small, rate[:, None, None], 1.0 - rate[:, None, None]).prod(dim=-1)
+    return NoiseDraws(Noise(t.repeat_interleave(len(small)), u.flatten(0, 1)), (weight[:, None] * chance).flatten())
+
+
+@draws_of.register(MaskCount)
+def count_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
+    """n = ceil(t L) of the open u are the smallest, any set of them, and the n-th of them is Beta(n, L - n + 1).
+
+    Positions that are not open get smaller numbers still, which must not matter.
+    """
+    length = int(open_.sum())
+    small = every_canvas(2, len(open_)).bool()
+    small = small[(small & ~open_).sum(dim=1).eq(0) & small.any(dim=1)]
+    n = small.sum(dim=1)
+    node, weight = exact.gauss_legendre(16)
+    sets = torch.tensor([math.comb(length, int(k)) for k in n], dtype=torch.float64)
+    density = n[:, None] * sets[:, None] * node ** (n[:, None] - 1) * (1.0 - node) ** (length - n[:, None])
+    chance = density * weight / sets[:, None] / length
+    u = torch.where(small[:, None], node[:, None] * _descending(small)[:, None], 0.5 + 0.5 * node[:, None])
+    u = torch.where(open_, u, 1e-6)
+    t = ((n - 0.5) / length)[:, None].expand_as(chance)
+    return NoiseDraws(Noise(t.flatten(), u.flatten(0, 1)), chance.flatten())
+
+
+@draws_of.register(AR)
+def no_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
+    """Nothing is random."""
+    one = torch.ones(1, dtype=torch.float64)
+    return NoiseDraws(Noise(0.5 * one, torch.full((1, len(open_)), 0.5, dtype=torch.float64)), one)
+
+
+def average(objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, open_: Tensor) -> Tensor:
+    """[L] the nats of the objective at each position of a text [L], averaged exactly over its noise."""
+    draws = draws_of(objective, schedule, open_)
+    count = len(draws.weight)
+    batch = Batch.of(text.expand(count, -1), frozen=(~open_).expand(count, -1))
+    with torch.no_grad():
+        terms = objective.loss(denoiser, batch, schedule, draws.noise)
+    return (draws.weight[:, None] * terms.nelbo.double()).sum(dim=0)
+
+
+def reference(objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, open_: Tensor) -> Tensor:
+    """[L] what the objective should be worth at each position, by what it declares itself to be."""
+    if objective.causal:
+        return exact.left_to_right_nll(denoiser, text[None], open_)[0]
+    rates = rates_of(objective, schedule)
+    if rates is None:
+        return exact.continuous_bound(denoiser, text[None], open_)[0]
+    switches = (objective.needs_mask_logit, not objective.needs_visible_rows)
+    return exact.step_bound(denoiser, text[None], open_, rates, *switches)[0]
+
+
+def likelihood(objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, open_: Tensor) -> float:
+    """-log p(text) of the very process whose bound the objective is."""
+    if objective.causal:
+        return float(exact.left_to_right_nll(denoiser, text[None], open_).sum())
+    rates = rates_of(objective, schedule)
+    if rates is None:
+        return float(exact.any_order_nll(denoiser, text[None], open_))
+    start = text.masked_fill(open_, denoiser.config.mask_token_id)
+    law_of_x = exact.step_law(denoiser, start, rates, objective.needs_mask_logit)
+    if objective.needs_visible_rows:
+        law_of_x = exact.rewritten(denoiser, law_of_x, open_, objective.needs_mask_logit)
+    code = int((text * denoiser.config.vocab_size ** torch.arange(len(text))).sum())
+    return -math.log(float(law_of_x[code]))
+
+
+def rates_of(objective: Objective, schedule: Schedule) -> Tensor | None:
+    """[T + 1] 1 - alpha on the grid of an objective that has steps; None in continuous time."""
+    steps = getattr(objective, "steps", None)
+    return None if steps is None else schedule.mask_rate(torch.arange(steps + 1, dtype=torch.float64) / steps)
+
+
+def _one_a_step(steps: int) -> tuple[Tensor, Tensor]:
+    """[T] a time inside every step, and their equal weights."""
+    t = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
+    return t, torch.full_like(t, 1 / steps)
+
+
+def _descending(small: Tensor) -> Tensor:
+    """[S, L] 1 at the first member of each set, and smaller and smaller numbers at the others."""
+    rank = small.long().cumsum(dim=1)
+    return torch.where(small, 1.0 / rank.clamp_min(1), 1.0).double()
+
+
+PLANNER_TEXT, PLANNER_MASK = torch.tensor([2, 0, 3]), 1
+RATES = torch.tensor([0.0, 2.0**-33, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0])
+
+
+def is_bound(objective: Objective) -> bool:
+    """Whether the value of an objective bounds -log p of a text."""
+    return not objective.plans
+
+
+def plans(objective: Objective) -> bool:
+    """Whether it trains a planner."""
+    return objective.plans
+
+
+@law("objective", when=plans)
+def planner_pays_for_its_surprise(objective: Objective) -> Iterator[Finding]:
+    """The loss at a masked position is -log of the chance that the planner gave to what is true of it: that the most
+    likely token is the text's, or that it is not. Nothing else is counted."""
+    for schedule in members("schedule"):
+        for conditioned in (False, True):
+            denoiser: Any = Watched(random_table(conditioned=conditioned))
+            terms = objective.loss(denoiser, Batch.of(PLANNER_TEXT.expand(len(RATES), -1)), schedule, _noise())
+            should = _surprise(denoiser)
+            apart = (terms.nelbo - should).abs().max()
+            yield Finding(float(apart), 1e-5, f"nats from the enumerated loss with {describe(schedule)}")
+            uncounted = int((terms.counted != (denoiser.calls[0] == PLANNER_MASK)).sum())
+            yield Finding(uncounted, 0, "positions counted that are not masked, or the reverse")
+            yield Finding(abs(float(terms.trained - should.sum())), 1e-4, "nats between the loss and what is trained")
+
+
+@law("objective", when=plans)
+def denoiser_learns_nothing(objective: Objective) -> Iterator[Finding]:
+    """Gradients reach the planner, all finite, and nothing of the denoiser."""
+    table = _Learning(random_table())
+    terms = objective.loss(table, Batch.of(PLANNER_TEXT.expand(len(RATES), -1)), LogLinear(), _noise())
+    denoiser, planner = torch.autograd.grad(terms.trained, [table.logits, table.scale], allow_unused=True)
+    yield Finding(float(denoiser is not None), 0, "gradients that reach the denoiser")
+    yield Finding(float(not (planner.isfinite() and planner != 0)), 0, "planners without a finite gradient")
+
+
+@law("objective", when=plans)
+def planner_sees_open_tokens_alone(objective: Objective) -> Iterator[Finding]:
+    """Frozen tokens and pads are never corrupted nor counted."""
+    denoiser: Any = Watched(random_table())
+    attention, frozen = torch.tensor([True, True, False]), torch.tensor([True, False, False])
+    size = len(RATES)
+    batch = Batch.of(PLANNER_TEXT.expand(size, -1), attention.expand(size, -1), frozen.expand(size, -1))
+    terms = objective.loss(denoiser, batch, LogLinear(), _noise())
+    yield Finding(float((terms.counted & ~batch.open).sum()), 0, "positions counted that are not open")
+    yield Finding(float(terms.nelbo[~batch.open].abs().sum()), 0, "nats where nothing is counted")
+    touched = (denoiser.calls[0] != batch.input_ids)[~batch.open].sum()
+    yield Finding(float(touched), 0, "tokens corrupted that are frozen or pads")
+
+
+class _Learning:
+    """A table whose logits could learn, and a planner that says `scale` times what the table's own says."""
+
+    def __init__(self, table: Any) -> None:
+        self.table, self.config = table, table.config
+        self.logits = table.logits.requires_grad_()
+        self.scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+        self.hidden, self.head = table.hidden, table.head
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """The log-odds [N] of rows [N, V]."""
+        return self.scale * self.table.plan(rows, log_top)
+
+
+def _noise() -> Noise:
+    return Noise(RATES, torch.linspace(0.001, 0.999, len(RATES) * 3).view(3, -1).T)
+
+
+def _surprise(denoiser: Watched) -> Tensor:
+    """[B, L] by the definition, at what a denoiser was asked."""
+    z, alpha = denoiser.calls[0], denoiser.alphas[0]
+    assert alpha is not None
+    p = exact.log_conditionals(denoiser.denoiser, z, alpha.double()).exp()
+    right = p.argmax(dim=-1) == PLANNER_TEXT
+    chance = torch.sigmoid(odds(p))
+    return -torch.where(right, chance, 1 - chance).log() * (z == PLANNER_MASK)
+
 
 V, L, MASK = 4, 3, 1
 TOLERANCE = 1e-5

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from unmask import random
 from unmask.constraints import Automaton, Banned, Vocabulary, Words, bind
-from unmask.constraints.binding import can_accept
+from unmask.constraints.members import can_accept
+from unmask.constraints.sampling import Conditioned
 from unmask.laws import exact
-from unmask.laws.base import Finding, law
+from unmask.laws.base import Finding, chi_square, law
 from unmask.laws.chains import BLANK, MASK, STARTED, L, V, chain_of
-from unmask.laws.statistics import chi_square
 from unmask.laws.tables import (
     CausalTable,
     SameRow,
@@ -35,8 +35,7 @@ from unmask.laws.tables import (
 )
 from unmask.random import Purpose
 from unmask.samplers.base import Canvas, Sampler, State, sample, walk
-from unmask.samplers.conditioned import Conditioned
-from unmask.samplers.draws import TokenRule
+from unmask.samplers.token_sampling import TokenSampler
 
 SAMPLES = 16384
 UNLIKELY = 4.0
@@ -159,7 +158,7 @@ def constraints_are_kept(sampler: Sampler) -> Iterator[Finding]:
     """What is written satisfies a constraint, whatever is given, in as many calls as without one, and every sequence is
     bit for bit the same in company and alone (laws 7 and 8)."""
     canvas, denoiser = _ragged(), denoisers(sampler)[-1]
-    rule = Conditioned(TokenRule(), _two_then_three(), canvas.ids.device)
+    rule = Conditioned(TokenSampler(), _two_then_three(), canvas.ids.device)
     rows = [b for b in range(len(canvas.ids)) if can_accept(rule.automaton, _own(canvas, b), MASK)]
     some = _rows(canvas, rows)
     together = sample(sampler, denoiser, some, rule)

@@ -6,9 +6,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from unmask.models.build import SIZES, CausalSpec, CheckpointSpec, DiTSpec
 from unmask.models.causal import CausalLM
-from unmask.models.config import EPSILON, CausalConfig, DiTConfig
+from unmask.models.config import EPSILON, CausalConfig, Denoiser, DiTConfig
 from unmask.models.dit import DiT
-from unmask.models.protocol import Denoiser
 
 __all__ = [
     "EPSILON",

@@ -2,20 +2,145 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.utils import logging
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, did_you_mean
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
-from unmask.models.dit import DiT
-from unmask.models.lora import LoraConfig, inject
-from unmask.models.opening import open_network, read_config, reads_forward
-from unmask.models.planner import PlannerConfig, attach
+from unmask.models.dit import DiT, PlannerConfig, attach
 from unmask.registry import Component
+
+
+def read_config(path: Path) -> Any:
+    """The network's configuration in a checkpoint folder."""
+    if not (path / "config.json").is_file():
+        raise UnmaskError(
+            f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote."
+        )
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except UnmaskError:
+        raise
+    except Exception as error:
+        raise UnmaskError(f"'{path / 'config.json'}' cannot be read ({first_line(error)}); restore it.") from error
+
+
+def open_network(path: Path, causal: bool, **options: Any) -> Any:
+    """The network in a folder; `options` go to `from_pretrained`. Keys and shapes must be those of its config."""
+    opener: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
+    try:
+        with quietly():
+            model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True, **options)
+    except UnmaskError:
+        raise
+    except Exception as error:
+        raise UnmaskError(
+            f"The weights in '{path}' cannot be opened ({first_line(error)}); the file may be damaged."
+        ) from error
+    wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    if wrong:
+        raise UnmaskError(
+            f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys."
+        )
+    return model
+
+
+def reads_forward(config: Any) -> bool:
+    """Whether networks of this configuration see only what stands before."""
+    return isinstance(config, CausalConfig)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep transformers from drawing bars over ours, and what it imports (DeepSpeed) from printing among our output."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says first, short enough for a sentence of ours."""
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+_IN_A_LAYER = re.compile(r"(?:^|\.)(?:blocks|layers?|h)\.\d+\.(.+)")
+_CONDITIONING = "adaLN_modulation"
+_ADAPTER = "default"
+
+
+class LoraConfig(BaseModel):
+    """W + (alpha / rank) B A, with A of `rank` rows; `dropout` before A; `targets` None is all but the conditioning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: list[str] | None = Field(default=None, min_length=1)
+    """Which matrices of every block get factors, by their names in it, such as attn_qkv or mlp.0."""
+
+
+def inject(network: nn.Module, lora: LoraConfig) -> nn.Module:
+    """Put factors beside the matrices; they alone learn from now on, and at first they change nothing."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UnmaskError("model.lora needs the package peft; install it with pip install 'unmask[lora]'.") from error
+
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=_chosen(network, lora.targets),
+    )
+    return peft.inject_adapter_in_model(settings, network, adapter_name=_ADAPTER)
+
+
+def merged_state_dict(network: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The weights under their plain names, the factors multiplied out and added; `state` in the place of its own.
+
+    A network without factors gives its weights as they are.
+    """
+    merged = dict(network.state_dict() if state is None else state)
+    for name, layer in network.named_modules():
+        if not hasattr(layer, "lora_A"):
+            continue
+        down, up = (merged.pop(f"{name}.{factor}.{_ADAPTER}.weight") for factor in ("lora_A", "lora_B"))
+        merged[f"{name}.weight"] = merged.pop(f"{name}.base_layer.weight") + layer.scaling[_ADAPTER] * (up @ down)
+        if f"{name}.base_layer.bias" in merged:
+            merged[f"{name}.bias"] = merged.pop(f"{name}.base_layer.bias")
+    return merged
+
+
+def _chosen(network: nn.Module, targets: list[str] | None) -> list[str]:
+    """Full names of the linear maps inside the blocks whose names there are asked for."""
+    found = [
+        (name, match[1])
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and (match := _IN_A_LAYER.search(name))
+    ]
+    known = {inner for _, inner in found}
+    wanted = {inner for inner in known if _CONDITIONING not in inner} if targets is None else set(targets)
+    for target in sorted(wanted - known):
+        raise UnmaskError(f"The network has no matrix '{target}' for model.lora.targets.{did_you_mean(target, known)}")
+    return [name for name, inner in found if inner in wanted]
+
 
 Size = Literal["nano", "tiny", "small", "medium"]
 

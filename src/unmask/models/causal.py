@@ -8,10 +8,9 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from unmask.models.attention import see_before
-from unmask.models.cache import SlotCache
+from unmask.models.attention import SlotCache, see_before
 from unmask.models.config import CausalConfig
-from unmask.models.trunk import Trunk, label_loss
+from unmask.models.dit import Trunk, label_loss
 
 
 class CausalLM(Trunk, GenerationMixin):

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch
-from unmask.losses import scatter_rows, weighted_cross_entropy
-from unmask.models.protocol import Denoiser, DenoiserConfig
-from unmask.process import corrupt
+from unmask.models.config import Denoiser, DenoiserConfig
+from unmask.models.cross_entropy import scatter_rows, weighted_cross_entropy
+from unmask.process import Batch, corrupt
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 from unmask.schedules import Schedule

@@ -13,11 +13,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.batch import Batch
-from unmask.losses import Reduce, cross_entropy, reduce_rows
-from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.models.config import Denoiser, DenoiserConfig
+from unmask.models.cross_entropy import Reduce, cross_entropy, reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, rows_of_masked
-from unmask.process import MOST_STEPS, draw_masked
+from unmask.process import MOST_STEPS, Batch, draw_masked
 from unmask.schedules import Schedule
 
 

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unmask.batch import Batch
-from unmask.losses import reduce_rows
-from unmask.models.protocol import DenoiserConfig
+from unmask.models.config import DenoiserConfig
+from unmask.models.cross_entropy import reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
 from unmask.objectives.subs import Subs
-from unmask.process import draw_masked
+from unmask.process import Batch, draw_masked
 from unmask.registry import field
 from unmask.schedules import Schedule
 

@@ -13,11 +13,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch
-from unmask.losses import reduce_rows
-from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.models.config import Denoiser, DenoiserConfig
+from unmask.models.cross_entropy import reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
-from unmask.process import draw_masked
+from unmask.process import Batch, draw_masked
 from unmask.schedules import Schedule
 
 

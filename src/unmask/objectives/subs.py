@@ -8,10 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.batch import Batch
-from unmask.models.protocol import Denoiser, DenoiserConfig
+from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, masked_cross_entropy
-from unmask.process import MOST_STEPS, draw_masked, draw_masked_exactly, reveal_probability
+from unmask.process import MOST_STEPS, Batch, draw_masked, draw_masked_exactly, reveal_probability
 from unmask.schedules import Schedule
 
 

@@ -1,4 +1,4 @@
-"""What every optimiser of a recipe has: a learning rate that is a function of the step, clipping, an average."""
+"""AdamW."""
 
 from __future__ import annotations
 
@@ -99,3 +99,12 @@ def decay_groups(parameters: Parameters, weight_decay: float) -> list[dict[str, 
     others = [parameter for parameter in parameters.values() if parameter.ndim < 2]
     groups = ({"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]
+
+
+class AdamW(OptimizerComponent):
+    """AdamW; by default as published: a constant rate after a long warm-up, no decay."""
+
+    name: Literal["adamw"] = "adamw"
+
+    def build(self, parameters: Parameters, device: torch.device) -> Optimizer:
+        return adamw(self, parameters, device)

@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unmask.pictures.colours import SCALE
+from unmask.plots.colours import SCALE
 from unmask.plots.style import GREY, PAPER, drawing, write_figure
 
 if TYPE_CHECKING:
-    from unmask.scribe import Frame
+    from unmask.text_processor import Frame
 
 PANEL = (3.6, 3.2)
 ACROSS = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError
-from unmask.files import atomic_bytes, must_be_a_place_for
+from unmask.io import atomic_bytes, must_be_a_place_for
 
 INK, GREY, PAPER = "#1b1f24", "#8a929b", "#ffffff"
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")

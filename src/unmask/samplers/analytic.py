@@ -20,22 +20,21 @@ from torch import Tensor
 from unmask.process import MOST_STEPS, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
-from unmask.samplers import turns
 from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
-from unmask.samplers.draws import TokenRule
-from unmask.samplers.looking import of_each, write_chosen
+from unmask.samplers.position_scores import look_at_time, lots, of_each, start, write_chosen
+from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
 
 
 @dataclass(frozen=True)
-class Plan:
+class AnalyticPlan:
     """Of each call [T] in float64: alpha before it, and the chance `reveal` that a score of mass 1 is written."""
 
     alpha: Tensor
     reveal: Tensor
 
 
-class Analytic(Sampler):
+class AnalyticSampler(Sampler):
     """T calls, for networks that were trained to give scores (the objective `sedd`): each position is written with the
     chance that the mass of its score says."""
 
@@ -46,19 +45,19 @@ class Analytic(Sampler):
 
     def begin(self, canvas: Canvas) -> State:
         rate = self.schedule.mask_rate(torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps)
-        plan = Plan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
-        return turns.start(canvas, self.steps, plan)
+        plan = AnalyticPlan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
+        return start(canvas, self.steps, plan)
 
     def take(self, state: State, rows: Tensor) -> State:
         return state.take(rows, state.canvas, state.plan)
 
-    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
-        plan: Plan = state.plan
-        seen = turns.look_at_time(denoiser, state, plan.alpha)
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+        plan: AnalyticPlan = state.plan
+        seen = look_at_time(denoiser, state, plan.alpha)
         if state.call + 1 == self.steps:
             return write_chosen(denoiser, state, seen, state.masked, rule)
         mass = of_each(state, seen, denoiser.config.vocab_size, partial(_log_mass, denoiser)).exp()
-        chosen = state.masked & (turns.lots(state, Purpose.REVEAL) < mass * plan.reveal[state.call].item())
+        chosen = state.masked & (lots(state, Purpose.REVEAL) < mass * plan.reveal[state.call].item())
         return write_chosen(denoiser, state, seen, chosen, rule)
 
 

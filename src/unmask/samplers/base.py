@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,8 +14,69 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.registry import Component
-from unmask.samplers.draws import TokenRule
-from unmask.samplers.outlook import Outlook, as_predicted, text_first
+from unmask.samplers.token_sampling import TokenSampler
+
+
+class Prospect(NamedTuple):
+    """By what an order judges N positions: their predictions `log_p` [N, V], whether all is `settled` [N] whatever the
+    network says, and the chance [N] of `text`, beside which a planner's word is for nothing."""
+
+    log_p: Tensor
+    settled: Tensor
+    text: Tensor
+
+
+Outlook = Callable[[Tensor, "Positions"], Prospect]
+"""Predictions [N, V], in logs, at positions of a canvas to what an order may make of them."""
+
+
+def as_predicted(log_p: Tensor, at: Positions) -> Prospect:
+    """An order goes by the predictions themselves."""
+    return Prospect(log_p, torch.zeros_like(at.rows, dtype=torch.bool), log_p.new_ones(len(at.rows)))
+
+
+def text_first(state: State, eos: int) -> Outlook:
+    """An end that is only foreseen says nothing about the text: its chance is spread over the vocabulary.
+
+    Of all tokens of a blank row the last EOS is the surest, and the surest first would be no text at all.
+    """
+    return partial(_foreseen, Known.of(state, eos), eos)
+
+
+class Known(NamedTuple):
+    """[B] each: the last place that is text and the first that is EOS, as far as is known; `torn` rows have text behind
+    EOS, and there every position is for itself."""
+
+    last_text: Tensor
+    first_end: Tensor
+    torn: Tensor
+
+    @classmethod
+    def of(cls, state: State, eos: int) -> Known:
+        """What the canvas says of texts and their ends."""
+        place = torch.arange(state.ids.shape[1], device=state.ids.device)
+        there = ~state.masked & state.canvas.attention_mask
+        ends = state.ids == eos
+        last_text = place.where(there & ~ends, -1).amax(dim=1)
+        first_end = place.where(there & ends, len(place)).amin(dim=1)
+        return cls(last_text, first_end, last_text > first_end)
+
+    def settled(self, at: Positions) -> tuple[Tensor, Tensor]:
+        """[N] whether positions must be text, and whether they must be EOS."""
+        row, place = at
+        return (place < self.last_text[row]) & ~self.torn[row], (place > self.first_end[row]) & ~self.torn[row]
+
+
+def _foreseen(known: Known, eos: int, log_p: Tensor, at: Positions) -> Prospect:
+    text, over = known.settled(at)
+    torn, size = known.torn[at.rows], log_p.shape[1]
+    is_eos = torch.arange(size, device=log_p.device) == eos
+    words = log_p.masked_fill(is_eos, -torch.inf)
+    seen = torch.logaddexp(words, log_p[:, eos, None] - math.log(size))
+    seen = words.log_softmax(-1).where(text[:, None], seen)
+    seen = torch.zeros_like(log_p).masked_fill(~is_eos, -torch.inf).where(over[:, None], seen)
+    chance = (1.0 - log_p[:, eos].exp()).masked_fill(text | torn, 1.0)
+    return Prospect(log_p.where(torn[:, None], seen), over, chance)
 
 
 @dataclass(frozen=True)
@@ -106,7 +169,7 @@ class State:
         """[B, L] the positions that are."""
         return self.canvas.masked & ~self.masked
 
-    def late(self, rule: TokenRule, rows: Tensor) -> Tensor | None:
+    def late(self, rule: TokenSampler, rows: Tensor) -> Tensor | None:
         """[N] whether sequences are in the greedy tail of a rule; None where it has none."""
         late = rule.late_from(self.calls)
         return None if late is None else (self.call >= late)[rows]
@@ -184,7 +247,7 @@ class JointRule(ABC):
 
 
 def write_tokens(
-    denoiser: Any, state: State, hidden_BLD: Tensor, rule: TokenRule | JointRule, row: Tensor, position: Tensor
+    denoiser: Any, state: State, hidden_BLD: Tensor, rule: TokenSampler | JointRule, row: Tensor, position: Tensor
 ) -> State:
     """The next state, tokens chosen by any rule at (row, position) [N] from what the network makes of the canvas."""
     wanted = Positions(row, position)
@@ -196,7 +259,7 @@ def write_at(
     denoiser: Any,
     state: State,
     hidden_MD: Tensor,
-    rule: TokenRule | JointRule,
+    rule: TokenSampler | JointRule,
     at: Positions,
     wanted: Positions,
     own: Tensor | slice = slice(None),
@@ -245,7 +308,7 @@ class Sampler(Component):
         """Plan the walk over a canvas."""
 
     @abstractmethod
-    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
         """One network call, and the tokens it writes."""
 
     def take(self, state: State, rows: Tensor) -> State:
@@ -254,9 +317,11 @@ class Sampler(Component):
 
 
 @torch.no_grad()
-def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None) -> Iterator[State]:
+def walk(
+    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointRule | None = None
+) -> Iterator[State]:
     """Every state from the masked canvas to the finished one."""
-    rule = rule or TokenRule()
+    rule = rule or TokenSampler()
     state = sampler.begin(canvas)
     yield state
     while state.call < state.total:
@@ -264,7 +329,7 @@ def walk(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | Join
         yield state
 
 
-def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenRule | JointRule | None = None) -> State:
+def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointRule | None = None) -> State:
     """The finished state."""
     for state in walk(sampler, denoiser, canvas, rule):
         last = state

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import Drawn, JointRule, Positions, State
-from unmask.samplers.draws import TokenRule, draw, rows_at_once
-from unmask.samplers.outlook import Known
+from unmask.samplers.base import Drawn, JointRule, Known, Positions, State
+from unmask.samplers.token_sampling import TokenSampler, rows_at_once, sample_tokens
 
 Head = Callable[[Tensor], Tensor]
 
@@ -27,9 +26,9 @@ class Ending(JointRule):
 
     sees_all: ClassVar[bool] = False
 
-    def __init__(self, rule: TokenRule, eos: int) -> None:
+    def __init__(self, rule: TokenSampler, eos: int) -> None:
         self.rule = rule
-        self.soft = TokenRule() if rule.temperature == 0 else rule.model_copy(update=SOFT)
+        self.soft = TokenSampler() if rule.temperature == 0 else rule.model_copy(update=SOFT)
         """By which the end is drawn: where every token is the most likely one, EOS is, and hardly any row has text."""
         self.eos: int = eos
 
@@ -58,7 +57,7 @@ class Ending(JointRule):
         if self.rule.temperature == 0:
             return log_p.argmax(-1)
         log_w = self.rule.truncate(log_p, state.late(self.rule, at.rows))
-        return draw(log_w, state.canvas.seeds[at.rows], state.call, at.places)
+        return sample_tokens(log_w, state.canvas.seeds[at.rows], state.call, at.places)
 
     def _ends(self, end: Tensor, state: State, known: Known, at: Positions) -> Tensor:
         """[N] whether positions whose chances of EOS are `end` [N] are EOS."""

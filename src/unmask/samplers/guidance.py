@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.samplers.views import View, hidden_at, seen_by
+from unmask.samplers.wrappers import DenoiserWrapper, hidden_at, seen_by
 
 
-class Guided(View):
+class Guided(DenoiserWrapper):
     """Logits (1 + w) l(prompt) - w l(prompt masked): w = 0 is the denoiser itself.
 
     `condition` [B, L] are the tokens that are masked for the second prediction. Both are made in one call, of two rows

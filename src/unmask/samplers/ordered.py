@@ -1,15 +1,15 @@
-"""Unmasking in an order: the surest positions first by a score or a planner, from left to right, or by lot.
+"""Unmasking as many positions a call as the network is sure of: above a threshold, or within a bound of entropy.
 
-Which positions a call writes is decided before their tokens are drawn and by nothing but the canvas, so that with true
-conditionals one position at a time gives the law of the data in whichever order. How many each call writes is planned
-at the start; T steps are exactly T calls wherever there are T positions to write.
+How many calls a walk takes is known at its end. Until then a state says how many it may take at most: those that are
+made, and one for every mask that is left.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,13 +19,13 @@ from unmask.process import MOST_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Sampler, State
-from unmask.samplers.draws import TokenRule
-from unmask.samplers.looking import look, part_written, ranks, score, write_chosen
+from unmask.samplers.position_scores import Score, look, part_written, ranks, score, write_chosen
+from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear, Schedule
 
 
 @dataclass(frozen=True)
-class Plan:
+class OrderedPlan:
     """How many positions each call writes in each sequence, `portions` [B, C]; `score` [B, L] says which, if it is not
     the network that is asked."""
 
@@ -33,7 +33,7 @@ class Plan:
     score: Tensor | None
 
 
-class Ordered(Sampler):
+class OrderedSampler(Sampler):
     """An order in T calls, which write as many positions each as the schedule `pace` would on average; by default all
     calls write equally many."""
 
@@ -53,15 +53,15 @@ class Ordered(Sampler):
         planned = torch.tensor([of[n] + [0] * (total - len(of[n])) for n in masks], device=canvas.ids.device)
         calls = torch.tensor([len(of[n]) for n in masks], device=canvas.ids.device)
         fixed = FIXED.get(self.order)
-        return State.start(canvas, calls, total, Plan(planned, None if fixed is None else fixed(canvas)))
+        return State.start(canvas, calls, total, OrderedPlan(planned, None if fixed is None else fixed(canvas)))
 
     def take(self, state: State, rows: Tensor) -> State:
-        plan: Plan = state.plan
-        taken = Plan(plan.portions[rows], None if plan.score is None else plan.score[rows])
+        plan: OrderedPlan = state.plan
+        taken = OrderedPlan(plan.portions[rows], None if plan.score is None else plan.score[rows])
         return state.take(rows, state.canvas, taken)
 
-    def step(self, denoiser: Any, state: State, rule: TokenRule | JointRule) -> State:
-        plan: Plan = state.plan
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+        plan: OrderedPlan = state.plan
         seen = look(denoiser, state, part_written(state))
         if plan.score is None:
             sure = score(denoiser, state, seen, self.order, rule)  # type: ignore[arg-type]
@@ -94,3 +94,77 @@ def _by_lot(canvas: Canvas) -> Tensor:
 
 FIXED: dict[str, Callable[[Canvas], Tensor]] = {"left_to_right": _left_to_right, "uniform": _by_lot}
 """[B, L] scores of orders that do not look at the network."""
+
+
+class AdaptiveSampler(Sampler):
+    """Writes in each call what `chosen` says of the scores of all masked positions, at least the surest of them."""
+
+    adaptive: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def score(self) -> Score:
+        """What makes a position sure."""
+
+    @abstractmethod
+    def chosen(self, score_BL: Tensor) -> Tensor:
+        """[B, L] the positions to be written, from scores that are minus infinity where nothing is masked."""
+
+    def begin(self, canvas: Canvas) -> State:
+        calls = canvas.masked.sum(dim=1)
+        return State.start(canvas, calls, int(calls.max()), plan=None)
+
+    def take(self, state: State, rows: Tensor) -> State:
+        return state.take(rows, state.canvas, None)
+
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+        seen = look(denoiser, state, part_written(state))
+        sure = score(denoiser, state, seen, self.score, rule)
+        chosen = (self.chosen(sure) | (ranks(sure) == 0)) & state.masked
+        return _at_most(write_chosen(denoiser, state, seen, chosen, rule))
+
+
+class ThresholdSampler(AdaptiveSampler):
+    """All positions whose most likely token has a probability above a threshold: `by` the network's own `confidence`,
+    or by what its `planner` makes of that."""
+
+    name: Literal["threshold"] = "threshold"
+    by: Literal["confidence", "planner"] = "confidence"
+    above: float = Field(default=0.9, ge=0, le=1)
+
+    @property
+    def score(self) -> Score:
+        return self.by
+
+    @property
+    def needs_planner(self) -> bool:
+        return self.by == "planner"
+
+    def chosen(self, score_BL: Tensor) -> Tensor:
+        return score_BL > self.above
+
+
+class EntropyBoundedSampler(AdaptiveSampler):
+    """The largest set, in order of entropy, of which (sum of entropies - largest) <= gamma, in nats.
+
+    That difference bounds what drawing the set's tokens independently of one another can cost.
+    """
+
+    name: Literal["entropy_bounded"] = "entropy_bounded"
+    gamma: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+
+    @property
+    def score(self) -> Score:
+        return "entropy"
+
+    def chosen(self, score_BL: Tensor) -> Tensor:
+        entropy, order = (-score_BL).sort(dim=1, stable=True)
+        before = torch.nn.functional.pad(entropy.cumsum(dim=1)[:, :-1], (1, 0))
+        return torch.empty_like(before, dtype=torch.bool).scatter(1, order, before <= self.gamma)
+
+
+def _at_most(state: State) -> State:
+    """The same state, with what is now known of the number of calls."""
+    left = state.masked.sum(dim=1)
+    calls = torch.where(left > 0, state.call + left, state.calls.clamp_max(state.call))
+    return replace(state, calls=calls, total=int(calls.max()))

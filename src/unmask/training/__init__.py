@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unmask.training.loop import Interrupted, TrainingResult, train
-    from unmask.training.progress import Progress, progress_for
-    from unmask.training.world import speaks
+    from unmask.training.callbacks import Progress, progress_for
+    from unmask.training.distributed import is_main
+    from unmask.training.trainer import Interrupted, TrainingResult, train
 
-__all__ = ["Interrupted", "Progress", "TrainingResult", "progress_for", "speaks", "train"]
+__all__ = ["Interrupted", "Progress", "TrainingResult", "is_main", "progress_for", "train"]
 
-_ROOMS = {"Progress": "progress", "progress_for": "progress", "speaks": "world"}
+_MODULES = {"Progress": "callbacks", "progress_for": "callbacks", "is_main": "distributed"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that who only reads a log does not wait for torch."""
     if name in __all__:
-        return getattr(import_module(f"unmask.training.{_ROOMS.get(name, 'loop')}"), name)
+        return getattr(import_module(f"unmask.training.{_MODULES.get(name, 'trainer')}"), name)
     raise AttributeError(f"module 'unmask.training' has no attribute '{name}'")

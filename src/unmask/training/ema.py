@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from unmask.training.layout import local
+from unmask.training.distributed import local
 
 
 class EMA:

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from unmask.files import atomic_text
+from unmask.io import atomic_text
 
 LOG = "log.jsonl"
 

@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch
 from unmask.errors import LoneError, UnmaskError, is_out_of_memory
 from unmask.objectives.base import Noise
-from unmask.training.data import MicroBatch
-from unmask.training.step import Stepper
-from unmask.training.world import World
+from unmask.process import Batch
+from unmask.training.data_feed import MicroBatch
+from unmask.training.distributed import Distributed
+from unmask.training.step import TrainStep
 
 T = TypeVar("T", Batch, Noise)
 M = TypeVar("M")
 
 
-def step_or_explain(stepper: Stepper, micro_batches: Sequence[MicroBatch], step: int, world: World) -> None:
+def step_or_explain(stepper: TrainStep, micro_batches: Sequence[MicroBatch], step: int, world: Distributed) -> None:
     """One optimiser step. If it runs out of memory the run is over, and an `UnmaskError` says what would fit."""
     try:
         stepper.step(micro_batches, step)
@@ -38,7 +38,9 @@ def step_or_explain(stepper: Stepper, micro_batches: Sequence[MicroBatch], step:
     raise UnmaskError(_explain(stepper, largest, sum(map(_size, micro_batches))))
 
 
-def measure_or_explain(measure: Callable[[int], M], count: int, length: int, stepper: Stepper, world: World) -> M:
+def measure_or_explain(
+    measure: Callable[[int], M], count: int, length: int, stepper: TrainStep, world: Distributed
+) -> M:
     """`measure(count)` of so many sequences at a time, or of half as many, and so on, where these do not fit.
 
     Several processes must do the same, so that they do not try; if nothing fits an `UnmaskError` says so.
@@ -62,7 +64,7 @@ def accumulation_for(batch_size: int, largest: int) -> int:
     return -(-batch_size // largest)
 
 
-def largest_that_fits(stepper: Stepper, micro_batch: MicroBatch) -> int:
+def largest_that_fits(stepper: TrainStep, micro_batch: MicroBatch) -> int:
     """How many sequences of a micro-batch that does not fit would, by bisection; 0 if not even one does.
 
     The optimiser steps as well: it makes its moments the first time, with the lone sequence that is tried before all
@@ -79,7 +81,7 @@ def largest_that_fits(stepper: Stepper, micro_batch: MicroBatch) -> int:
     return fits
 
 
-def _fits(stepper: Stepper, micro_batch: MicroBatch) -> bool:
+def _fits(stepper: TrainStep, micro_batch: MicroBatch) -> bool:
     """Whether a step of such micro-batches has room. The gradient of one stays while the next is computed: two tell."""
     _release(stepper)
     try:
@@ -92,14 +94,14 @@ def _fits(stepper: Stepper, micro_batch: MicroBatch) -> bool:
     return True
 
 
-def _release(stepper: Stepper) -> None:
+def _release(stepper: TrainStep) -> None:
     """Give back what an attempt has left behind."""
     stepper.let_go()
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def _explain(stepper: Stepper, micro_batch: MicroBatch, batch_size: int) -> str:
+def _explain(stepper: TrainStep, micro_batch: MicroBatch, batch_size: int) -> str:
     largest = largest_that_fits(stepper, micro_batch)
     if not largest:
         return _hopeless(stepper, micro_batch)
@@ -109,7 +111,7 @@ def _explain(stepper: Stepper, micro_batch: MicroBatch, batch_size: int) -> str:
     )
 
 
-def _alone(stepper: Stepper, micro_batch: MicroBatch, world: World) -> BaseException:
+def _alone(stepper: TrainStep, micro_batch: MicroBatch, world: Distributed) -> BaseException:
     """The others may be waiting for this process, so nothing can be tried: it ends, and the launcher ends them."""
     if not world.end():
         return SystemExit(2)
@@ -121,7 +123,7 @@ def _alone(stepper: Stepper, micro_batch: MicroBatch, world: World) -> BaseExcep
     )
 
 
-def _unmeasured(stepper: Stepper, count: int, length: int, world: World) -> BaseException:
+def _unmeasured(stepper: TrainStep, count: int, length: int, world: Distributed) -> BaseException:
     what = f"{count} sequences of {length} tokens at a time" if count > 1 else f"one sequence of {length} tokens"
     words = (
         f"The validation of {what} does not fit into the memory of {_place(stepper)}; lower data.length or take a "
@@ -132,12 +134,12 @@ def _unmeasured(stepper: Stepper, count: int, length: int, world: World) -> Base
     return LoneError(words) if world.end() else SystemExit(2)
 
 
-def _too_much(stepper: Stepper, micro_batch: MicroBatch) -> str:
+def _too_much(stepper: TrainStep, micro_batch: MicroBatch) -> str:
     count, length = micro_batch.batch.input_ids.shape
     return f"A micro-batch of {count} sequences of {length} tokens does not fit into the memory of {_place(stepper)}"
 
 
-def _hopeless(stepper: Stepper, micro_batch: MicroBatch) -> str:
+def _hopeless(stepper: TrainStep, micro_batch: MicroBatch) -> str:
     length = micro_batch.batch.input_ids.shape[1]
     return (
         f"Not even one sequence of {length} tokens fits into the memory of {_place(stepper)}; lower data.length, take "
@@ -145,7 +147,7 @@ def _hopeless(stepper: Stepper, micro_batch: MicroBatch) -> str:
     )
 
 
-def _place(stepper: Stepper) -> str:
+def _place(stepper: TrainStep) -> str:
     device = stepper.accelerator.device
     return "this machine" if device.type == "cpu" else str(device)
 

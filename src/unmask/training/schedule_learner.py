@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unmask.learned import KNOTS, Learned
 from unmask.objectives.base import LossTerms
-from unmask.schedules import Schedule
+from unmask.schedules import KNOTS, Learned, Schedule
 
 SMOOTHING = 1.5
 """Stretches between knots over which the influence of a loss falls by a factor of e."""

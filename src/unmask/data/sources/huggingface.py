@@ -1,4 +1,4 @@
-"""Hugging Face datasets: from the hub, from a folder of data files, or as `save_to_disk` left them."""
+"""What a user means by a word on the command line: text in some file, folder, dataset or on standard input."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from unmask.data.sources.base import Document, Source
-from unmask.data.sources.pieces import numbered
-from unmask.data.sources.readers.fields import text_field, texts_of
+from unmask.data.sources.base import Document, Source, numbered
+from unmask.data.sources.readers import text_field, texts_of
 from unmask.errors import UnmaskError
 
 ROWS = 256
@@ -98,3 +97,18 @@ def _fields(rows: Any) -> dict[str, bool]:
             name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in rows.features.items()
         }
     return {name: value is None or isinstance(value, str) for name, value in next(iter(rows), {}).items()}
+
+
+HUB = "hf:"
+"""What stands before the name of a dataset on the Hugging Face hub."""
+
+
+def source_named(what: str) -> dict[str, Any]:
+    """The source for ``-``, ``hf:NAME``, a file or a folder (whether it is there or not), as a recipe writes it."""
+    if what == "-":
+        return {"name": "stdin"}
+    if what.startswith(HUB):
+        return {"name": "huggingface", "path": what.removeprefix(HUB)}
+    if is_saved(Path(what).expanduser()):
+        return {"name": "huggingface", "path": what}
+    return {"name": "text", "paths": [what]}

@@ -1,18 +1,21 @@
-"""Texts in files of many formats, and folders that mix them."""
+"""DNA in FASTA files."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Collection, Iterator
-from typing import ClassVar, Literal
+from functools import cache
+from pathlib import Path
+from typing import IO, ClassVar, Literal
 
 from pydantic import field_validator
 
 from unmask.data.sources.base import Document, Source
-from unmask.data.sources.folders import FileSource
-from unmask.data.sources.opening import File
-from unmask.data.sources.readers import READERS
-from unmask.data.sources.readers.options import Reading
-from unmask.data.sources.readers.plain import read_plain
+from unmask.data.sources.files import File, FileSource
+from unmask.data.sources.readers import FASTA, OPPOSITE, READERS, Reading, read_fasta, read_plain
+from unmask.errors import UnmaskError
 
 
 class SeparatedText(Source):
@@ -51,3 +54,55 @@ class TextSource(FileSource, SeparatedText):
     def _documents_of(self, file: File) -> Iterator[Document]:
         how = Reading(separator=self.separator, field=self.field, encoding_errors=self.encoding_errors)
         return READERS.get(file.kind, read_plain)(file, how)
+
+
+class StdinSource(SeparatedText):
+    """Standard input, kept in a temporary file until the program ends, so that it can be walked again."""
+
+    name: Literal["stdin"] = "stdin"
+    lasting: ClassVar[bool] = False
+
+    def documents(self) -> Iterator[Document]:
+        """The documents of standard input; an empty one is an error."""
+        file = File(Path(_kept(sys.stdin).name, "text"), "stdin", "Standard input")
+        documents = read_plain(file, Reading(separator=self.separator, encoding_errors=self.encoding_errors))
+        first = next(documents, None)
+        if first is None:
+            raise UnmaskError("Standard input is empty; pipe a text into it or name a file.")
+        yield first
+        yield from documents
+
+
+@cache
+def _kept(stream: IO[str]) -> tempfile.TemporaryDirectory[str]:
+    """A folder that holds what came in as the file 'text'; it is removed when the program ends."""
+    folder = tempfile.TemporaryDirectory(prefix="unmask-")
+    try:
+        with open(Path(folder.name, "text"), "wb") as copy:
+            shutil.copyfileobj(stream.buffer, copy)  # type: ignore[attr-defined]
+    except OSError as error:
+        folder.cleanup()
+        raise UnmaskError(
+            f"Standard input could not be kept in {tempfile.gettempdir()} ({error.strerror}); "
+            "free space there or set the environment variable TMPDIR."
+        ) from error
+    return folder
+
+
+class FastaSource(FileSource):
+    """DNA in FASTA files and folders of them: each record is a document of A, C, G, T and N.
+
+    reverse_complement: each record is followed by its opposite strand, named as it is with ``/rc`` behind, and both go
+    to the same part of a split.
+    """
+
+    name: Literal["fasta"] = "fasta"
+    reverse_complement: bool = False
+    kinds: ClassVar[Collection[str]] = FASTA
+
+    def split_key(self, name: str) -> str:
+        """The name of the record, for both of its strands."""
+        return name.removesuffix(OPPOSITE) if self.reverse_complement else name
+
+    def _documents_of(self, file: File) -> Iterator[Document]:
+        return read_fasta(file, Reading(reverse_complement=self.reverse_complement))

@@ -1,0 +1,97 @@
+"""The models in the box: small enough, quick to open, with a card, and better than nothing at their work."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from unmask.checkpoint import DEFAULT_MODEL, DEFAULT_TWIN, SHIPPED, shipped_models
+from unmask.config import parse_recipe
+from unmask.evaluation.demo import STORY, score
+from unmask.likelihood import FILL_COUNTS
+from unmask.pipeline import load
+
+MOST_BYTES = {"smoke": 1_000_000}
+MEGABYTES = 20
+
+
+def test_what_ships():
+    assert shipped_models() == ["smoke", DEFAULT_MODEL, DEFAULT_TWIN]
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_model_is_small_and_whole(name):
+    folder = SHIPPED / name
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sum(files.values()) <= MOST_BYTES.get(name, MEGABYTES * 2**20)
+    assert {"config.json", "unmask.json", "recipe.yaml", "README.md", "tokenizer.json"} <= set(files)
+    assert load(name, device="cpu").words.mask_token == "[MASK]"
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_card_has_every_section_and_bounds_with_errors(name):
+    card = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
+    for section in ("Data", "Budget", "Size", "Likelihood", "Limits"):
+        assert f"\n## {section}\n" in card
+    assert re.search(r"\| (≤ )?\d\.\d{3} ± \d\.\d{3}", card)
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_card_says_of_its_recipe_what_ship_would_say(name):
+    card = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
+    recipe = parse_recipe(yaml.safe_load((SHIPPED / name / "recipe.yaml").read_text(encoding="utf-8")))
+    files = getattr(recipe.data.source, "validation_files", None)
+    assert (f"| held out | the files `{files}` |" in card) == (files is not None)
+    assert (FILL_COUNTS in card) == recipe.data.policy.learnt_pads
+    assert ("which goes on from the weights" in card) == (recipe.model.name == "checkpoint")
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_recipe_names_no_place_on_somebody_s_machine(name):
+    for file in ("recipe.yaml", "unmask.json"):
+        assert not re.search(r"[\s\"'](/|~|[A-Z]:)\w", (SHIPPED / name / file).read_text(encoding="utf-8"))
+
+
+FIRST_OPENING = """
+import time
+import torch
+from transformers import PreTrainedModel
+start = time.process_time()
+import unmask
+unmask.load({name!r}, device="cpu")
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_model_opens_in_under_two_seconds(name):
+    """The first time in a process that has the libraries imported, by the processor's clock: machines are shared."""
+    command = [sys.executable, "-c", FIRST_OPENING.format(name=name)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert float(done.stdout.split()[-1]) < 2
+
+
+def test_the_default_model_needs_no_name():
+    program = "import unmask; print(unmask.load(device='cpu').fill('Once upon a [MASK], there was', greedy=True))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "Once upon a time, there was\n", done.stderr
+
+
+@pytest.mark.parametrize("name", [DEFAULT_MODEL, DEFAULT_TWIN])
+def test_a_story_is_likelier_than_its_words_backwards(name):
+    judged = score(load(name, device="cpu"))
+    error = judged.story.error("bits_per_char") + judged.backwards.error("bits_per_char")
+    assert judged.story.bits_per_char < 1.2
+    assert judged.story.bits_per_char < judged.backwards.bits_per_char - 1 - 4 * error
+
+
+def test_a_story_begins_like_one_and_ends():
+    texts = load(device="cpu").generate(2, steps=64, seed=0, top_p=0.9)
+    assert all(len(text) > 200 and text.isascii() for text in texts)
+    assert len({*STORY.lower().split()} & {*" ".join(texts).lower().split()}) > 15

@@ -1,0 +1,223 @@
+"""The planner head, what it is taught, and how well it is said to foresee."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.conftest import make_checkpoint
+from unmask.checkpoint import load_checkpoint, save_checkpoint
+from unmask.data.rows import RowBatch
+from unmask.errors import UnmaskError
+from unmask.laws.tables import random_table
+from unmask.models import DiT, DiTConfig
+from unmask.models import cross_entropy as losses
+from unmask.models.dit import PlannerConfig, attach, log_odds
+from unmask.models.inference import Engine
+from unmask.objectives.base import Noise
+from unmask.objectives.planner import Planner
+from unmask.process import Batch
+from unmask.registry import build
+from unmask.samplers.base import Canvas, sample
+from unmask.samplers.guidance import Guided
+from unmask.samplers.ordered import OrderedSampler
+from unmask.samplers.wrappers import WithoutEnd
+from unmask.schedules import LogLinear
+from unmask.training.advice import Advisor, Baseline
+from unmask.training.validation import area, planner_metrics
+
+V, MASK = 12, 11
+
+
+def network(planner: int | None = 8, dropout: float = 0.0) -> DiT:
+    torch.manual_seed(0)
+    config = DiTConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_length=32,
+        dropout=dropout,
+        planner_width=planner,
+    )
+    net = DiT(config).eval()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return net
+
+
+def started(rows: int = 3, length: int = 10) -> Canvas:
+    """Masks behind two given tokens, without which all positions would look alike."""
+    ids = torch.full((rows, length), MASK)
+    ids[:, :2] = torch.arange(2 * rows).view(rows, 2)
+    return Canvas.of(ids, MASK)
+
+
+def test_a_fresh_planner_plans_by_confidence():
+    net = attach(network(planner=None), PlannerConfig(width=4))
+    by_planner, by_confidence = (
+        sample(OrderedSampler(order=o, steps=4), net, started()) for o in ("planner", "confidence")
+    )
+    assert torch.equal(by_planner.order, by_confidence.order)
+    assert torch.equal(by_planner.ids, by_confidence.ids)
+    with torch.no_grad():
+        net.planner.outer.weight.normal_(std=2.0)
+    assert not torch.equal(sample(OrderedSampler(order="planner", steps=4), net, started()).order, by_confidence.order)
+
+
+def test_log_odds_are_finite_where_there_is_no_doubt():
+    p = torch.tensor([0.5, 0.9, 1.0])
+    assert torch.allclose(log_odds(p.log()), torch.tensor([0.0, math.log(9.0), math.log(1e6)]), atol=1e-4)
+
+
+def test_positions_come_in_the_order_of_the_planner():
+    net = network()
+    canvas = started(1)
+    with torch.no_grad():
+        rows = net.hidden(canvas.ids)[0, 2:]
+        worth = net.planner(rows, net.head(rows).log_softmax(-1).amax(-1))
+    order = sample(OrderedSampler(order="planner", steps=2), net, canvas).order[0, 2:]
+    assert order.tolist() == (worth.argsort().argsort() < 4).long().tolist()
+
+
+def test_views_show_the_planner_its_own_rows():
+    net, ids = network(), torch.tensor([[3, MASK, MASK, 5]])
+    closed, condition = torch.tensor([[False, True, False, False]]), torch.tensor([[True, False, False, False]])
+    log_top = torch.full((1, 4), -0.3)
+    with torch.no_grad():
+        plain = net.plan(net.hidden(ids), log_top)
+        for view in (WithoutEnd(net, closed, end=0), Guided(net, condition, 1.5), Engine(net)):
+            assert torch.allclose(view.plan(view.hidden(ids), log_top), plain, atol=1e-5)
+        both = WithoutEnd(Guided(net, condition, 1.5), closed, end=0)
+        assert torch.allclose(both.plan(both.hidden(ids), log_top), plain, atol=1e-5)
+
+
+def test_a_network_without_a_planner_says_so():
+    with pytest.raises(UnmaskError, match=r"has no planner .* 'unmask train planner --from CKPT'"):
+        sample(OrderedSampler(order="planner"), network(planner=None), started())
+
+
+def test_a_planner_leaves_the_network_as_it_is():
+    net = attach(network(planner=None, dropout=0.5), PlannerConfig()).train()
+    assert [name for name, weight in net.named_parameters() if weight.requires_grad] == [
+        f"planner.{name}"
+        for name in ("norm.weight", "norm.bias", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
+    ]
+    assert torch.equal(net.hidden(started().ids), net.eval().hidden(started().ids))
+    assert net.config.dropout == 0.5
+    assert net.config.planner_width == 128
+
+
+def test_rows_in_chunks_and_padded_rows_change_nothing(monkeypatch):
+    net, objective = network(), Planner()
+    batch = Batch.of(torch.arange(4 * 32).view(4, 32) % MASK)
+    noise = Noise(torch.tensor([0.2, 0.5, 0.8, 0.9]), torch.rand(4, 32, generator=torch.Generator().manual_seed(0)))
+    corruption = objective.corrupt(batch, LogLinear(), noise, net.config)
+    assert len(corruption.padded().rows) > len(corruption.rows)
+    plain = objective.terms(net, batch, corruption)
+    padded = objective.terms(net, batch, corruption.padded())
+    monkeypatch.setattr(losses, "LOGITS_PER_REDUCTION", 3 * V)
+    chunked = objective.terms(net, batch, corruption)
+    for other in (padded, chunked):
+        assert torch.allclose(other.nelbo, plain.nelbo, atol=1e-6)
+        assert torch.allclose(other.trained, plain.trained, atol=1e-5)
+        assert torch.equal(other.counted, plain.counted)
+    assert int(plain.count) == len(corruption.rows)
+
+
+def test_head_and_planner_are_asked_in_float32():
+    net, objective = network(), Planner()
+    batch = Batch.of(torch.arange(32)[None] % MASK)
+    corruption = objective.corrupt(batch, LogLinear(), Noise(torch.tensor([0.5]), torch.rand(1, 32)), net.config)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        said = objective.foretell(net, batch, corruption)
+        rows = net.hidden(batch.input_ids.masked_fill(corruption.predicted, MASK))[0][corruption.rows]
+    assert rows.dtype == torch.bfloat16
+    with torch.no_grad():
+        log_top = net.head(rows.float()).log_softmax(-1).amax(-1)
+        assert torch.equal(said.log_top, log_top)
+        assert torch.equal(said.log_odds, net.plan(rows.float(), log_top))
+
+
+def test_area_is_the_share_of_pairs_in_order():
+    right = torch.tensor([True, True, False, False, False])
+    assert area(torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3]), right) == 1.0
+    assert area(torch.tensor([0.1, 0.2, 0.8, 0.9, 0.7]), right) == 0.0
+    assert area(torch.tensor([0.5, 0.2, 0.1, 0.5, 0.3]), right) == pytest.approx((2.5 + 1) / 6)
+    assert math.isnan(area(torch.tensor([0.5, 0.2]), torch.tensor([True, True])))
+
+
+class FewRows:
+    """Texts of three tokens."""
+
+    length = 3
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids.numpy()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def spread(self, count: int) -> FewRows:
+        return self
+
+    def __getitem__(self, index):
+        ids = self.ids[index]
+        return RowBatch.free(ids, ids >= 0, ids * 0)
+
+
+class Knowing:
+    """A denoiser whose planner knows the text: what it says is right is right, times `sign`."""
+
+    def __init__(self, table, text: torch.Tensor, sign: float) -> None:
+        self.table, self.config, self.text, self.sign = table, table.config, text, sign
+
+    def hidden(self, input_ids, **told):
+        rows = self.table.hidden(input_ids, **told)
+        return torch.cat([rows, self.text.expand(len(rows), -1)[..., None].to(rows.dtype)], dim=-1)
+
+    def head(self, rows, mask_logit=False):
+        return self.table.head(rows[..., :-1], mask_logit)
+
+    def plan(self, rows, log_top):
+        return self.sign * ((self.head(rows).argmax(-1) == rows[..., -1]).float() - 0.5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_foresight_of_a_planner_that_knows(sign):
+    text = torch.tensor([2, 0, 3])
+    seen = planner_metrics(
+        Knowing(random_table(seed=1), text, sign), Planner(), LogLinear(), FewRows(text.expand(200, -1))
+    )
+    assert seen.planner == (sign + 1) / 2
+    assert seen.planner_stderr == 0.0
+    assert 0 < seen.confidence < 1
+    assert seen.gain == pytest.approx(seen.planner - seen.confidence)
+    assert seen.gain_stderr == pytest.approx(seen.confidence_stderr)
+    assert 20 < seen.canvases < 200
+    assert 0 < seen.right < 1
+
+
+def test_advice_knows_that_a_planner_answers_yes_or_no():
+    """Half a bit at every mask rate is no sign that masked tokens can be seen; two bits are worse than a coin."""
+    optimizer = build("optimizer", {"name": "adamw", "warmup": 10})
+    same_text = FewRows(torch.tensor([[2, 0, 3]]).expand(50, -1))
+    yardstick = Baseline.of(same_text, build("policy", "padded"), 300, Planner(), optimizer)
+    for bits, sentences in ((0.5, 0), (2.0, 1)):
+        advisor = Advisor(yardstick)
+        line = {"loss": bits, "bits_per_token": bits, "grad_norm": 0.1, "cross_entropy": [bits * math.log(2.0)] * 10}
+        said = [advisor.look({"step": 100 + 10 * i, **line}) for i in range(40)]
+        assert sum(len(some) for some in said) == sentences
+
+
+def test_a_checkpoint_with_a_planner_opens_again(tmp_path):
+    loaded = load_checkpoint(make_checkpoint(tmp_path / "base"))
+    net = attach(loaded.model, PlannerConfig(width=5))
+    with torch.no_grad():
+        net.planner.outer.weight.normal_()
+    save_checkpoint(tmp_path / "planned", net, loaded.tokenizer, loaded.card)
+    again = load_checkpoint(tmp_path / "planned").model
+    assert again.planner.inner.out_features == 5
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in net.state_dict().items())

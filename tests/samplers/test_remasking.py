@@ -1,0 +1,212 @@
+"""Remasking and correcting: their chains against the process that they reverse, and what a walk shows of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from unmask.constraints import Vocabulary, Words, bind
+from unmask.constraints.sampling import Conditioned
+from unmask.errors import UnmaskError
+from unmask.laws.chains import _at, _law, chain_of, take_turn, turns
+from unmask.laws.tables import SameRow, Watched, every_canvas, oracle, random_joint, random_table
+from unmask.process import remask_limit, reveal_probability
+from unmask.registry import build, names
+from unmask.samplers.ancestral import AncestralSampler
+from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.options import SamplingOptions, walks
+from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
+from unmask.samplers.token_sampling import TokenSampler
+
+V, L, MASK = 4, 3, 1
+BLANK = torch.full((L,), MASK)
+STRATEGIES = ("cap", "rescale", "conf", "loop")
+
+
+def factorised() -> torch.Tensor:
+    """[V^L] a law of the data under which positions are independent, but not alike."""
+    rows = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.1, 0.0, 0.8, 0.1], [0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
+    return torch.stack([rows[place, token] for place, token in enumerate(every_canvas(V, L).T)]).prod(dim=0)
+
+
+def distance(law: torch.Tensor, other: torch.Tensor) -> float:
+    return float((law - other).abs().sum()) / 2
+
+
+def test_chances_of_a_step():
+    s, t = torch.tensor(0.2), torch.tensor(0.5)
+    assert remask_limit(s, t).item() == pytest.approx(0.4)
+    assert remask_limit(torch.tensor(0.8), torch.tensor(0.9)).item() == 1.0
+    assert remask_limit(torch.tensor(0.5), torch.tensor(1.0)).item() == 1.0
+    assert reveal_probability(s, t, 0.1).item() == pytest.approx(0.7)
+    assert reveal_probability(s, t, 0.4).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_without_remasking_it_is_ancestral_sampling(strategy):
+    """The loop's clock stands still from t_on to t_off; without a loop to speak of it is the schedule's own."""
+    short = {"t_on": 0.5, "t_off": 0.5, "alpha_on": 0.5} if strategy == "loop" else {}
+    for schedule in ("loglinear", "cosine") if strategy != "loop" else ("loglinear",):
+        for table in (random_table(), random_table(conditioned=True)):
+            sampler = ReMDMSampler(strategy=strategy, steps=4, eta=0.0, schedule=build("schedule", schedule), **short)
+            ancestral = chain_of(AncestralSampler(steps=4, schedule=sampler.schedule), table, BLANK)
+            assert torch.allclose(chain_of(sampler, table, BLANK), ancestral, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["cap", "rescale", "loop"])
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_marginals_are_those_of_the_process_for_an_exact_denoiser(strategy, eta):
+    """Where positions are independent the factorised prediction is the posterior itself: z_s has the law of the process
+    at every step, whatever is masked again."""
+    joint = factorised()
+    denoiser, canvases = oracle(joint, V, L, MASK), every_canvas(V, L)
+    walks, open_ = _at(BLANK), torch.ones(L, dtype=torch.bool)
+    for turn in turns(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
+        walks = take_turn(denoiser, walks, open_, turn)
+        kept = (1 - turn.rate_s) * (canvases[:, None] == canvases).double() + turn.rate_s * (canvases[:, None] == MASK)
+        process = torch.einsum("x,zx->z", joint, kept.prod(dim=-1))
+        assert torch.allclose(_law(walks, V), process, atol=1e-12)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 1.0])
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_corrections_keep_the_law_of_an_exact_denoiser(fraction, steps):
+    joint = factorised()
+    law = chain_of(CorrectorSampler(steps=steps, fraction=fraction), oracle(joint, V, L, MASK), BLANK)
+    assert torch.allclose(law, joint, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["cap", "rescale", "loop"])
+def test_many_steps_give_the_law_of_the_data(strategy):
+    """With a chance of masking again that falls as 1/T, one token at a time is what is left in the limit."""
+    joint = random_joint()
+    denoiser = oracle(joint, V, L, MASK)
+    far = [
+        distance(chain_of(ReMDMSampler(strategy=strategy, steps=steps, eta=1 / steps), denoiser, BLANK), joint)
+        for steps in (4, 16, 64, 256)
+    ]
+    assert far[-1] < 2e-3
+    assert all(more > 2.5 * less for more, less in itertools.pairwise(far))
+
+
+def test_corrections_bring_the_law_nearer_to_the_data():
+    joint = random_joint()
+    denoiser = oracle(joint, V, L, MASK)
+    ancestral = distance(chain_of(AncestralSampler(steps=4), denoiser, BLANK), joint)
+    corrected = distance(chain_of(CorrectorSampler(steps=8, fraction=0.1), denoiser, BLANK), joint)
+    assert corrected < 0.8 * ancestral
+    many = distance(chain_of(CorrectorSampler(steps=512, fraction=1 / 256), denoiser, BLANK), joint)
+    assert many < 0.02 * ancestral
+
+
+@pytest.mark.parametrize("schedule", names("schedule"))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chances_are_chances_and_the_last_call_writes_all(schedule, strategy):
+    for eta, steps in itertools.product((0.02, 1.0), (1, 2, 50)):
+        plan = ReMDMSampler(strategy=strategy, steps=steps, eta=eta, schedule=build("schedule", schedule)).plan()
+        for chance in (plan.remask, plan.limit, plan.reveal, plan.alpha):
+            assert ((chance >= 0) & (chance <= 1 + 1e-12)).all()
+        assert plan.reveal[-1] == 1
+        assert plan.remask[-1] == 0 or steps == 1
+    assert CorrectorSampler(steps=7, schedule=build("schedule", schedule)).plan().reveal[-1] == 1
+    assert CorrectorSampler(steps=8, schedule=build("schedule", schedule)).plan().reveal[-1] == 1
+
+
+def test_a_loop_stands_still():
+    plan = ReMDMSampler(strategy="loop", steps=20, eta=0.02, t_on=0.55, t_off=0.05, alpha_on=0.9).plan()
+    assert plan.alpha[0] == 0
+    assert torch.allclose(plan.alpha[9:20], torch.tensor(0.9, dtype=torch.float64))
+    assert (plan.alpha[:9].diff() > 0).all()
+    assert plan.remask.tolist() == [0.0] * 9 + [0.02] * 10 + [0.0]
+    assert plan.reveal[9].item() == pytest.approx(0.02 * 0.9 / 0.1)
+
+
+def test_a_loop_is_over_with_the_step_that_leaves_it():
+    """From 0.4 to 0.2 the loop's end, 0.3, is passed: there, and before 0.7, nothing is masked again."""
+    plan = ReMDMSampler(strategy="loop", steps=5, eta=0.02, t_on=0.7, t_off=0.3, alpha_on=0.5).plan()
+    assert (plan.limit[:4] > 0.02).all(), "only the loop forbids it"
+    assert plan.remask.tolist() == [0.0, 0.0, 0.02, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "sampler", [ReMDMSampler(steps=30, eta=0.2, strategy=s) for s in STRATEGIES] + [CorrectorSampler(steps=30)]
+)
+def test_calls_prompts_and_masks(sampler):
+    """More calls than positions, a batch with a prompt and a sequence with nothing to write."""
+    ids = torch.full((4, 12), MASK)
+    ids[1, :8] = 3
+    ids[2] = 2
+    denoiser = Watched(SameRow(torch.zeros(5, dtype=torch.float64), MASK))
+    states = list(walk(sampler, denoiser, Canvas.of(ids, MASK)))
+    assert len(denoiser.calls) == 30
+    assert states[0].calls.tolist() == states[-1].calls.tolist() == [30, 30, 0, 30]
+    assert (states[-1].ids != MASK).all()
+    given = ids != MASK
+    for state in states:
+        assert torch.equal(state.ids[given], ids[given])
+        assert (state.order[given] == -1).all()
+        assert (state.confidence[given] == 1).all()
+        assert ((state.order >= 0) == state.written).all()
+        assert ((state.confidence == 0) == state.masked).all()
+    rewritten = sum(int((after.masked & before.written).sum()) for before, after in itertools.pairwise(states))
+    assert rewritten > 0 or isinstance(sampler, CorrectorSampler)
+
+
+class TwoRows(SameRow):
+    """A network that is sure of the first half of a canvas and not of the second."""
+
+    def hidden(self, input_ids, *args, **kwargs):
+        rows = torch.tensor([[0.98, 0.01, 0.01, 0.01], [0.3, 0.01, 0.4, 0.3]], dtype=torch.float64).log()
+        half = input_ids.shape[1] // 2
+        return rows.repeat_interleave(half, dim=0).expand(len(input_ids), -1, -1)
+
+
+def forgotten(strategy: str) -> tuple[float, float]:
+    """How often a written token of either half is masked again."""
+    sampler = ReMDMSampler(steps=20, eta=0.05, strategy=strategy)
+    canvas = Canvas.of(torch.full((400, 16), MASK), MASK)
+    gone, there = torch.zeros(16), torch.zeros(16)
+    for before, after in itertools.pairwise(walk(sampler, TwoRows(torch.zeros(4), MASK), canvas)):
+        gone += (before.written & after.masked).sum(dim=0)
+        there += before.written.sum(dim=0)
+    sure, doubtful = (gone / there).view(2, 8).mean(dim=1).tolist()
+    return sure, doubtful
+
+
+def test_doubtful_tokens_are_masked_again_more_often():
+    """exp(0.98 - p) times as often, with p about 0.34 on average; in all as often as by cap."""
+    (sure, doubtful), (alike, other) = forgotten("conf"), forgotten("cap")
+    assert doubtful / sure == pytest.approx(torch.tensor(0.98 - 0.34).exp().item(), rel=0.12)
+    assert other == pytest.approx(alike, rel=0.08)
+    assert sure + doubtful == pytest.approx(alike + other, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [ReMDMSampler(steps=6, eta=0.5), ReMDMSampler(steps=6, strategy="conf", eta=0.5), CorrectorSampler(steps=6)],
+)
+def test_constraints_are_kept_and_particles_refused(sampler):
+    automaton = bind([Words([2, 3])], Vocabulary(None, V, MASK), [])
+    rule = Conditioned(TokenSampler(), automaton, torch.device("cpu"))
+    state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), rule)
+    assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
+    with pytest.raises(UnmaskError, match="cannot resample"):
+        walks(sampler, SamplingOptions(automaton=automaton, particles=4), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "remdm", "steps": 0}, "steps=0"),
+        ({"name": "remdm", "eta": 1.5}, "eta=1.5"),
+        ({"name": "remdm", "strategy": "always"}, "strategy='always'"),
+        ({"name": "remdm", "strategy": "loop", "alpha_on": 1.0}, "alpha_on=1.0"),
+        ({"name": "remdm", "strategy": "loop", "t_on": 0.2, "t_off": 0.4}, "t_off"),
+        ({"name": "corrector", "fraction": 0.0}, "fraction=0.0"),
+    ],
+)
+def test_impossible_options_are_named(spec, words):
+    with pytest.raises(UnmaskError, match=words):
+        build("sampler", spec)

@@ -1,0 +1,93 @@
+"""The absorbing process: how often and what it masks, and what it never touches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from unmask.process import Batch, corrupt, draw_masked, draw_masked_exactly, posterior, prior, reveal_probability
+from unmask.random import Purpose, uniform
+
+MASK = 1
+
+
+def batch_of(rows: int, length: int = 6) -> Batch:
+    """Tokens 2, 3, ...; the first position frozen and the last a pad."""
+    ids = torch.arange(2, 2 + length).expand(rows, -1)
+    attention = torch.ones_like(ids, dtype=torch.bool)
+    attention[:, -1] = False
+    frozen = torch.zeros_like(attention)
+    frozen[:, 0] = True
+    return Batch.of(ids, attention, frozen)
+
+
+def noise_of(rows: int, length: int = 6) -> torch.Tensor:
+    return uniform(4, Purpose.MASK, sample=torch.arange(rows)[:, None], position=torch.arange(length))
+
+
+def test_masks_fall_on_open_tokens_at_the_rate():
+    rate = torch.tensor([0.1, 0.5, 0.9]).repeat_interleave(4000)
+    batch, noise = batch_of(12000), noise_of(12000)
+    masked = draw_masked(batch, rate, noise)
+    assert torch.equal(masked, (noise < rate[:, None]) & batch.open)
+    assert torch.equal(corrupt(batch, masked, MASK), torch.where(masked, MASK, batch.input_ids))
+    share = masked.view(3, 4000, 6)[..., 1:5].float().mean(dim=(1, 2))
+    assert torch.allclose(share, torch.tensor([0.1, 0.5, 0.9]), atol=0.015)
+
+
+def test_rates_at_the_ends_mask_none_and_all():
+    batch, noise = batch_of(100), noise_of(100)
+    assert not draw_masked(batch, torch.zeros(100), noise).any()
+    assert torch.equal(draw_masked(batch, torch.ones(100), noise), batch.open)
+
+
+def test_an_exact_count_masks_the_smallest_noise_of_open_tokens():
+    batch, noise = batch_of(5), noise_of(5)
+    count = torch.tensor([1, 2, 3, 4, 0])
+    masked, rate = draw_masked_exactly(batch, count, noise)
+    assert torch.equal(masked.sum(dim=1), count)
+    for row in range(4):
+        smallest = noise[row, 1:5].sort().values
+        assert rate[row] == smallest[count[row] - 1]
+        assert noise[row][masked[row]].max() == rate[row]
+    assert not masked[:, [0, 5]].any()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_rate_of_a_count_is_a_beta_draw_whatever_was_masked(count):
+    rows = 4000
+    masked, rate = draw_masked_exactly(batch_of(rows), torch.full((rows,), count), noise_of(rows))
+    law = stats.beta(count, 4 - count + 1)
+    assert stats.kstest(rate.numpy(), law.cdf).pvalue > 1e-3
+    chosen = masked[:, 1]
+    if count < 4:
+        assert abs(chosen.float().mean() - count / 4) < 0.03
+        assert stats.ks_2samp(rate[chosen].numpy(), rate[~chosen].numpy()).pvalue > 1e-3
+
+
+def test_nothing_open_is_nothing_masked():
+    batch = Batch.of(torch.tensor([[2, 3]]), frozen=torch.ones(1, 2, dtype=torch.bool))
+    masked, rate = draw_masked_exactly(batch, torch.tensor([0]), noise_of(1, 2))
+    assert not masked.any()
+    assert rate.tolist() == [1.0]
+
+
+def test_posterior_in_numbers():
+    """alpha_s = 0.8, alpha_t = 0.5: a mask is revealed with 0.3/0.5 and stays with 0.2/0.5; a token stays."""
+    x = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]])
+    step = posterior(torch.tensor([MASK, 0]), x, mask_rate_s=0.2, mask_rate_t=0.5, mask_token_id=MASK)
+    assert torch.allclose(step, torch.tensor([[0.15, 0.4, 0.45], [1.0, 0.0, 0.0]]))
+    assert reveal_probability(torch.tensor(0.2), torch.tensor(0.5)).item() == pytest.approx(0.6)
+
+
+def test_posterior_does_not_write_to_its_input():
+    x, z = torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([MASK])
+    before = x.clone()
+    posterior(z, x, 0.1, 0.9, MASK)
+    assert torch.equal(x, before)
+    assert torch.equal(z, torch.tensor([MASK]))
+
+
+def test_prior_is_all_masks():
+    assert prior((2, 3), MASK).tolist() == [[MASK] * 3] * 2

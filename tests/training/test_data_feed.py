@@ -1,0 +1,82 @@
+"""Batches and noise are functions of the step and the place in the global batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from unmask.data.length_policies import Packed, rows_of_texts
+from unmask.data.rows import Rows
+from unmask.errors import UnmaskError
+from unmask.training.data_feed import DataFeed, MicroBatch, parts_of
+
+LENGTH = 8
+
+
+def rows(number: int) -> Rows:
+    """Row i holds the number i, LENGTH times."""
+    return rows_of_texts(Packed(), [np.arange(number).repeat(LENGTH).tolist()], LENGTH, eos_id=None)
+
+
+def feed(accumulation: int = 1, batch_size: int = 16, process: int = 0, processes: int = 1) -> DataFeed:
+    return DataFeed(rows(40), batch_size, parts_of(batch_size, accumulation, process, processes), seed=3, data_seed=5)
+
+
+def joined(micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
+    return [
+        torch.cat([m.batch.input_ids for m in micro_batches]),
+        torch.cat([m.noise.t for m in micro_batches]),
+        torch.cat([m.noise.u for m in micro_batches]),
+    ]
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 4, 16])
+def test_micro_batches_are_the_same_batch_cut(accumulation: int) -> None:
+    whole, cut = joined(feed(1).micro_batches(7)), joined(feed(accumulation).micro_batches(7))
+    assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
+
+
+def test_two_processes_share_one_global_batch() -> None:
+    whole = joined(feed(1).micro_batches(7))
+    shares = [feed(2, process=process, processes=2).micro_batches(7) for process in (0, 1)]
+    both = joined([*shares[0], *shares[1]])
+    assert all(torch.equal(one, other) for one, other in zip(whole, both, strict=True))
+
+
+def test_every_micro_batch_has_times_of_all_sizes() -> None:
+    for micro_batch in feed(4).micro_batches(2):
+        assert sorted((micro_batch.noise.t * 4).long().tolist()) == [0, 1, 2, 3]
+
+
+def test_an_epoch_visits_every_row_once_and_the_next_in_another_order() -> None:
+    ids = torch.cat([joined(feed(batch_size=20).micro_batches(step))[0][:, 0] for step in range(4)])
+    first, second = ids[:40].tolist(), ids[40:].tolist()
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert first != second
+
+
+def test_prefetched_steps_are_those_asked_for() -> None:
+    made = list(feed(2).steps(3, 8))
+    assert len(made) == 5
+    for step, micro_batches in enumerate(made, start=3):
+        expected = joined(feed(2).micro_batches(step))
+        assert all(torch.equal(one, other) for one, other in zip(expected, joined(micro_batches), strict=True))
+
+
+def test_steps_differ_in_rows_times_and_masks() -> None:
+    one, other = joined(feed().micro_batches(0)), joined(feed().micro_batches(1))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_more_micro_batches_than_sequences_is_refused() -> None:
+    with pytest.raises(UnmaskError, match=r"batch of 4 cannot be cut into 5 micro-batches; .*accumulation"):
+        parts_of(4, 5)
+
+
+def test_validation_sample_is_spread_over_the_table() -> None:
+    table = rows(40)
+    chosen = table.spread(4)
+    assert chosen[np.arange(4)].input_ids[:, 0].tolist() == [0, 10, 20, 30]
+    assert chosen.documents == table.documents
+    assert table.spread(40) is table

@@ -1,0 +1,243 @@
+"""`unmask train planner` from end to end: the denoiser stays as it is, and the order opens with the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM
+
+import unmask
+from tests.conftest import make_checkpoint
+from tests.runs import StopAt, assert_same_tensors, write_cats
+from tests.training.test_fine_tuning import weights
+from unmask.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
+from unmask.config import Recipe
+from unmask.convert import export
+from unmask.errors import UnmaskError
+from unmask.models import CausalLM, DiT
+from unmask.training import Interrupted, train
+from unmask.training.fine_tuning import recipe_from
+from unmask.training.log import read_log
+
+SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=8", "training.save_every=2"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cats(tmp_path_factory.mktemp("text") / "my.txt", 400)
+
+
+def recipe(text: Path, folder: Path, *overrides: str) -> Recipe:
+    return recipe_from("planner", str(folder), [f"data.source={{name: text, paths: ['{text}']}}", *SHORT, *overrides])
+
+
+@pytest.fixture(scope="module")
+def crooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smoke model with a weakness for one letter: where it says 'c' it is sure of it, and seldom right."""
+    smoke = load_checkpoint("smoke")
+    with torch.no_grad():
+        smoke.model.output_layer.linear.bias[smoke.tokenizer.convert_tokens_to_ids("c")] += 4.0
+    folder = tmp_path_factory.mktemp("models") / "crooked"
+    save_checkpoint(folder, smoke.model, smoke.tokenizer, smoke.card)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(crooked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has trained a planner for the crooked model, on what the smoke model was trained on."""
+    out = tmp_path_factory.mktemp("runs") / "planned"
+    longer = ["training.steps=120", "training.batch_size=16", "training.validation_rows=64", "training.log_every=10"]
+    train(recipe_from("planner", str(crooked), [*longer, "data.source.count=1000"]), out)
+    return out
+
+
+def test_the_denoiser_is_bit_for_bit_what_it_was(planned: Path, crooked: Path) -> None:
+    before, after = weights(crooked), weights(planned)
+    assert set(after) - set(before) == {name for name in after if name.startswith("planner.")}
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    state = load_file(planned / "latest" / "state" / "model.safetensors")
+    assert all(name.startswith("planner.") for name in state)
+    assert float(after["planner.outer.weight"].abs().max()) > 0.01
+
+
+def test_the_checkpoint_is_judged_as_the_denoiser_is(planned: Path, crooked: Path) -> None:
+    then, now = unmask.load(crooked, device="cpu"), unmask.load(planned, device="cpu")
+    assert (now.card.objective, now.card.schedule) == (then.card.objective, then.card.schedule)
+    assert (now.card.policy, now.card.length) == (then.card.policy, then.card.length)
+    assert now.denoiser.config.dropout == then.denoiser.config.dropout
+    assert now.score("abcdefgh", precision=None) == then.score("abcdefgh", precision=None)
+    assert now.generate(2, steps=4, length=12) == then.generate(2, steps=4, length=12)
+
+
+def test_the_auto_classes_open_it_and_it_is_saved_again(planned: Path, tmp_path: Path) -> None:
+    opened = AutoModelForMaskedLM.from_pretrained(planned)
+    opened.save_pretrained(tmp_path / "again")
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "again").state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in weights(planned).items())
+
+
+def test_export_leaves_the_planner_out(planned: Path, crooked: Path, tmp_path: Path) -> None:
+    export(planned, tmp_path / "planned.safetensors")
+    export(crooked, tmp_path / "plain.safetensors")
+    left, right = (load_file(tmp_path / f"{name}.safetensors") for name in ("planned", "plain"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_planner_learns_to_foresee(planned: Path) -> None:
+    records = read_log(planned)
+    losses = [record["bits_per_token"] for record in records if "loss" in record]
+    assert losses[-1] < 0.75 * losses[0]
+    seen = records[-1]["foresight"]
+    assert seen["gain"] > 4 * seen["gain_stderr"] > 0
+    assert seen["planner"] - seen["confidence"] == pytest.approx(seen["gain"])
+    validation = records[-1]["validation"]
+    assert validation["estimator"] == "planner"
+    assert 0 < validation["bits_per_token_mc_stderr"] < 0.05
+    assert [record["advice"] for record in records if "advice" in record] == []
+
+
+def test_stop_and_resume_equals_an_unbroken_run(text: Path, mdlm_folder: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(recipe(text, mdlm_folder), whole)
+    with pytest.raises(Interrupted) as stopped:
+        train(recipe(text, mdlm_folder), broken, progress=StopAt(3))
+    assert str(broken / "recipe.yaml") in stopped.value.resume_command
+    train(recipe_from(str(broken / "recipe.yaml"), None), broken, resume=True)
+    assert_same_tensors(whole, broken)
+
+
+def test_what_a_planners_recipe_leaves_out_is_the_checkpoints(text: Path, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "base", policy="supervised_eos")
+    opened = load_checkpoint(folder)
+    source = {"name": "text", "paths": [str(text)], "separator": "line"}
+    told = CheckpointConfig(
+        schedule="cosine",
+        objective={"name": "subs", "weight": "flat"},
+        policy="supervised_eos",
+        length=40,
+        protocol={"data": {"source": source, "validation": 0.2}},
+    )
+    save_checkpoint(tmp_path / "told", opened.model, opened.tokenizer, told)
+    own = recipe_from("planner", str(tmp_path / "told"))
+    assert own.data.source.separator == "line"
+    assert (own.data.validation, own.data.length, own.data.policy.name) == (0.2, 40, "supervised_eos")
+    assert own.schedule.name == "cosine"
+    assert (own.objective.name, own.objective.of.name, own.objective.of.weight) == ("planner", "subs", "flat")
+    assert own.model.planner.width == 128
+    other = recipe_from("planner", None, [f"model.path={tmp_path / 'told'}", "data.source.separator=paragraph"])
+    assert other.data.source.separator == "paragraph"
+    assert other.model.path == str(tmp_path / "told")
+    assert recipe_from("planner", str(tmp_path / "told"), ["model.planner.width=7"]).model.planner.width == 7
+    with pytest.raises(UnmaskError, match=r"base' does not say what it was trained on; name the text"):
+        recipe_from("planner", str(folder))
+
+
+def test_a_recipe_may_need_its_overrides(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.yaml").write_text("data: {source: {name: text}}")
+    whole = recipe_from(str(tmp_path / "half.yaml"), None, [f"data.source.paths=['{text}']"])
+    assert whole.data.source.paths == [str(text)]
+    with pytest.raises(UnmaskError, match="paths"):
+        recipe_from(str(tmp_path / "half.yaml"), None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["objective=subs"], "model.planner does not learn by the objective 'subs'; set objective=planner"),
+        (["model.planner=null"], "'planner' trains a checkpoint's planner, and the model 'checkpoint' has none; begin"),
+        (["model.lora.rank=2"], "model.lora changes the network and model.planner leaves it as it is"),
+        (["model.planner.width=0"], "width"),
+    ],
+)
+def test_what_cannot_plan_is_refused(
+    text: Path, mdlm_folder: Path, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(UnmaskError, match=said):
+        train(recipe(text, mdlm_folder, *overrides), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_causal_network_has_nothing_to_plan(text: Path, ar_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnmaskError, match="reads left to right, and the objective 'planner' needs both ways"):
+        train(recipe(text, ar_folder), tmp_path / "run")
+
+
+def test_training_a_planned_network_further_leaves_the_planner_behind(planned: Path, tmp_path: Path) -> None:
+    letters = tmp_path / "letters.txt"
+    letters.write_text("\n".join(["abcdefgh" * 5] * 40))
+    lines = "data.source.separator=line"
+    train(recipe_from(str(letters), str(planned), [*SHORT, lines]), tmp_path / "tuned")
+    assert load_checkpoint(tmp_path / "tuned").model.planner is None
+    train(recipe(letters, planned, lines, "model.planner.width=3"), tmp_path / "replanned")
+    assert load_checkpoint(tmp_path / "replanned").model.planner.inner.out_features == 3
+
+
+def test_the_command_line_trains_and_unmasks_by_a_planner(run, shipped_models, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, said, err = run("train", "planner", text, *SHORT, "--out", out, "--json")
+    assert code == 0, err
+    result = json.loads(said)
+    assert 0 <= result["foresight"]["planner"] <= 1
+    assert result["bound"]["bits_per_token"] > 0
+    code, said, err = run("sample", out, "--order", "planner", "--steps", 4, "--length", 12, "--json")
+    assert code == 0, err
+    assert json.loads(said)["sampler"]["order"] == "planner"
+    assert json.loads(said)["texts"][0]["calls"] == 4
+    walks = ("--sampler", "name: threshold, by: planner, above: 0.5", "--order", "planner")
+    code, said, err = run("plot", "order", out, "--length", 8, *walks, "--out", tmp_path / "order.png", "--json")
+    assert code == 0, err
+    assert [walk["name"] for walk in json.loads(said)["walks"]] == ["planner", "threshold"]
+
+
+def test_the_words_of_a_finished_run(run, tmp_path: Path) -> None:
+    data = ("--from", "smoke", "data.source.count=200")
+    code, said, err = run("train", "planner", *data, *SHORT, "--out", tmp_path / "run", "--verbose")
+    assert code == 0, err
+    assert "bits per masked token; of " in said
+    assert "by confidence (" in said
+    assert f"unmask sample {tmp_path / 'run'} --steps 64 --order planner" in said
+    assert "AUC" in err
+    code, _, err = run("train", "planner", tmp_path / "nothing.txt", "--from", "smoke")
+    assert code == 2
+    assert "nothing.txt' is neither text to train on nor an override of the form key.sub=value" in err
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("sample", "--length", "12"),
+        ("sample", "--length", "12", "--sampler", "name: threshold, by: planner"),
+        ("fill", "a[MASK:2-4]b"),
+        ("edit", "a few words", "--strength", "0.5"),
+        ("plot", "order", "--length", "12"),
+        ("eval", "generation", "--judge", "AR", "--data", "TEXT"),
+    ],
+)
+def test_without_a_planner_it_is_one_sentence_before_any_call(
+    run,
+    mdlm_folder: Path,
+    ar_folder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+) -> None:
+    def asked(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(DiT, "hidden", asked)
+    monkeypatch.setattr(CausalLM, "hidden", asked)
+    monkeypatch.chdir(tmp_path)
+    words = [{"AR": str(ar_folder), "TEXT": str(text)}.get(word, word) for word in verb]
+    place = 2 if words[0] in ("plot", "eval") else 1
+    order = () if "--sampler" in words else ("--order", "planner")
+    code, out, err = run(*words[:place], mdlm_folder, *words[place:], *order)
+    said = " ".join(err.split())
+    assert (code, out) == (2, "")
+    assert "has no planner to order positions by; train one with 'unmask train planner --from" in said
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,221 @@
+"""What a schedule learns from losses that are known: the best density, and no more variance than was predicted."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.laws import describe
+from unmask.laws.exact import over_time
+from unmask.laws.tables import random_table
+from unmask.objectives.base import LossTerms, Noise, Objective
+from unmask.objectives.d3pm import D3PM
+from unmask.objectives.sedd import SEDD
+from unmask.objectives.subs import Subs
+from unmask.process import Batch
+from unmask.schedules import KNOTS, Learned, LogLinear, Schedule, draw_times
+from unmask.training.schedule_learner import ScheduleLearner, best_density, keeper_of
+
+LENGTH, BATCH = 32, 256
+CPU = torch.device("cpu")
+TEXT = Batch.of(torch.zeros(BATCH, LENGTH, dtype=torch.long))
+
+
+class Known:
+    """Every token is 0, and at the mask rate u a masked one costs c(u) = 1/2 + 2u nats: the less is seen, the more."""
+
+    config = SimpleNamespace(vocab_size=3, mask_token_id=2, conditioned=True)
+
+    def hidden(self, input_ids: Tensor, alpha: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        p = torch.exp(-cost(1.0 - alpha))
+        rows = torch.stack([p, 1.0 - p, torch.zeros_like(p)], dim=-1).log()
+        return rows[:, None].expand(-1, input_ids.shape[1], -1)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+def cost(u: Tensor) -> Tensor:
+    return 0.5 + 2.0 * u
+
+
+def square(u: Tensor) -> Tensor:
+    """E[loss^2 | u]: the number of masked tokens is binomial."""
+    return cost(u).square() * (LENGTH * u * (1 - u) + (LENGTH * u).square())
+
+
+def best(u: Tensor) -> Tensor:
+    """The density of least variance, before it is normalised."""
+    return (square(u) / u.square()).sqrt()
+
+
+def taught(steps: int = 200) -> Learned:
+    learner = ScheduleLearner(Learned(warmup=0), 20, CPU)
+    for step in range(1, steps + 1):
+        noise = Noise.draw(3, step, torch.arange(BATCH), draw_times(3, step, torch.arange(BATCH), BATCH), LENGTH)
+        learner.add(Subs().loss(Known(), TEXT, learner.schedule, noise))
+        learner.end_step(step, lambda sums: sums)
+    return learner.schedule
+
+
+@pytest.fixture(scope="module")
+def learned() -> Learned:
+    return taught()
+
+
+def second_moment(schedule: Schedule, t: Tensor, weight: Tensor) -> float:
+    """E[(w loss)^2] over times [K] of these weights."""
+    return float((weight * schedule.weight(t).square() * square(schedule.mask_rate(t))).sum())
+
+
+def test_the_learnt_density_is_the_best_one(learned: Learned) -> None:
+    ends = (torch.arange(KNOTS + 1).double() / KNOTS).square()
+    node, weight = over_time(tuple(ends[1:-1].tolist()))
+    should = (weight * best(node)).view(KNOTS, -1).sum(dim=1)
+    shares = torch.tensor((0.0, *learned.times), dtype=torch.float64).diff()
+    ratio = shares / (should / should.sum())
+    assert ratio.min() > 0.9
+    assert ratio[8:].max() < 1.05
+    # where u < 1/64 a loss is mostly 0, and a few tokens tell all there is
+    assert ratio[:8].max() < 2
+
+
+def test_no_density_has_much_less_variance_and_flat_ones_have_more(learned: Learned) -> None:
+    node, weight = over_time()
+    least = float((weight * best(node)).sum()) ** 2
+    assert 1.0 < second_moment(learned, *over_time(learned.bends())) / least < 1.01
+    assert second_moment(Learned(), *over_time()) / least > 1.1
+
+
+def test_the_variance_is_below_log_linear_by_the_predicted_ratio(learned: Learned) -> None:
+    """Times are the midpoints of 4096 cells: in continuous time log-linear has no variance to compare with."""
+    t = (torch.arange(4096) + 0.5) / 4096
+    flat = torch.full_like(t, 1 / len(t))
+    batch = Batch.of(torch.zeros(len(t), LENGTH, dtype=torch.long))
+    measured, predicted, means = {}, {}, {}
+    for schedule in (LogLinear(), learned):
+        noises = (Noise.draw(4, repeat, torch.arange(len(t)), t, LENGTH) for repeat in range(48))
+        values = torch.stack([Subs().loss(Known(), batch, schedule, noise).nelbo.sum(dim=1) for noise in noises])
+        means[schedule.name] = float(values.mean())
+        measured[schedule.name] = float(values.var())
+        mean = (schedule.weight(t) * LENGTH * schedule.mask_rate(t) * cost(schedule.mask_rate(t))).mean()
+        predicted[schedule.name] = second_moment(schedule, t, flat) - float(mean) ** 2
+    assert means["learned"] == pytest.approx(means["loglinear"], rel=0.01)
+    for name, value in predicted.items():
+        assert measured[name] == pytest.approx(value, rel=0.1)
+    ratio = predicted["learned"] / predicted["loglinear"]
+    assert ratio < 0.45
+    assert measured["learned"] / measured["loglinear"] == pytest.approx(ratio, rel=0.1)
+
+
+def terms(mask_rate: list[float], nll: list[list[float]]) -> LossTerms:
+    nll_BL = torch.tensor(nll)
+    zero = torch.zeros_like(nll_BL)
+    masked = nll_BL > 0
+    # a cross-entropy at a visible token, as some objectives might give, is not part of the loss
+    cross_entropy = nll_BL - (~masked).float()
+    return LossTerms(nll_BL, zero, zero, zero == 0, cross_entropy, nll_BL.sum(), masked, torch.tensor(mask_rate))
+
+
+def test_squared_losses_are_added_up_where_the_mask_rate_is() -> None:
+    learner = ScheduleLearner(Learned(every=10), 10, CPU)
+    rates = [(3.5 / 64) ** 2, (3.9 / 64) ** 2, 1.0, 0.25]
+    learner.add(terms(rates, [[1.0, 2.0], [0.0, 4.0], [1.0, 1.0], [math.inf, 1.0]]))
+    learner.add(terms([0.0, 1.0], [[0.0, 0.0], [3.0, 0.0]]))
+    learner.end_step(1, lambda sums: sums)
+    squares, counts = torch.zeros(KNOTS), torch.zeros(KNOTS)
+    squares[3], counts[3] = 9.0 + 16.0, 2
+    squares[63], counts[63] = 4.0 + 9.0, 2
+    counts[0] = 1
+    assert torch.equal(learner.tensors["squares"], squares)
+    assert torch.equal(learner.tensors["counts"], counts)
+
+
+def test_the_schedule_moves_after_the_warm_up_and_then_when_it_is_due() -> None:
+    learner = ScheduleLearner(Learned(every=3, warmup=4, decay=0.5), 3, CPU)
+    seen = []
+    for step in range(1, 10):
+        learner.add(terms([0.04, 0.9], [[1.0 + step, 0.0], [2.0, 3.0]]))
+        seen.append(learner.end_step(step, lambda sums: sums))
+    moved = [step for step, (before, after) in enumerate(zip([Learned(every=3), *seen], seen, strict=False), 1)
+             if before.times != after.times]  # fmt: skip
+    assert moved == [6, 9]
+    assert learner.tensors["counts"].sum() == ((12 * 0.5) + 6) * 0.5
+    assert learner.schedule is seen[-1]
+
+
+def test_two_processes_learn_what_one_learns() -> None:
+    whole, halves = (ScheduleLearner(Learned(warmup=0), 1, CPU), [ScheduleLearner(Learned(), 1, CPU) for _ in range(2)])
+    parts = [terms([0.1], [[1.0, 2.0]]), terms([0.8], [[3.0, 4.0]])]
+    for one, part in zip(halves, parts, strict=True):
+        whole.add(part)
+        one.add(part)
+    total = halves[0]._step + halves[1]._step
+    for one in halves:
+        one.end_step(100, lambda sums: total)
+    whole.end_step(100, lambda sums: sums)
+    for one in halves:
+        assert one.schedule.times == whole.schedule.times
+        assert all(torch.equal(tensor, whole.tensors[name]) for name, tensor in one.tensors.items())
+
+
+def test_a_learner_goes_on_from_its_tensors() -> None:
+    one, other = (ScheduleLearner(Learned(warmup=0), 2, CPU) for _ in range(2))
+    for step in range(1, 4):
+        one.add(terms([0.04, 0.9], [[1.0 + step, 0.0], [2.0, 3.0]]))
+        one.end_step(step, lambda sums: sums)
+    assert other.recall() == Learned(warmup=0)
+    for name, tensor in other.tensors.items():
+        tensor.copy_(one.tensors[name])
+    assert other.recall() == one.schedule
+    assert other.end_step(4, lambda sums: sums) == one.end_step(4, lambda sums: sums)
+
+
+@pytest.mark.parametrize("objective", [Subs(steps=8), Subs(weight="flat"), D3PM(steps=8), SEDD()], ids=describe)
+def test_other_objectives_teach_it_too(objective: Objective) -> None:
+    """Whatever they weigh it with, the cross-entropy of the masked tokens is what is squared and learnt from."""
+    size, table = 4096, random_table()
+    batch = Batch.of(torch.tensor([2, 0, 3]).expand(size, -1))
+    noise = Noise.draw(5, 0, torch.arange(size), draw_times(5, 0, torch.arange(size), size), 3)
+    learner = ScheduleLearner(Learned(warmup=0), 1, CPU)
+    found = objective.loss(table, batch, learner.schedule, noise)
+    learner.add(found)
+    moved = learner.end_step(1, lambda sums: sums)
+    losses = found.cross_entropy.where(found.masked, 0.0).sum(dim=1)
+    kept = learner.schedule.decay
+    assert float(learner.tensors["squares"].sum()) == pytest.approx(kept * float(losses.square().sum()), rel=1e-5)
+    assert float(learner.tensors["counts"].sum()) == pytest.approx(kept * size)
+    assert moved.times != Learned().times
+    assert objective.loss(table, batch, moved, noise).nelbo.isfinite().all()
+
+
+def test_stretches_that_nobody_saw_lie_between_their_neighbours() -> None:
+    squares, counts = torch.zeros(KNOTS).double(), torch.zeros(KNOTS).double()
+    rate = ((torch.arange(1, KNOTS + 1).double() ** 3).diff() / (3 * KNOTS**2))[[9, 29]]
+    squares[[10, 30]], counts[[10, 30]] = 8 * rate * torch.tensor([4.0, 25.0]), 8.0
+    density = best_density(squares, counts)
+    assert density[0] == pytest.approx(2.0, rel=1e-3)
+    assert density[10] == pytest.approx(2.0, rel=1e-3)
+    assert density[-1] == pytest.approx(5.0, rel=1e-3)
+    assert (density.diff() > -1e-12).all()
+    assert 3.0 < density[20] < 4.5
+
+
+def test_what_masks_nothing_teaches_nothing() -> None:
+    learner = keeper_of(Learned(every=1, warmup=0), CPU)
+    nll = torch.ones(2, 3)
+    learner.add(LossTerms(nll, nll, nll, nll > 0, nll, nll.sum()))
+    assert learner.end_step(1, lambda sums: sums) == Learned(every=1, warmup=0)
+
+
+def test_a_schedule_that_does_not_learn_is_kept() -> None:
+    for schedule in (LogLinear(), Learned(every=None)):
+        keeper = keeper_of(schedule, CPU)
+        keeper.add(terms([0.5], [[1.0, 2.0]]))
+        assert keeper.end_step(100, lambda sums: sums) is schedule
+        assert keeper.recall() is schedule
+        assert keeper.tensors == {}
