@@ -39,7 +39,7 @@ def measure(threads: int) -> float:
 
     def step(number: int) -> None:
         noise = Noise.draw(0, number, torch.arange(BATCH), torch.rand(BATCH), LENGTH)
-        Subs().loss(model, batch, LogLinear(), noise).trained.backward()
+        Subs().loss(model, batch, LogLinear(), noise).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

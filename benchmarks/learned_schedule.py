@@ -92,7 +92,7 @@ def _draw(model: Any, batch: Batch, schedule: Schedule, times: Times, step: int)
     noise = Noise.draw(1, step, index, times(step, index), batch.input_ids.shape[1])
     model.zero_grad()
     terms = Subs().loss(model, batch, schedule, noise)
-    (terms.trained / terms.count).backward()
+    (terms.loss / terms.count).backward()
     return float(terms.per_token), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
@@ -133,7 +133,7 @@ def measure_density(run: Path, options: argparse.Namespace) -> Iterator[dict[str
         counts[stretch] += 1
     spread = sums[1] - sums[0].square() / counts
     of = {"square of the loss": sums[1], "spread of the loss": spread, "square of the gradient": sums[2]}
-    best = {name: learned.shaped(best_density(squares, counts).tolist()) for name, squares in of.items()}
+    best = {name: learned.with_density(best_density(squares, counts).tolist()) for name, squares in of.items()}
     for name, schedule in {**best, "what training learnt": learned}.items():
         eighths = torch.tensor((0.0, *schedule.times[7::8])).diff() * 8
         yield {"best for": name, "density": eighths.tolist()}
@@ -146,7 +146,7 @@ def _single(model: Any, batch: Batch, row: int, v: float) -> tuple[float, float]
     noise = Noise.draw(2, 0, torch.tensor([row], device=at.device), at, one.input_ids.shape[1])
     model.zero_grad()
     terms = Subs(weight="flat").loss(model, one, Polynomial(power=2), noise)
-    terms.trained.backward()
+    terms.loss.backward()
     square = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     return float(terms.cross_entropy.sum()), square
 

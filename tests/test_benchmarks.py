@@ -67,7 +67,7 @@ def test_plain_loss_and_gradients_are_ours() -> None:
     loss = plain.loss(ids, t, u)
     assert loss.item() == pytest.approx(terms.per_token.item(), rel=1e-5)
     loss.backward()
-    (terms.trained / terms.count).backward()
+    (terms.loss / terms.count).backward()
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(parameter.grad, ours.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
 

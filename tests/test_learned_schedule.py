@@ -15,7 +15,7 @@ WAVES = [1.3 + math.sin(k / 4) for k in range(KNOTS)]
 
 
 def test_mask_rate_at_the_knots_is_k_over_64_squared():
-    schedule = Learned().shaped(WAVES)
+    schedule = Learned().with_density(WAVES)
     should = (torch.arange(1, KNOTS + 1).double() / KNOTS).square()
     for dtype, tolerance in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
         times = torch.tensor(schedule.times, dtype=dtype)
@@ -25,7 +25,7 @@ def test_mask_rate_at_the_knots_is_k_over_64_squared():
 
 
 def test_uniform_times_have_the_asked_density():
-    schedule = Learned().shaped(WAVES)
+    schedule = Learned().with_density(WAVES)
     t = (torch.arange(1 << 16) + 0.5) / (1 << 16)
     counts = torch.histc(schedule.mask_rate(t).sqrt(), bins=KNOTS, min=0, max=1)
     should = torch.tensor(WAVES) / sum(WAVES)
@@ -33,7 +33,7 @@ def test_uniform_times_have_the_asked_density():
 
 
 def test_weight_is_one_over_density_and_mask_rate():
-    schedule = Learned().shaped(WAVES)
+    schedule = Learned().with_density(WAVES)
     t = torch.linspace(0.003, 0.99, 50, dtype=torch.float64)
     u = schedule.mask_rate(t)
     stretch = (KNOTS * u.sqrt()).long()
@@ -42,7 +42,7 @@ def test_weight_is_one_over_density_and_mask_rate():
 
 
 def test_no_stretch_is_left_empty_and_weights_stay_bounded():
-    schedule = Learned().shaped([1.0] + [0.0] * 63)
+    schedule = Learned().with_density([1.0] + [0.0] * 63)
     shares = torch.tensor((0.0, *schedule.times)).diff()
     assert shares.min() > 0.85 / 512
     assert shares[0] == pytest.approx(1 / (1 + 63 / 512), abs=1e-5)
@@ -51,20 +51,20 @@ def test_no_stretch_is_left_empty_and_weights_stay_bounded():
 
 
 def test_learnt_knots_are_the_same_in_float32_and_float64():
-    times = torch.tensor(Learned().shaped(WAVES).times, dtype=torch.float64)
+    times = torch.tensor(Learned().with_density(WAVES).times, dtype=torch.float64)
     assert torch.equal(times.float().double(), times)
     assert torch.equal(times * GRID, (times * GRID).round())
 
 
 def test_shaping_keeps_the_options():
     schedule = Learned(every=7, warmup=3, decay=0.5)
-    assert schedule.shaped(WAVES).model_dump(exclude={"knots"}) == schedule.model_dump(exclude={"knots"})
-    assert Learned().shaped([3.0] * KNOTS).times == Learned().times
+    assert schedule.with_density(WAVES).model_dump(exclude={"knots"}) == schedule.model_dump(exclude={"knots"})
+    assert Learned().with_density([3.0] * KNOTS).times == Learned().times
 
 
 def test_bends_are_where_the_slope_jumps():
-    schedule = Learned().shaped(WAVES)
-    bends = torch.tensor(schedule.bends(), dtype=torch.float64)
+    schedule = Learned().with_density(WAVES)
+    bends = torch.tensor(schedule.breakpoints(), dtype=torch.float64)
     jump = (schedule.dalpha(bends + 1e-9) / schedule.dalpha(bends - 1e-9)).log().abs()
     assert len(bends) == KNOTS - 1
     assert jump.median() > 0.05
@@ -72,7 +72,7 @@ def test_bends_are_where_the_slope_jumps():
 
 
 def test_what_was_made_without_gradients_may_be_used_with_them():
-    schedule = Learned().shaped([1.0 + 0.01 * k for k in range(KNOTS)])
+    schedule = Learned().with_density([1.0 + 0.01 * k for k in range(KNOTS)])
     with torch.inference_mode():
         schedule.mask_rate(torch.rand(3))
     t = torch.rand(3).requires_grad_()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from unmask.process import Batch, corrupt, draw_masked, draw_masked_exactly, posterior, prior, reveal_probability
+from unmask.process import Batch, mask_tokens, posterior, prior, reveal_probability, sample_mask, sample_mask_of_size
 from unmask.random import Purpose, uniform
 
 MASK = 1
@@ -29,23 +29,23 @@ def noise_of(rows: int, length: int = 6) -> torch.Tensor:
 def test_masks_fall_on_open_tokens_at_the_rate():
     rate = torch.tensor([0.1, 0.5, 0.9]).repeat_interleave(4000)
     batch, noise = batch_of(12000), noise_of(12000)
-    masked = draw_masked(batch, rate, noise)
-    assert torch.equal(masked, (noise < rate[:, None]) & batch.open)
-    assert torch.equal(corrupt(batch, masked, MASK), torch.where(masked, MASK, batch.input_ids))
+    masked = sample_mask(batch, rate, noise)
+    assert torch.equal(masked, (noise < rate[:, None]) & batch.target_mask)
+    assert torch.equal(mask_tokens(batch, masked, MASK), torch.where(masked, MASK, batch.input_ids))
     share = masked.view(3, 4000, 6)[..., 1:5].float().mean(dim=(1, 2))
     assert torch.allclose(share, torch.tensor([0.1, 0.5, 0.9]), atol=0.015)
 
 
 def test_rates_at_the_ends_mask_none_and_all():
     batch, noise = batch_of(100), noise_of(100)
-    assert not draw_masked(batch, torch.zeros(100), noise).any()
-    assert torch.equal(draw_masked(batch, torch.ones(100), noise), batch.open)
+    assert not sample_mask(batch, torch.zeros(100), noise).any()
+    assert torch.equal(sample_mask(batch, torch.ones(100), noise), batch.target_mask)
 
 
 def test_an_exact_count_masks_the_smallest_noise_of_open_tokens():
     batch, noise = batch_of(5), noise_of(5)
     count = torch.tensor([1, 2, 3, 4, 0])
-    masked, rate = draw_masked_exactly(batch, count, noise)
+    masked, rate = sample_mask_of_size(batch, count, noise)
     assert torch.equal(masked.sum(dim=1), count)
     for row in range(4):
         smallest = noise[row, 1:5].sort().values
@@ -57,7 +57,7 @@ def test_an_exact_count_masks_the_smallest_noise_of_open_tokens():
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_rate_of_a_count_is_a_beta_draw_whatever_was_masked(count):
     rows = 4000
-    masked, rate = draw_masked_exactly(batch_of(rows), torch.full((rows,), count), noise_of(rows))
+    masked, rate = sample_mask_of_size(batch_of(rows), torch.full((rows,), count), noise_of(rows))
     law = stats.beta(count, 4 - count + 1)
     assert stats.kstest(rate.numpy(), law.cdf).pvalue > 1e-3
     chosen = masked[:, 1]
@@ -68,7 +68,7 @@ def test_rate_of_a_count_is_a_beta_draw_whatever_was_masked(count):
 
 def test_nothing_open_is_nothing_masked():
     batch = Batch.of(torch.tensor([[2, 3]]), frozen=torch.ones(1, 2, dtype=torch.bool))
-    masked, rate = draw_masked_exactly(batch, torch.tensor([0]), noise_of(1, 2))
+    masked, rate = sample_mask_of_size(batch, torch.tensor([0]), noise_of(1, 2))
     assert not masked.any()
     assert rate.tolist() == [1.0]
 

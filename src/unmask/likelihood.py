@@ -244,9 +244,9 @@ class _Question:
     def on(self, device: torch.device) -> tuple[Batch, Corruption]:
         """What the network is given."""
         if device.type != "cuda":
-            return self.batch.to(device), self.corruption.each(lambda tensor: tensor.to(device))
-        batch, corruption = self.batch.each(pin), self.corruption.each(pin)
-        return batch.to(device), corruption.each(lambda tensor: tensor.to(device, non_blocking=True))
+            return self.batch.to(device), self.corruption.map(lambda tensor: tensor.to(device))
+        batch, corruption = self.batch.map(pin), self.corruption.map(pin)
+        return batch.to(device), corruption.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 class _Answer:

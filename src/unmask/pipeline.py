@@ -497,7 +497,7 @@ class Author(Opened):
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""
         if not self.causal:
-            chosen = choose_sampler(self.card.schedule, steps, order, sampler, self.card.objective.scores)
+            chosen = choose_sampler(self.card.schedule, steps, order, sampler, self.card.objective.predicts_scores)
             if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
                 raise no_planner(self.path)
             return chosen

@@ -32,51 +32,51 @@ class Batch:
         return cls(input_ids, attention_mask.bool(), frozen.bool(), has_pads)
 
     @property
-    def open(self) -> Tensor:
+    def target_mask(self) -> Tensor:
         """[B, L] the positions that are corrupted, predicted and counted."""
         return self.attention_mask & ~self.frozen
 
     @property
-    def keys(self) -> Tensor | None:
+    def key_padding_mask(self) -> Tensor | None:
         """The attention mask where there is a pad to hide, else None: attention without a mask is faster."""
         return self.attention_mask if self.has_pads else None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def each(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with every tensor put through a function: moved, pinned."""
         return Batch(function(self.input_ids), function(self.attention_mask), function(self.frozen), self.has_pads)
 
 
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 """Steps that the time of the process may be cut into: more are hardly told from continuous time."""
 
 
-def draw_masked(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
+def sample_mask(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
     """[B, L] the positions that q(z_t | x) masks: each open token with probability 1 - alpha_t.
 
     `mask_rate` [B] is 1 - alpha_t; `noise` [B, L] are uniforms.
     """
-    return (noise < mask_rate[:, None]) & batch.open
+    return (noise < mask_rate[:, None]) & batch.target_mask
 
 
-def draw_masked_exactly(batch: Batch, count: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def sample_mask_of_size(batch: Batch, count: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """[B, L] exactly `count` [B] open positions, those with the smallest noise: the mask-count form of the bound.
 
     Also returns the count-th smallest noise [B], a Beta(n, L - n + 1) draw independent of which tokens were chosen: the
     mask rate that a conditioned denoiser has to be told.
     """
-    ranked, order = noise.masked_fill(~batch.open, 2.0).sort(dim=1, stable=True)
+    ranked, order = noise.masked_fill(~batch.target_mask, 2.0).sort(dim=1, stable=True)
     rank = torch.empty_like(order).scatter_(
         1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
     )
-    masked = (rank < count[:, None]) & batch.open
+    masked = (rank < count[:, None]) & batch.target_mask
     return masked, ranked.gather(1, (count[:, None] - 1).clamp_min(0)).squeeze(1).clamp_max(1.0)
 
 
-def corrupt(batch: Batch, masked: Tensor, mask_token_id: int) -> Tensor:
+def mask_tokens(batch: Batch, masked: Tensor, mask_token_id: int) -> Tensor:
     """z_t [B, L]: the clean tokens with the mask token at the masked positions."""
     return batch.input_ids.masked_fill(masked, mask_token_id)
 

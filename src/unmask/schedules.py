@@ -24,7 +24,7 @@ from typing_extensions import Self
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 
-SMALLEST_TIME = 2.0**-33
+MIN_TIME = 2.0**-33
 
 
 class Schedule(Component):
@@ -35,7 +35,7 @@ class Schedule(Component):
         """1 - alpha(t): the chance that a token is masked at time t, accurate also where it is tiny."""
 
     @abstractmethod
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         """w(t) for t > 0; `weight` guards the pole at 0."""
 
     @abstractmethod
@@ -48,18 +48,18 @@ class Schedule(Component):
 
     def dalpha(self, t: Tensor) -> Tensor:
         """alpha'(t), never positive."""
-        t = t.clamp_min(SMALLEST_TIME)
+        t = t.clamp_min(MIN_TIME)
         return -self.weight(t) * self.mask_rate(t)
 
     def weight(self, t: Tensor) -> Tensor:
         """w(t) = -alpha'(t) / (1 - alpha(t)), eq. 10. Its pole is at 0, where no token is masked: t is kept off it."""
-        return self.rate_of_weight(t.clamp_min(SMALLEST_TIME))
+        return self.raw_weight(t.clamp_min(MIN_TIME))
 
     def inverse(self, alpha: Tensor) -> Tensor:
         """The time at which alpha(t) has this value."""
         return self.time_at(1.0 - alpha)
 
-    def bends(self) -> tuple[float, ...]:
+    def breakpoints(self) -> tuple[float, ...]:
         """The times inside (0, 1) at which alpha' jumps, in order; whoever integrates goes from one to the next."""
         return ()
 
@@ -72,7 +72,7 @@ class LogLinear(Schedule):
     def mask_rate(self, t: Tensor) -> Tensor:
         return t
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         return 1.0 / t
 
     def time_at(self, mask_rate: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Cosine(Schedule):
         # the second form is exactly 1 at t = 1
         return torch.where(t < 0.5, 2.0 * torch.sin(math.pi / 4 * t).square(), 1.0 - torch.sin(math.pi / 2 * (1.0 - t)))
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         return math.pi / 2 / torch.tan(math.pi / 4 * t)
 
     def time_at(self, mask_rate: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class CosineSquared(Schedule):
     def mask_rate(self, t: Tensor) -> Tensor:
         return torch.sin(math.pi / 2 * t).square()
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         # cot(pi t / 2) as a tangent, which is exactly 0 at t = 1 where the cotangent of a rounded pi/2 is not
         return math.pi * torch.tan(math.pi / 2 * (1.0 - t)).where(t > 0.5, 1.0 / torch.tan(math.pi / 2 * t))
 
@@ -122,7 +122,7 @@ class LinearSigma(Schedule):
     def mask_rate(self, t: Tensor) -> Tensor:
         return (torch.expm1(-self.sigma_max * t) / math.expm1(-self.sigma_max)).clamp_max(1.0)
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         return self.sigma_max / torch.expm1(self.sigma_max * t)
 
     def time_at(self, mask_rate: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Geometric(Schedule):
     def mask_rate(self, t: Tensor) -> Tensor:
         return (-torch.expm1(-self._growth(t)) / self._range).clamp_max(1.0)
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         growth = self._growth(t)
         return self._log_ratio * (growth + self.sigma_min) / torch.expm1(growth)
 
@@ -176,7 +176,7 @@ class Polynomial(Schedule):
     def mask_rate(self, t: Tensor) -> Tensor:
         return t**self.power
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         return self.power / t
 
     def time_at(self, mask_rate: Tensor) -> Tensor:
@@ -251,10 +251,10 @@ class Learned(Schedule):
         """The times of all 64 knots."""
         return self.knots or tuple((k + 1) / KNOTS for k in range(KNOTS))
 
-    def bends(self) -> tuple[float, ...]:
+    def breakpoints(self) -> tuple[float, ...]:
         return self.times[:-1]
 
-    def shaped(self, density: Sequence[float]) -> Learned:
+    def with_density(self, density: Sequence[float]) -> Learned:
         """The same with knots for a density over the 64 stretches of v, in any unit; none is left all but empty."""
         shares = _raised(density)
         total = sum(shares)
@@ -264,7 +264,7 @@ class Learned(Schedule):
     def mask_rate(self, t: Tensor) -> Tensor:
         return (self._place(t)[0] / KNOTS).square()
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         place, share = self._place(t)
         return 2.0 / (share * place)
 

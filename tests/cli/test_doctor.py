@@ -92,7 +92,7 @@ def test_quick_leaves_the_laws_out(doctor, ar_folder):
 
 
 def test_a_broken_law_is_named_with_its_numbers(doctor, few_laws, monkeypatch):
-    monkeypatch.setattr(LogLinear, "rate_of_weight", lambda self, t: -1.0 / t)
+    monkeypatch.setattr(LogLinear, "raw_weight", lambda self, t: -1.0 / t)
     code, out, _ = doctor()
     assert code == 1
     assert "✗ schedule loglinear: derivative is that of alpha BROKEN: integral of dalpha, against -1: 2 (at" in out

@@ -113,4 +113,4 @@ def test_givens_are_neither_masked_nor_counted(model, objective, asks):
     assert (terms.counted.numpy() == ~table.frozen).all()
     assert int(terms.count) == 4
     assert (terms.nelbo[batch.frozen] == 0).all()
-    assert (terms.nelbo[batch.open] > 0).any()
+    assert (terms.nelbo[batch.target_mask] > 0).any()

@@ -39,13 +39,13 @@ from unmask.models.dit import PlannerConfig, attach
 from unmask.objectives.base import Noise
 from unmask.process import (
     Batch,
-    corrupt,
-    draw_masked,
-    draw_masked_exactly,
+    mask_tokens,
     posterior,
     prior,
     remask_limit,
     reveal_probability,
+    sample_mask,
+    sample_mask_of_size,
 )
 from unmask.random import Purpose, bits, exponential, uniform
 from unmask.schedules import draw_times, low_discrepancy, van_der_corput
@@ -80,7 +80,7 @@ def network_for(objective: Any, **options: Any) -> Any:
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0.0}
     extra = {} if objective.causal else {"mask_logit": objective.needs_mask_logit}
     network = build("model", {"name": name, **shape, **options}).build(12, 11, 20, **extra)
-    return filled(attach(network, PlannerConfig(width=8)) if objective.plans else network)
+    return filled(attach(network, PlannerConfig(width=8)) if objective.trains_planner else network)
 
 
 def make_checkpoint(folder: str, model: str = "dit", objective: Any = None, **options: Any) -> str:
@@ -340,7 +340,7 @@ def schedules() -> Any:
         found[str(spec)] = {
             "float32": {name: array(value) for name, value in schedule_values(one, t).items()},
             "float64": {name: array(value) for name, value in fine.items()},
-            "bends": len(one.bends()),
+            "bends": len(one.breakpoints()),
             "spec": one.model_dump(mode="json"),
         }
     return found
@@ -348,7 +348,7 @@ def schedules() -> Any:
 
 @case("mathematics")
 def learned_schedule() -> Any:
-    shaped = build("schedule", "learned").shaped([1.0 + (i % 7) for i in range(64)])
+    shaped = build("schedule", "learned").with_density([1.0 + (i % 7) for i in range(64)])
     return {"knots": list(shaped.knots), **{k: array(v) for k, v in schedule_values(shaped, torch.rand(50)).items()}}
 
 
@@ -394,8 +394,8 @@ def processes() -> Any:
     batch = small_batch()
     noise = uniform(1, Purpose.MASK, 0, torch.arange(5)[:, None], torch.arange(20)[None])
     rate = torch.tensor([0.1, 0.5, 0.9, 1.0, 0.3])
-    masked = draw_masked(batch, rate, noise)
-    counted, level = draw_masked_exactly(batch, torch.tensor([3, 5, 1, 12, 8]), noise)
+    masked = sample_mask(batch, rate, noise)
+    counted, level = sample_mask_of_size(batch, torch.tensor([3, 5, 1, 12, 8]), noise)
     x = torch.softmax(torch.arange(36.0).reshape(3, 12) % 5, -1)
     x[:, 11] = 0
     after = posterior(torch.tensor([11, 4, 11]), x / x.sum(-1, keepdim=True), 0.25, 0.75, 11)
@@ -404,7 +404,7 @@ def processes() -> Any:
         "masked": masked.int().tolist(),
         "counted": counted.int().tolist(),
         "level": level.tolist(),
-        "corrupt": corrupt(batch, masked, 11).tolist(),
+        "corrupt": mask_tokens(batch, masked, 11).tolist(),
         "posterior": after.tolist(),
         "prior": prior((2, 3), 11).tolist(),
         "reveal": reveal_probability(s, t).tolist(),
@@ -444,13 +444,13 @@ def objectives() -> Any:
                 terms = loss_terms(
                     objective, network, batch, build("schedule", schedule), Noise.draw(0, 1, torch.arange(5), t, 20)
                 )
-                terms.trained.backward()
+                terms.loss.backward()
                 grads = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
                 kept = ("diffusion", "reconstruction", "prior", "cross_entropy", "counted", "masked", "mask_rate")
                 values = {name: getattr(terms, name) for name in kept}
                 found[f"{spec} {options} {schedule}"] = {
                     **{name: None if value is None else array(value) for name, value in values.items()},
-                    "trained": float(terms.trained.detach()),
+                    "trained": float(terms.loss.detach()),
                     "total": float(terms.total.detach()),
                     "count": int(terms.count),
                     "per_token": float(terms.per_token.detach()),

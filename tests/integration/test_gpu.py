@@ -77,7 +77,7 @@ def test_a_deterministic_run_resumes_to_the_bit(tmp_path, schedule):
 
 
 def test_a_learned_schedule_is_that_of_the_cpu():
-    schedule = Learned().shaped([1.2 + math.sin(k / 4) for k in range(KNOTS)])
+    schedule = Learned().with_density([1.2 + math.sin(k / 4) for k in range(KNOTS)])
     v = uniform(7, Purpose.TIME, sample=torch.arange(4096))
     for function in (schedule.mask_rate, schedule.weight, schedule.time_at):
         here = function(v)

@@ -158,7 +158,7 @@ def test_recordings_of_several_shapes_share_their_memory():
     recorder, scale = Recorder(passes), torch.ones((), device="cuda")
     taken, sums = [], []
     for rows in (2, 3, 4):
-        micro_batch = half_masked(0, L, pads=False).each(lambda tensor, rows=rows: tensor[:rows].cuda())
+        micro_batch = half_masked(0, L, pads=False).map(lambda tensor, rows=rows: tensor[:rows].cuda())
         for _ in range(CALLS_BEFORE_RECORDING + 2):
             sums.append(float(recorder(micro_batch, scale)) - int(micro_batch.batch.input_ids.sum()))
         torch.cuda.empty_cache()

@@ -28,7 +28,7 @@ class Crooked(LogLinear):
 
     name: Literal["crooked"] = "crooked"
 
-    def rate_of_weight(self, t: Tensor) -> Tensor:
+    def raw_weight(self, t: Tensor) -> Tensor:
         return 1.1 / t
 
 

@@ -80,8 +80,8 @@ def test_terms_add_up():
 def test_flat_weight_trains_on_cross_entropy_and_reports_the_bound():
     flat, bound = terms_of(Subs(weight="flat")), terms_of(Subs())
     assert torch.equal(flat.nelbo, bound.nelbo)
-    assert flat.trained.item() == pytest.approx(flat.cross_entropy.sum().item())
-    assert bound.trained.item() == pytest.approx(bound.total.item())
+    assert flat.loss.item() == pytest.approx(flat.cross_entropy.sum().item())
+    assert bound.loss.item() == pytest.approx(bound.total.item())
 
 
 def test_noise_is_that_of_the_sample_wherever_it_is():

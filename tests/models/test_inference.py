@@ -210,10 +210,10 @@ def test_a_recorder_gives_what_the_work_gives_and_records_repeated_shapes_alone(
     recorder = Recorder(work)
     for call in range(9):
         one, scale = micro_batch(2 + call % 2, count=5), torch.tensor(float(call))
-        assert recorder(one, scale).trained == work(one, scale).trained
+        assert recorder(one, scale).loss == work(one, scale).loss
     assert len(replayed) == 2
     other = micro_batch(2, count=6)
-    assert recorder(other, scale).trained == work(other, scale).trained
+    assert recorder(other, scale).loss == work(other, scale).loss
     assert len(replayed) == 2
 
 
@@ -249,7 +249,7 @@ def test_a_recorder_tells_batches_with_pads_from_those_without(replayed):
     ragged = replace(full, batch=replace(full.batch, has_pads=True))
     assert not full.batch.has_pads
     for one in [full, ragged] * 5:
-        assert recorder(one, torch.tensor(1.0)).trained == float(one.batch.has_pads)
+        assert recorder(one, torch.tensor(1.0)).loss == float(one.batch.has_pads)
     assert len(replayed) == 2
 
 
@@ -270,7 +270,7 @@ def test_a_recorder_tells_what_a_pass_reads_by_name_and_type(replayed):
     ]
     for kind in kinds * 4:
         one = replace(plain, corruption=kind)
-        assert recorder(one, torch.tensor(1.0)).trained == seen(one, torch.tensor(1.0)).trained
+        assert recorder(one, torch.tensor(1.0)).loss == seen(one, torch.tensor(1.0)).loss
     assert len(replayed) == 3
 
 

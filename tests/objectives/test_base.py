@@ -33,21 +33,21 @@ def test_rows_are_the_predicted_places_in_order():
     made = corruption(torch.tensor([[True, False, True], [False, False, True]]))
     assert made.rows.tolist() == [0, 2, 5]
     assert made.row_weight.tolist() == [1.0, 1.0, 2.0]
-    assert made.spread(torch.tensor([7.0, 8.0, 9.0])).tolist() == [[7.0, 0.0, 8.0], [0.0, 0.0, 9.0]]
+    assert made.scatter(torch.tensor([7.0, 8.0, 9.0])).tolist() == [[7.0, 0.0, 8.0], [0.0, 0.0, 9.0]]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.99, 1.0])
 def test_padded_rows_come_in_few_numbers_and_name_no_place_twice(share):
     torch.manual_seed(0)
     predicted = torch.rand(8, 32) < share
-    plain, padded = corruption(predicted), corruption(predicted).padded()
+    plain, padded = corruption(predicted), corruption(predicted).pad_rows()
     count = int(predicted.sum())
     unit = predicted.numel() // ROW_BUDGETS
     assert len(padded.rows) % unit == unit // 2 or len(padded.rows) == predicted.numel()
     assert count <= len(padded.rows) <= min(predicted.numel(), count + predicted.numel() // ROW_BUDGETS)
     assert len(padded.rows.unique()) == len(padded.rows)
     assert torch.equal(padded.rows[:count], plain.rows)
-    assert padded.asked.sum() == count
+    assert padded.row_mask.sum() == count
     assert not padded.row_weight[count:].any()
 
 
@@ -61,13 +61,13 @@ def test_batches_of_stratified_times_have_one_number_of_rows(schedule, length):
         sample = torch.arange(size)
         noise = Noise.draw(1, step, size * step + sample, draw_times(1, step, sample, size), length)
         made = objective.corrupt(batch, schedule, noise, random_table().config)
-        counts[len(made.padded(share).rows)] += 1
+        counts[len(made.pad_rows(share).rows)] += 1
     assert counts.most_common(1)[0][1] >= 22
 
 
 def test_a_batch_smaller_than_the_budgets_is_not_padded():
     made = corruption(torch.tensor([[True, False, True]]))
-    assert torch.equal(made.padded().rows, made.rows)
+    assert torch.equal(made.pad_rows().rows, made.rows)
 
 
 @pytest.mark.parametrize("spec", OBJECTIVES, ids=str)
@@ -84,15 +84,15 @@ def test_padding_changes_neither_values_nor_gradients(spec, t):
         table = random_causal_table() if objective.causal else random_table()
         table.logits.requires_grad_()
         made = objective.corrupt(batch, LogLinear(), noise, table.config)
-        terms = objective.terms(table, batch, made.padded() if pad else made)
-        (gradient,) = torch.autograd.grad(terms.trained, table.logits, allow_unused=True, materialize_grads=True)
-        found.append((terms.nelbo, terms.cross_entropy, terms.trained, gradient))
+        terms = objective.terms(table, batch, made.pad_rows() if pad else made)
+        (gradient,) = torch.autograd.grad(terms.loss, table.logits, allow_unused=True, materialize_grads=True)
+        found.append((terms.nelbo, terms.cross_entropy, terms.loss, gradient))
     for plain, padded in zip(*found, strict=True):
         torch.testing.assert_close(padded, plain, rtol=1e-6, atol=1e-6)
 
 
 def test_every_tensor_is_put_through_a_function():
-    made = corruption(torch.tensor([[True, False]])).each(lambda tensor: tensor + 1)
+    made = corruption(torch.tensor([[True, False]])).map(lambda tensor: tensor + 1)
     assert made.rows.tolist() == [1]
     assert made.mask_rate.tolist() == [1.5]
     assert made.mask_rate_s is None

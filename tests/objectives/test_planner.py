@@ -115,14 +115,14 @@ def test_rows_in_chunks_and_padded_rows_change_nothing(monkeypatch):
     batch = Batch.of(torch.arange(4 * 32).view(4, 32) % MASK)
     noise = Noise(torch.tensor([0.2, 0.5, 0.8, 0.9]), torch.rand(4, 32, generator=torch.Generator().manual_seed(0)))
     corruption = objective.corrupt(batch, LogLinear(), noise, net.config)
-    assert len(corruption.padded().rows) > len(corruption.rows)
+    assert len(corruption.pad_rows().rows) > len(corruption.rows)
     plain = objective.terms(net, batch, corruption)
-    padded = objective.terms(net, batch, corruption.padded())
+    padded = objective.terms(net, batch, corruption.pad_rows())
     monkeypatch.setattr(losses, "LOGITS_PER_REDUCTION", 3 * V)
     chunked = objective.terms(net, batch, corruption)
     for other in (padded, chunked):
         assert torch.allclose(other.nelbo, plain.nelbo, atol=1e-6)
-        assert torch.allclose(other.trained, plain.trained, atol=1e-5)
+        assert torch.allclose(other.loss, plain.loss, atol=1e-5)
         assert torch.equal(other.counted, plain.counted)
     assert int(plain.count) == len(corruption.rows)
 
@@ -132,7 +132,7 @@ def test_head_and_planner_are_asked_in_float32():
     batch = Batch.of(torch.arange(32)[None] % MASK)
     corruption = objective.corrupt(batch, LogLinear(), Noise(torch.tensor([0.5]), torch.rand(1, 32)), net.config)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        said = objective.foretell(net, batch, corruption)
+        said = objective.predict(net, batch, corruption)
         rows = net.hidden(batch.input_ids.masked_fill(corruption.predicted, MASK))[0][corruption.rows]
     assert rows.dtype == torch.bfloat16
     with torch.no_grad():

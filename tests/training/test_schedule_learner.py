@@ -87,7 +87,7 @@ def test_the_learnt_density_is_the_best_one(learned: Learned) -> None:
 def test_no_density_has_much_less_variance_and_flat_ones_have_more(learned: Learned) -> None:
     node, weight = over_time()
     least = float((weight * best(node)).sum()) ** 2
-    assert 1.0 < second_moment(learned, *over_time(learned.bends())) / least < 1.01
+    assert 1.0 < second_moment(learned, *over_time(learned.breakpoints())) / least < 1.01
     assert second_moment(Learned(), *over_time()) / least > 1.1
 
 

@@ -66,7 +66,7 @@ def test_gradient_is_that_of_nats_over_counted_tokens(objective: Objective) -> N
     one = stepper(objective)
     (batch,) = feed(1).micro_batches(3)
     terms = objective.loss(one.denoiser, batch.batch, LogLinear(), batch.noise)
-    expected = terms.trained / terms.counted.sum()
+    expected = terms.loss / terms.counted.sum()
     expected.backward()
     plain = gradients(one)
     one.optimizer.zero_grad()
@@ -125,5 +125,5 @@ def test_where_shapes_must_repeat_rows_are_filled_up_around_the_mean_of_the_sche
     plain = one.corrupt_ahead(batch, noise)
     one.compiled = True
     padded = one.corrupt_ahead(batch, noise)
-    assert len(padded.rows) == len(plain.padded(predicted_share(Subs(), Cosine())).rows)
-    assert len(padded.rows) != len(plain.padded().rows)
+    assert len(padded.rows) == len(plain.pad_rows(predicted_share(Subs(), Cosine())).rows)
+    assert len(padded.rows) != len(plain.pad_rows().rows)

@@ -39,16 +39,16 @@ def network(model: str):
 def test_flops_are_those_that_torch_counts(model, objective, schedule):
     denoiser, objective = network(model), registry.build("objective", objective)
     schedule = registry.build("schedule", "loglinear" if objective.name == "mask-count" else schedule)
-    if objective.plans:
+    if objective.trains_planner:
         attach(denoiser, PlannerConfig(width=1))
     torch.manual_seed(0)
     ids = torch.randint(0, VOCABULARY - 1, (ROWS, LENGTH))
     noise = Noise((torch.arange(ROWS) + 0.5) / ROWS, torch.rand(ROWS, LENGTH))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         terms = objective.loss(denoiser, Batch.of(ids), schedule, noise)
-        terms.trained.backward()
+        terms.loss.backward()
     counted = counter.get_total_flops() / int(terms.count)
-    drawn = 0.05 if objective.plans else 0.01  # a planner is paid for by masked tokens, whose number is drawn
+    drawn = 0.05 if objective.trains_planner else 0.01  # a planner is paid for by masked tokens, whose number is drawn
     assert flops_per_token(denoiser.config, LENGTH, objective, schedule) == pytest.approx(counted, rel=drawn)
 
 

@@ -109,14 +109,14 @@ def _courses(
     """One way in each number of steps, or once where they are its own affair."""
     called = name if way.name is None else f"{name}, {way.name}"
     for number in (None,) if _has_own_steps(card, way) else steps:
-        sampler = choose_sampler(card.schedule, number, way.order, way.sampler, card.objective.scores)
+        sampler = choose_sampler(card.schedule, number, way.order, way.sampler, card.objective.predicts_scores)
         planned = getattr(sampler, "steps", None) or longest
         yield Course(called, number, planned if sampler.rewrites else min(planned, longest), sampler)
 
 
 def _has_own_steps(card: CheckpointConfig, way: Way) -> bool:
     says = isinstance(way.sampler, Mapping) and "steps" in way.sampler
-    return says or choose_sampler(card.schedule, None, way.order, way.sampler, card.objective.scores).adaptive
+    return says or choose_sampler(card.schedule, None, way.order, way.sampler, card.objective.predicts_scores).adaptive
 
 
 def _has_planner(path: str) -> bool:

@@ -109,7 +109,7 @@ def selected_rows_are_dense_rows(spec: Any) -> Iterator[Finding]:
     batch = Batch.of(text(4), attention, torch.arange(LENGTH).expand(4, -1) < 2)
     noise = Noise(torch.tensor([0.2, 0.5, 0.7, 1.0]), uniform(1, Purpose.MASK, sample=torch.arange(32)).view(4, LENGTH))
     for objective in members("objective"):
-        if objective.causal == spec.causal and not objective.plans:
+        if objective.causal == spec.causal and not objective.trains_planner:
             dense = _with_gradients(objective, Dense(net), net, batch, noise)
             rows = _with_gradients(objective, net, net, batch, noise)
             with mock.patch.object(losses, "LOGITS_PER_REDUCTION", 3 * V):
@@ -139,7 +139,7 @@ class Dense:
 def _with_gradients(objective: Objective, denoiser: Any, net: Any, batch: Batch, noise: Noise) -> list[Tensor]:
     """The bound [B, L] of an objective and the gradients of all parameters from what it trains on."""
     terms: LossTerms = objective.loss(denoiser, batch, LogLinear(), noise)
-    gradients = torch.autograd.grad(terms.trained, list(net.parameters()), allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(terms.loss, list(net.parameters()), allow_unused=True, materialize_grads=True)
     return [terms.nelbo.detach(), *gradients]
 
 

@@ -57,7 +57,7 @@ def draws_of(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDr
 def threshold_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
     """Those that mask where u < 1 - alpha(t), t uniform or on the grid i/T: every t with every set of small u."""
     steps = getattr(objective, "steps", None)
-    t, weight = exact.over_time(schedule.bends()) if steps is None else _one_a_step(steps)
+    t, weight = exact.over_time(schedule.breakpoints()) if steps is None else _one_a_step(steps)
     rate = schedule.mask_rate(t if steps is None else torch.ceil(t * steps) / steps)
     small = every_canvas(2, len(open_)).bool()
     u = torch.where(small, 0.5 * rate[:, None, None], 0.5 + 0.5 * rate[:, None, None])
@@ -152,12 +152,12 @@ RATES = torch.tensor([0.0, 2.0**-33, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0])
 
 def is_bound(objective: Objective) -> bool:
     """Whether the value of an objective bounds -log p of a text."""
-    return not objective.plans
+    return not objective.trains_planner
 
 
 def plans(objective: Objective) -> bool:
     """Whether it trains a planner."""
-    return objective.plans
+    return objective.trains_planner
 
 
 @law("objective", when=plans)
@@ -173,7 +173,7 @@ def planner_pays_for_its_surprise(objective: Objective) -> Iterator[Finding]:
             yield Finding(float(apart), 1e-5, f"nats from the enumerated loss with {describe(schedule)}")
             uncounted = int((terms.counted != (denoiser.calls[0] == PLANNER_MASK)).sum())
             yield Finding(uncounted, 0, "positions counted that are not masked, or the reverse")
-            yield Finding(abs(float(terms.trained - should.sum())), 1e-4, "nats between the loss and what is trained")
+            yield Finding(abs(float(terms.loss - should.sum())), 1e-4, "nats between the loss and what is trained")
 
 
 @law("objective", when=plans)
@@ -181,7 +181,7 @@ def denoiser_learns_nothing(objective: Objective) -> Iterator[Finding]:
     """Gradients reach the planner, all finite, and nothing of the denoiser."""
     table = _Learning(random_table())
     terms = objective.loss(table, Batch.of(PLANNER_TEXT.expand(len(RATES), -1)), LogLinear(), _noise())
-    denoiser, planner = torch.autograd.grad(terms.trained, [table.logits, table.scale], allow_unused=True)
+    denoiser, planner = torch.autograd.grad(terms.loss, [table.logits, table.scale], allow_unused=True)
     yield Finding(float(denoiser is not None), 0, "gradients that reach the denoiser")
     yield Finding(float(not (planner.isfinite() and planner != 0)), 0, "planners without a finite gradient")
 
@@ -194,9 +194,9 @@ def planner_sees_open_tokens_alone(objective: Objective) -> Iterator[Finding]:
     size = len(RATES)
     batch = Batch.of(PLANNER_TEXT.expand(size, -1), attention.expand(size, -1), frozen.expand(size, -1))
     terms = objective.loss(denoiser, batch, LogLinear(), _noise())
-    yield Finding(float((terms.counted & ~batch.open).sum()), 0, "positions counted that are not open")
-    yield Finding(float(terms.nelbo[~batch.open].abs().sum()), 0, "nats where nothing is counted")
-    touched = (denoiser.calls[0] != batch.input_ids)[~batch.open].sum()
+    yield Finding(float((terms.counted & ~batch.target_mask).sum()), 0, "positions counted that are not open")
+    yield Finding(float(terms.nelbo[~batch.target_mask].abs().sum()), 0, "nats where nothing is counted")
+    touched = (denoiser.calls[0] != batch.input_ids)[~batch.target_mask].sum()
     yield Finding(float(touched), 0, "tokens corrupted that are frozen or pads")
 
 
@@ -380,13 +380,17 @@ def frozen_and_padded_tokens_are_left_alone(objective: Objective) -> Iterator[Fi
     batch = Batch.of(TEXT.expand(64, -1), attention.expand(64, -1), frozen.expand(64, -1))
     noise = _real_noise(64, seed=3)
     terms = objective.loss(denoiser, batch, LogLinear(), noise)
-    yield Finding(float((terms.counted != batch.open).sum()), 0, "positions counted that are not open, or the reverse")
+    yield Finding(
+        float((terms.counted != batch.target_mask).sum()), 0, "positions counted that are not open, or the reverse"
+    )
     for name in ("diffusion", "reconstruction", "prior", "cross_entropy"):
-        yield Finding(float(getattr(terms, name)[~batch.open].abs().sum()), 0, f"{name} where nothing is counted")
+        yield Finding(
+            float(getattr(terms, name)[~batch.target_mask].abs().sum()), 0, f"{name} where nothing is counted"
+        )
     if terms.masked is not None:
-        touched = sum(int((ids != batch.input_ids)[~batch.open].sum()) for ids in denoiser.calls)
+        touched = sum(int((ids != batch.input_ids)[~batch.target_mask].sum()) for ids in denoiser.calls)
         yield Finding(touched, 0, "tokens corrupted that are frozen or pads")
-        yield Finding(float((terms.masked & ~batch.open).sum()), 0, "positions called masked that are not open")
+        yield Finding(float((terms.masked & ~batch.target_mask).sum()), 0, "positions called masked that are not open")
     other = replace(batch, input_ids=batch.input_ids.masked_fill(~batch.attention_mask, 0))
     again = objective.loss(denoiser, other, LogLinear(), noise)
     yield Finding(float((terms.nelbo != again.nelbo).sum()), 0, "values that change with what stands at a pad")
@@ -415,7 +419,7 @@ def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Finding]:
     u = torch.linspace(0.001, 0.999, len(t) * L).view(L, -1).T
     for schedule in members("schedule"):
         terms = objective.loss(table, Batch.of(TEXT.expand(len(t), -1)), schedule, Noise(t, u))
-        (gradient,) = torch.autograd.grad(terms.trained, table.logits)
+        (gradient,) = torch.autograd.grad(terms.loss, table.logits)
         bad = int((~terms.nelbo.isfinite()).sum() + (~gradient.isfinite()).sum())
         yield Finding(bad, 0, f"values or gradients that are not finite with {describe(schedule)}")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from unmask.laws.base import Finding, law
 from unmask.laws.exact import bayes, over_time
 from unmask.process import posterior, reveal_probability
-from unmask.schedules import SMALLEST_TIME, Schedule
+from unmask.schedules import MIN_TIME, Schedule
 
 TIMES = torch.cat([10.0 ** torch.arange(-7, -2, dtype=torch.float64), torch.linspace(0.01, 0.999, 45).double()])
 ULP = torch.finfo(torch.float32).eps
@@ -36,11 +36,11 @@ def derivative_is_that_of_alpha(schedule: Schedule) -> Iterator[Finding]:
     (slope,) = torch.autograd.grad(-schedule.mask_rate(t).sum(), t)
     # where alpha is all but flat, differences of it lose digits
     yield Finding(_relative(schedule.dalpha(TIMES), slope, 1e-6), 1e-7, "dalpha against autograd, relative")
-    t = _straight(TIMES, schedule.bends())
+    t = _straight(TIMES, schedule.breakpoints())
     h = 1e-4 * t
     quotient = (schedule.mask_rate(t - h) - schedule.mask_rate(t + h)) / (2 * h)
     yield Finding(_relative(schedule.dalpha(t), quotient, 1e-6), 1e-4, "dalpha against a difference quotient, relative")
-    node, weight = over_time(schedule.bends())
+    node, weight = over_time(schedule.breakpoints())
     fall = (weight * schedule.dalpha(node)).sum()
     yield Finding(abs(float(fall) + 1.0), 1e-6, "integral of dalpha, against -1")
 
@@ -55,7 +55,7 @@ def weight_is_that_of_eq_10(schedule: Schedule) -> Iterator[Finding]:
         function = getattr(schedule, name)
         error = _relative(function(short).double(), function(short.double()))
         yield Finding(error, 2e-5, f"{name} in float32 against float64, relative")
-    ends = schedule.weight(torch.tensor([0.0, SMALLEST_TIME, 1.0]))
+    ends = schedule.weight(torch.tensor([0.0, MIN_TIME, 1.0]))
     yield Finding(float((~ends.isfinite()).sum() + (ends < 0).sum()), 0, "weights at the ends that are not finite")
 
 

@@ -30,9 +30,9 @@ class AR(Objective):
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
         hidden = self._rows_before(denoiser, batch)
-        weights = corruption.asked.to(torch.float32)
+        weights = corruption.row_mask.to(torch.float32)
         trained, nll_N = weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, weights)
-        nll = corruption.spread(nll_N)
+        nll = corruption.scatter(nll_N)
         zero = torch.zeros_like(nll)
         return LossTerms(zero, nll, zero, corruption.predicted, nll, trained)
 
@@ -42,11 +42,11 @@ class AR(Objective):
         ids = batch.input_ids
         bos: int | None = getattr(denoiser.config, "bos_token_id", None)
         if bos is None:
-            return denoiser.hidden(ids, attention_mask=batch.keys).roll(1, dims=1)
+            return denoiser.hidden(ids, attention_mask=batch.key_padding_mask).roll(1, dims=1)
         before = torch.cat([torch.full_like(ids[:, :1], bos), ids[:, :-1]], dim=1)
-        return denoiser.hidden(before, attention_mask=batch.keys)
+        return denoiser.hidden(before, attention_mask=batch.key_padding_mask)
 
     def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
         if getattr(config, "bos_token_id", None) is not None:
-            return batch.open
-        return batch.open & (torch.arange(batch.open.shape[1], device=batch.open.device) > 0)
+            return batch.target_mask
+        return batch.target_mask & (torch.arange(batch.target_mask.shape[1], device=batch.target_mask.device) > 0)

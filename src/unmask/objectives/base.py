@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.models.cross_entropy import scatter_rows, weighted_cross_entropy
-from unmask.process import Batch, corrupt
+from unmask.process import Batch, mask_tokens
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 from unmask.schedules import Schedule
@@ -67,14 +67,14 @@ class Corruption:
         """With the rows counted, which on a GPU waits for it."""
         return cls(predicted, predicted.flatten().nonzero()[:, 0], mask_rate, weight, mask_rate_s)
 
-    def each(self, function: Callable[[Tensor], Tensor]) -> Corruption:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Corruption:
         """The same with every tensor put through a function: moved, pinned."""
         values: dict[str, Any] = {
             name: value if value is None else function(value) for name, value in vars(self).items()
         }
         return Corruption(**values)
 
-    def padded(self, share: float = 0.5) -> Corruption:
+    def pad_rows(self, share: float = 0.5) -> Corruption:
         """The same with rows that count nothing added, so that the number of rows takes few values and shapes repeat.
 
         With stratified times that number hardly varies around the mean `share` of the positions, which lies half-way
@@ -88,7 +88,7 @@ class Corruption:
         return replace(self, rows=torch.cat([self.rows, others]))
 
     @property
-    def asked(self) -> Tensor:
+    def row_mask(self) -> Tensor:
         """[N] False at the rows that count nothing."""
         return self.predicted.flatten()[self.rows]
 
@@ -96,9 +96,9 @@ class Corruption:
     def row_weight(self) -> Tensor:
         """[N] the weight of each row's sequence, 0 at the rows that count nothing."""
         assert self.weight is not None
-        return self.weight[self.rows // self.predicted.shape[1]] * self.asked
+        return self.weight[self.rows // self.predicted.shape[1]] * self.row_mask
 
-    def spread(self, values_N: Tensor) -> Tensor:
+    def scatter(self, values_N: Tensor) -> Tensor:
         """[B, L] the values at the positions that were asked about, and zeros elsewhere."""
         everywhere = scatter_rows(values_N, self.rows, self.predicted.shape)
         return torch.where(self.predicted, everywhere, torch.zeros_like(everywhere))
@@ -108,7 +108,7 @@ class Corruption:
 class LossTerms:
     """The three terms of the bound in nats, each [B, L], zero where they do not apply, and the counted positions.
 
-    `diffusion` is a one-draw estimate of the integral (or sum) over time; it is unbiased for every position. `trained`
+    `diffusion` is a one-draw estimate of the integral (or sum) over time; it is unbiased for every position. `loss`
     is a scalar, what training minimises, summed over the batch: gradients flow through it alone, and it may be weighted
     otherwise than the bound. `masked` [B, L] and `mask_rate` [B] tell what was masked; AR has neither.
     """
@@ -118,7 +118,7 @@ class LossTerms:
     prior: Tensor
     counted: Tensor
     cross_entropy: Tensor
-    trained: Tensor
+    loss: Tensor
     masked: Tensor | None = None
     mask_rate: Tensor | None = None
 
@@ -142,7 +142,7 @@ class LossTerms:
         """The bound in nats per counted token, masked or not."""
         return self.total / self.count.clamp_min(1)
 
-    def detached(self) -> LossTerms:
+    def detach(self) -> LossTerms:
         """The same figures, without the graph through which gradients flow."""
         values: dict[str, Any] = {
             name: value if value is None else value.detach() for name, value in vars(self).items()
@@ -159,9 +159,9 @@ class Objective(Component):
     exact: ClassVar[bool] = False
     """Whether the value is the likelihood itself and holds no Monte-Carlo noise."""
 
-    plans: ClassVar[bool] = False
+    trains_planner: ClassVar[bool] = False
     """Whether it trains a planner beside a network that stays as it is, and bounds no text."""
-    scores: ClassVar[bool] = False
+    predicts_scores: ClassVar[bool] = False
     """Whether it teaches the network scores, whose mass counts, and not only predictions."""
 
     @property
@@ -175,7 +175,7 @@ class Objective(Component):
         return False
 
     @property
-    def judged_by(self) -> Objective:
+    def evaluation_objective(self) -> Objective:
         """The objective by which the checkpoints of a run are judged."""
         return self
 
@@ -193,7 +193,7 @@ class Objective(Component):
 
     def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
         """[B, L] the positions that a loss is averaged over; they do not depend on the noise."""
-        return batch.open
+        return batch.target_mask
 
     def estimators(self) -> dict[str, Objective]:
         """How a model trained on this objective is judged. The first counts; the others must agree with it."""
@@ -202,9 +202,9 @@ class Objective(Component):
 
 def rows_of_masked(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> Tensor:
     """[B, L, D] what the network makes of z_t, for its head."""
-    z = corrupt(batch, corruption.predicted, denoiser.config.mask_token_id)
+    z = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
     assert corruption.mask_rate is not None
-    return denoiser.hidden(z, alpha=1.0 - corruption.mask_rate, attention_mask=batch.keys)
+    return denoiser.hidden(z, alpha=1.0 - corruption.mask_rate, attention_mask=batch.key_padding_mask)
 
 
 def masked_cross_entropy(
@@ -216,7 +216,7 @@ def masked_cross_entropy(
     rows are not predicted at all.
     """
     hidden = rows_of_masked(denoiser, batch, corruption)
-    weights = corruption.asked.to(torch.float32) if flat else corruption.row_weight
+    weights = corruption.row_mask.to(torch.float32) if flat else corruption.row_weight
     return weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, weights)
 
 

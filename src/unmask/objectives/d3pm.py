@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.models.cross_entropy import Reduce, cross_entropy, reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, rows_of_masked
-from unmask.process import MOST_STEPS, Batch, draw_masked
+from unmask.process import MAX_STEPS, Batch, sample_mask
 from unmask.schedules import Schedule
 
 
@@ -24,7 +24,7 @@ class D3PM(Objective):
     """The T-step bound in three terms. `carry_over=True, zero_masking=True` equals `Subs(steps=T)`."""
 
     name: Literal["d3pm"] = "d3pm"
-    steps: int = Field(default=1000, ge=1, le=MOST_STEPS)
+    steps: int = Field(default=1000, ge=1, le=MAX_STEPS)
     carry_over: bool = False
     zero_masking: bool = False
 
@@ -39,7 +39,7 @@ class D3PM(Objective):
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         s, t = grid(noise.t, self.steps)
         rate_s, rate_t = schedule.mask_rate(s), schedule.mask_rate(t)
-        return Corruption.of(draw_masked(batch, rate_t, noise.u), rate_t, mask_rate_s=rate_s)
+        return Corruption.of(sample_mask(batch, rate_t, noise.u), rate_t, mask_rate_s=rate_s)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
         log_x, log_m = self._log_probabilities(denoiser, batch, corruption)
@@ -47,15 +47,15 @@ class D3PM(Objective):
         assert rate_s is not None
         assert rate_t is not None
         row = corruption.rows // corruption.predicted.shape[1]
-        diffusion = corruption.spread(self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row]))
+        diffusion = corruption.scatter(self.steps * step_divergence(log_x, log_m.exp(), rate_s[row], rate_t[row]))
         reconstruction = self._reconstruction(denoiser, batch)
         return LossTerms(
             diffusion=diffusion,
             reconstruction=reconstruction,
             prior=torch.zeros_like(diffusion),
-            counted=batch.open,
-            cross_entropy=corruption.spread(-log_x),
-            trained=diffusion.sum() + reconstruction.sum(),
+            counted=batch.target_mask,
+            cross_entropy=corruption.scatter(-log_x),
+            loss=diffusion.sum() + reconstruction.sum(),
             masked=corruption.predicted,
             mask_rate=rate_t,
         )
@@ -77,10 +77,12 @@ class D3PM(Objective):
         shape, device = batch.input_ids.shape, batch.input_ids.device
         if self.carry_over:
             return torch.zeros(shape, device=device)
-        hidden = denoiser.hidden(batch.input_ids, alpha=torch.ones(shape[0], device=device), attention_mask=batch.keys)
+        hidden = denoiser.hidden(
+            batch.input_ids, alpha=torch.ones(shape[0], device=device), attention_mask=batch.key_padding_mask
+        )
         everywhere = torch.arange(shape.numel(), device=device)
         nll = self._reduced(denoiser, hidden, batch, everywhere, cross_entropy).view(shape)
-        return torch.where(batch.open, nll, torch.zeros_like(nll))
+        return torch.where(batch.target_mask, nll, torch.zeros_like(nll))
 
     def _reduced(self, denoiser: Denoiser, hidden: Tensor, batch: Batch, rows: Tensor, reduce: Reduce) -> Tensor:
         head = partial(denoiser.head, mask_logit=self.needs_mask_logit)

@@ -12,12 +12,12 @@ from unmask.models.config import DenoiserConfig
 from unmask.models.cross_entropy import reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
 from unmask.objectives.subs import Subs
-from unmask.process import Batch, draw_masked
+from unmask.process import Batch, sample_mask
 from unmask.registry import field
 from unmask.schedules import Schedule
 
 
-class Foretold(NamedTuple):
+class PlannerPrediction(NamedTuple):
     """Of each row that was asked about [N]: the planner's log-odds of being right, the log-probability of the token
     that the denoiser finds most likely, and whether that token is the true one."""
 
@@ -34,7 +34,7 @@ class Planner(Objective):
     """
 
     name: Literal["planner"] = "planner"
-    plans: ClassVar[bool] = True
+    trains_planner: ClassVar[bool] = True
     of: field("objective") = Subs()  # type: ignore[valid-type]
 
     @property
@@ -42,22 +42,22 @@ class Planner(Objective):
         return self.of.needs_mask_logit  # type: ignore[attr-defined]
 
     @property
-    def judged_by(self) -> Objective:
+    def evaluation_objective(self) -> Objective:
         return self.of  # type: ignore[return-value]
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         mask_rate = schedule.mask_rate(noise.t)
-        return Corruption.of(draw_masked(batch, mask_rate, noise.u), mask_rate)
+        return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate)
 
     def terms(self, denoiser: Any, batch: Batch, corruption: Corruption) -> LossTerms:
-        said = self.foretell(denoiser, batch, corruption)
+        said = self.predict(denoiser, batch, corruption)
         nll_N = F.binary_cross_entropy_with_logits(said.log_odds, said.right.float(), reduction="none")
-        trained = (nll_N * corruption.asked).sum()
-        nll = corruption.spread(nll_N.detach())
+        trained = (nll_N * corruption.row_mask).sum()
+        nll = corruption.scatter(nll_N.detach())
         zero, masked = torch.zeros_like(nll), corruption.predicted
         return LossTerms(nll, zero, zero, masked, nll, trained, masked, corruption.mask_rate)
 
-    def foretell(self, denoiser: Any, batch: Batch, corruption: Corruption) -> Foretold:
+    def predict(self, denoiser: Any, batch: Batch, corruption: Corruption) -> PlannerPrediction:
         """What the planner says of each row of a corruption, and what is true.
 
         Whatever the trunk computes in, head and planner are asked in float32, as samplers ask them.
@@ -68,7 +68,7 @@ class Planner(Objective):
         true = batch.input_ids.flatten()[corruption.rows]
         with torch.autocast(rows.device.type, enabled=False):
             log_top, right = _outcomes(denoiser, rows, true)
-            return Foretold(denoiser.plan(rows, log_top), log_top, right > 0)
+            return PlannerPrediction(denoiser.plan(rows, log_top), log_top, right > 0)
 
 
 @torch.no_grad()

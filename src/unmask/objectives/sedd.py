@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.models.cross_entropy import reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
-from unmask.process import Batch, draw_masked
+from unmask.process import Batch, sample_mask
 from unmask.schedules import Schedule
 
 
@@ -24,22 +24,22 @@ class SEDD(Objective):
     """Denoising score entropy of the absorbing process in continuous time; 0 at visible tokens."""
 
     name: Literal["sedd"] = "sedd"
-    scores: ClassVar[bool] = True
+    predicts_scores: ClassVar[bool] = True
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         mask_rate = schedule.mask_rate(noise.t)
-        return Corruption.of(draw_masked(batch, mask_rate, noise.u), mask_rate, schedule.weight(noise.t))
+        return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, schedule.weight(noise.t))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
         rows, vocab_size = corruption.rows, denoiser.config.vocab_size
         hidden = rows_of_masked(denoiser, batch, corruption).flatten(0, 1)[rows]
         both = reduce_rows(denoiser.head, hidden, batch.input_ids.flatten()[rows], mass_and_target, vocab_size)
         log_mass, f_x = both[:, 0] - math.log(vocab_size - 1), both[:, 1] - math.log(vocab_size - 1)
-        entropy = corruption.spread(corruption.row_weight * (log_mass.exp() - f_x - 1.0))
-        nll = corruption.spread(both[:, 0] - both[:, 1])
+        entropy = corruption.scatter(corruption.row_weight * (log_mass.exp() - f_x - 1.0))
+        nll = corruption.scatter(both[:, 0] - both[:, 1])
         zero = torch.zeros_like(nll)
         masked, mask_rate = corruption.predicted, corruption.mask_rate
-        return LossTerms(entropy, zero, zero, batch.open, nll, entropy.sum(), masked, mask_rate)
+        return LossTerms(entropy, zero, zero, batch.target_mask, nll, entropy.sum(), masked, mask_rate)
 
 
 def mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, masked_cross_entropy
-from unmask.process import MOST_STEPS, Batch, draw_masked, draw_masked_exactly, reveal_probability
+from unmask.process import MAX_STEPS, Batch, reveal_probability, sample_mask, sample_mask_of_size
 from unmask.schedules import Schedule
 
 
@@ -25,12 +25,12 @@ class Subs(Objective):
     """
 
     name: Literal["subs"] = "subs"
-    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     weight: Literal["bound", "flat"] = "bound"
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         mask_rate, weight = self._weighted(schedule, noise.t)
-        return Corruption.of(draw_masked(batch, mask_rate, noise.u), mask_rate, weight)
+        return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, weight)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
         return subs_terms(denoiser, batch, corruption, flat=self.weight == "flat")
@@ -57,9 +57,9 @@ class MaskCount(Objective):
     name: Literal["mask-count"] = "mask-count"
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
-        length = batch.open.sum(dim=1)
+        length = batch.target_mask.sum(dim=1)
         count = torch.ceil(noise.t * length).long().clamp_min(1).minimum(length)
-        masked, mask_rate = draw_masked_exactly(batch, count, noise.u)
+        masked, mask_rate = sample_mask_of_size(batch, count, noise.u)
         return Corruption.of(masked, mask_rate, length / count.clamp_min(1))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
@@ -72,8 +72,8 @@ class MaskCount(Objective):
 def subs_terms(denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False) -> LossTerms:
     """Weighted cross-entropies of masked tokens as the terms of a bound; `flat` trains on them without the weights."""
     trained, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
-    nll = corruption.spread(nll_N)
+    nll = corruption.scatter(nll_N)
     zero = torch.zeros_like(nll)
     assert corruption.weight is not None
     diffusion = corruption.weight[:, None] * nll
-    return LossTerms(diffusion, zero, zero, batch.open, nll, trained, corruption.predicted, corruption.mask_rate)
+    return LossTerms(diffusion, zero, zero, batch.target_mask, nll, trained, corruption.predicted, corruption.mask_rate)

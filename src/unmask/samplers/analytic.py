@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.process import MOST_STEPS, reveal_probability
+from unmask.process import MAX_STEPS, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
@@ -40,7 +40,7 @@ class AnalyticSampler(Sampler):
 
     name: Literal["analytic"] = "analytic"
     needs_scores: ClassVar[bool] = True
-    steps: int = Field(default=128, ge=1, le=MOST_STEPS)
+    steps: int = Field(default=128, ge=1, le=MAX_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     def begin(self, canvas: Canvas) -> State:

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.process import MOST_STEPS
+from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State, write_at
@@ -63,7 +63,7 @@ class AncestralSampler(Sampler):
     """Uniform order in T steps of the schedule's time (`steps=None`: one position at a time)."""
 
     name: Literal["reveal"] = "reveal"
-    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     def begin(self, canvas: Canvas) -> State:

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unmask.process import MOST_STEPS
+from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Sampler, State
@@ -39,7 +39,7 @@ class OrderedSampler(Sampler):
 
     name: Literal["ordered"] = "ordered"
     order: Literal["confidence", "margin", "entropy", "planner", "left_to_right", "uniform"] = "confidence"
-    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     pace: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     @property

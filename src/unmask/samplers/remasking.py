@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from typing_extensions import Self
 
-from unmask.process import MOST_STEPS, remask_limit, reveal_probability
+from unmask.process import MAX_STEPS, remask_limit, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
 from unmask.samplers.base import Canvas, JointRule, Sampler, State
@@ -43,7 +43,7 @@ class ReMDMSampler(Sampler):
     name: Literal["remdm"] = "remdm"
     rewrites: ClassVar[bool] = True
     strategy: Literal["cap", "rescale", "conf", "loop"] = "cap"
-    steps: int = Field(default=128, ge=1, le=MOST_STEPS)
+    steps: int = Field(default=128, ge=1, le=MAX_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
     eta: float = Field(default=0.02, ge=0, le=1)
     t_on: float = Field(default=0.55, gt=0, le=1)
@@ -127,7 +127,7 @@ class CorrectorSampler(Sampler):
 
     name: Literal["corrector"] = "corrector"
     rewrites: ClassVar[bool] = True
-    steps: int = Field(default=128, ge=1, le=MOST_STEPS)
+    steps: int = Field(default=128, ge=1, le=MAX_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
     fraction: float = Field(default=0.1, gt=0, le=1)
 

@@ -47,7 +47,7 @@ class Baseline:
         cls, rows: Rows, policy: Policy, vocab_size: int, objective: Objective, optimizer: OptimizerComponent
     ) -> Baseline:
         """The yardstick of a run on these rows; one of the tokens is the mask. A planner answers yes or no: one bit."""
-        if objective.plans:
+        if objective.trains_planner:
             return cls(1.0, 1.0, optimizer.warmup, optimizer.clip, blind_at_full_mask=False, weighted=False)
         some = rows.spread(ROWS_LOOKED_AT)[:]
         counted = some.attention_mask & ~some.frozen

@@ -57,12 +57,12 @@ def check_fit(spec: Any, objective: Any) -> None:
 def _check_planner(spec: Any, objective: Any) -> None:
     """Refuse a planner that would not learn, and to train one that is not there."""
     planner = getattr(spec, "planner", None)
-    if objective.plans and planner is None:
+    if objective.trains_planner and planner is None:
         raise UnmaskError(
             f"The objective '{objective.name}' trains a checkpoint's planner, and the model '{spec.name}' has none; "
             "begin with 'unmask train planner --from CKPT', or name another objective."
         )
-    if planner is not None and not objective.plans:
+    if planner is not None and not objective.trains_planner:
         raise UnmaskError(
             f"model.planner does not learn by the objective '{objective.name}'; set objective=planner, or leave "
             "model.planner out."
@@ -79,7 +79,7 @@ def _network(spec: Any, objective: Objective, vocab_size: int, mask_token_id: in
 def _card(recipe: Recipe) -> CheckpointConfig:
     return CheckpointConfig(
         schedule=recipe.schedule,
-        objective=recipe.objective.judged_by,
+        objective=recipe.objective.evaluation_objective,
         policy=recipe.data.policy,
         length=recipe.data.length,
         protocol={"data": recipe.data.model_dump(mode="json")},

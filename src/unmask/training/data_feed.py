@@ -33,14 +33,14 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def each(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
         """The same with every tensor put through a function; noise that has done its work is left as it is."""
-        batch, noise, corruption = self.batch.each(function), self.noise, self.corruption
+        batch, noise, corruption = self.batch.map(function), self.noise, self.corruption
         if corruption is None:
             return MicroBatch(batch, Noise(function(noise.t), function(noise.u)))
-        return MicroBatch(batch, noise, corruption.each(function))
+        return MicroBatch(batch, noise, corruption.map(function))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class DataFeed:
         batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
         corruption = None if self.corrupt is None else self.corrupt(batch, noise)
         made = MicroBatch(batch, noise, corruption)
-        return made.each(pin) if self.pin else made
+        return made.map(pin) if self.pin else made
 
 
 def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:

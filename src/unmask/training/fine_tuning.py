@@ -64,7 +64,7 @@ def _inherited(folder: Path, card: CheckpointConfig, own: Recipe | None) -> list
         values["model"] = {"name": "checkpoint", "path": str(folder)}
     else:
         values |= {f"data.{key}": value for key, value in card.protocol.get("data", {}).items() if key in DATA}
-        values |= {"objective.of": values["objective"]} if own.objective.plans else {}
+        values |= {"objective.of": values["objective"]} if own.objective.trains_planner else {}
         values = {key: value for key, value in values.items() if not _sets(own, key)} | {"model.path": str(folder)}
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 

@@ -205,7 +205,7 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
     trunk, head = trunk_flops(config, length), head_flops(config)
     extra, share = int(objective.needs_visible_rows), predicted_share(objective, schedule)
     a_row = (1 + extra) * trunk + (share + extra) * head
-    return a_row / 3 / share if objective.plans else a_row
+    return a_row / 3 / share if objective.trains_planner else a_row
 
 
 def trunk_flops(config: Any, length: float) -> float:

@@ -93,7 +93,7 @@ class ScheduleLearner(ScheduleKeeper):
         """Set the knots by the histogram, and let part of it fade. Waits for the device."""
         squares, counts = (self.tensors[name].cpu().double() for name in ("squares", "counts"))
         if squares.sum() > 0:
-            self.schedule = self.schedule.shaped(best_density(squares, counts).tolist())
+            self.schedule = self.schedule.with_density(best_density(squares, counts).tolist())
             self.tensors["knots"].copy_(torch.tensor(self.schedule.times, dtype=torch.float64))
         self.tensors["squares"] *= self.schedule.decay
         self.tensors["counts"] *= self.schedule.decay

@@ -70,7 +70,7 @@ class _Passes:
     """
 
     def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor, beside: Recording | None) -> None:
-        self._micro_batch = micro_batch.each(Tensor.clone)
+        self._micro_batch = micro_batch.map(Tensor.clone)
         self._scale = scale.clone()
         gc.collect()
         self.recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
@@ -215,7 +215,7 @@ class TrainStep:
     def corrupt_ahead(self, batch: Batch, noise: Noise) -> Corruption:
         """The same for batches that are made ahead of their step; for a GPU in few shapes."""
         corruption = self.corrupt(batch, noise)
-        return corruption.padded(self._predicted_share) if self.compiled else corruption
+        return corruption.pad_rows(self._predicted_share) if self.compiled else corruption
 
     def _backward(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         """Both passes of a micro-batch, whose gradients are added to those that are there.
@@ -224,8 +224,8 @@ class TrainStep:
         that they were made in, and no pass of another stream can be recorded while they do (pytorch/pytorch#180090).
         """
         terms = self.terms(micro_batch.batch, self._corruption(micro_batch))
-        self.accelerator.backward(terms.trained * scale)
-        return terms.detached()
+        self.accelerator.backward(terms.loss * scale)
+        return terms.detach()
 
     def _passes_of(self, micro_batch: MicroBatch) -> Callable[[MicroBatch, Tensor], LossTerms]:
         """Who makes both passes of a micro-batch; what is not masked yet cannot be recorded."""

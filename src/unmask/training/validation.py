@@ -57,7 +57,7 @@ def planner_metrics(
     with evaluating(denoiser):
         for batch, noise in _masked_once(rows, seed, device_of(denoiser), at_once):
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)
-            said = objective.foretell(denoiser, batch, corruption)
+            said = objective.predict(denoiser, batch, corruption)
             canvas = corruption.rows // batch.input_ids.shape[1]
             areas += _areas(canvas, said.right, said.log_odds, said.log_top)
             right, masked = right + int(said.right.sum()), masked + len(said.right)
