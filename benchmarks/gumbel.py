@@ -40,11 +40,11 @@ def gumbel(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 def naive_walk(lm: MaskedDiffusionLM, n: int, steps: int, dtype: torch.dtype, seed: int) -> Tensor:
     """[n, L] canvases by `steps` steps of the posterior, one call for what has changed in each."""
     generator = torch.Generator(lm.device).manual_seed(seed)
-    mask, length = lm.scribe.mask, lm.card.length
+    mask, length = lm.text_processor.mask, lm.config.length
     ids = torch.full((n, length), mask, device=lm.device)
     log_p = _log_predictions(lm, ids)
     times = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
-    rates = lm.card.schedule.mask_rate(times).tolist()
+    rates = lm.config.schedule.mask_rate(times).tolist()
     for rate, next_rate in itertools.pairwise(rates):
         stay = next_rate / rate
         row, place = (ids == mask).nonzero(as_tuple=True)

@@ -113,7 +113,7 @@ def measure_variance(run: Path, options: argparse.Namespace) -> Iterator[dict[st
 def _open(run: Path, rows: int, device: str) -> tuple[Any, Learned, Batch]:
     """The network of a run, its learnt schedule, and some held-out rows."""
     loaded = load_checkpoint(run)
-    learned = loaded.card.schedule
+    learned = loaded.config.schedule
     if not isinstance(learned, Learned):
         raise SystemExit(f"'{run}' was trained with the schedule {learned.name}; give a run of schedule=learned.")
     validation = build_components(read_recipe(run / "recipe.yaml")).validation.spread(rows)[:]

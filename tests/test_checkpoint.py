@@ -25,7 +25,7 @@ def test_a_checkpoint_on_disk_comes_before_a_shipped_one(shipped_models, ar_fold
     Path("stories").rmdir()
     Path("stories").symlink_to(ar_folder)
     assert shelf.find_checkpoint("stories") == Path("stories")
-    assert load_checkpoint("stories").card.objective.causal
+    assert load_checkpoint("stories").config.objective.causal
     assert shelf.find_checkpoint() == shipped_models / "stories", "the default is never one on disk"
 
 

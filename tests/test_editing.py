@@ -44,7 +44,7 @@ def chances_one_by_one(lm, ids):
     """[n] log p of each token with it alone masked."""
     out = []
     for place, token in enumerate(ids):
-        z = torch.tensor([[*ids[:place], lm.scribe.mask, *ids[place + 1 :]]])
+        z = torch.tensor([[*ids[:place], lm.text_processor.mask, *ids[place + 1 :]]])
         out.append(float(lm.denoiser(z).logits.detach()[0, place].log_softmax(-1)[token]))
     return out
 
@@ -56,7 +56,9 @@ def test_the_chance_of_a_token_is_that_given_the_others(mdlm):
     ids = list(b"a longer text of many tokens")
     said = log_chances(mdlm.denoiser, torch.tensor(ids), len(ids))
     for group in range(8):
-        z = torch.tensor([[mdlm.scribe.mask if place % 8 == group else token for place, token in enumerate(ids)]])
+        z = torch.tensor(
+            [[mdlm.text_processor.mask if place % 8 == group else token for place, token in enumerate(ids)]]
+        )
         log_p = mdlm.denoiser(z).logits.detach()[0].log_softmax(-1)
         for place in range(group, len(ids), 8):
             assert float(said[place]) == pytest.approx(float(log_p[place, ids[place]]), rel=1e-4)
@@ -121,29 +123,31 @@ def bpe(tmp_path_factory):
 
 def test_words_of_a_byte_pair_tokenizer_are_kept_with_the_space_before_them(bpe):
     text = "a time and a time again"
-    draft = opened_up(bpe.scribe, bpe.denoiser, text, None, None, ["time"])
-    assert [i for i in draft.ids if i != bpe.scribe.mask] == 2 * encode(bpe.tokenizer, [" time"])[0]
+    draft = opened_up(bpe.text_processor, bpe.denoiser, text, None, None, ["time"])
+    assert [i for i in draft.ids if i != bpe.text_processor.mask] == 2 * encode(bpe.tokenizer, [" time"])[0]
     for seed in range(20):
         assert len(re.findall(r" time(?![^\W_])", bpe.rewrite(text, keep=["time"], seed=seed))) >= 2
-    draft = opened_up(bpe.scribe, bpe.denoiser, "time and time", None, None, ["time"])
-    assert draft.ids[: draft.ids.index(bpe.scribe.mask)] == encode(bpe.tokenizer, ["time"])[0], "nothing before it"
+    draft = opened_up(bpe.text_processor, bpe.denoiser, "time and time", None, None, ["time"])
+    assert draft.ids[: draft.ids.index(bpe.text_processor.mask)] == encode(bpe.tokenizer, ["time"])[0], (
+        "nothing before it"
+    )
 
 
 @pytest.mark.parametrize(("side", "words"), [(-1, [" ", "."]), (0, [" ", ".", " time", " a"])])
 def test_no_letter_stands_at_the_edge_of_a_word(bpe, side, words):
-    automaton = Edges((0,), side).automaton(bpe.scribe.vocabulary)
+    automaton = Edges((0,), side).automaton(bpe.text_processor.vocabulary)
     for word in (" ", ".", "t", "tim", " time", " a"):
         (token,) = encode(bpe.tokenizer, [word])[0]
-        assert can_accept(automaton, [token], bpe.scribe.mask) == (word in words)
-    draft = opened_up(bpe.scribe, bpe.denoiser, "(time) and", None, None, ["time"])
+        assert can_accept(automaton, [token], bpe.text_processor.mask) == (word in words)
+    draft = opened_up(bpe.text_processor, bpe.denoiser, "(time) and", None, None, ["time"])
     end = len(encode(bpe.tokenizer, ["time"])[0]) + 1
     assert draft.edges == (Edges((0,), -1), Edges((end,), 0))
 
 
 def test_a_span_of_a_byte_pair_tokenizer_takes_the_space_along(bpe):
-    ids = opened_up(bpe.scribe, bpe.denoiser, "a time and a time again", [(2, 6)], None, None).ids
-    assert bpe.tokenizer.decode([i for i in ids if i != bpe.scribe.mask]) == "a and a time again"
-    assert ids.count(bpe.scribe.mask) == 1
+    ids = opened_up(bpe.text_processor, bpe.denoiser, "a time and a time again", [(2, 6)], None, None).ids
+    assert bpe.tokenizer.decode([i for i in ids if i != bpe.text_processor.mask]) == "a and a time again"
+    assert ids.count(bpe.text_processor.mask) == 1
 
 
 def is_letter(token: int) -> bool:

@@ -18,22 +18,22 @@ TEXTS = ["abc", "hello, world", "one more text of some length"]
 
 
 def test_batch_size_does_not_move_a_bound(mdlm):
-    one = mdlm.judge(TEXTS, precision=None, batch_size=1, steps=(4,))
-    other = mdlm.judge(TEXTS, precision=None, batch_size=7, steps=(4,))
+    one = mdlm.score_details(TEXTS, precision=None, batch_size=1, steps=(4,))
+    other = mdlm.score_details(TEXTS, precision=None, batch_size=7, steps=(4,))
     for name in one.bounds:
         assert one.bounds[name].nats == pytest.approx(other.bounds[name].nats, rel=1e-6)
     assert one.discrete[4].nats == pytest.approx(other.discrete[4].nats, rel=1e-6)
 
 
 def test_an_exact_likelihood_has_no_steps(ar):
-    result = ar.judge(TEXTS, precision=None, steps=(4,))
+    result = ar.score_details(TEXTS, precision=None, steps=(4,))
     assert result.discrete == {}
     assert list(result.bounds) == ["ar"]
 
 
 def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
     text = "qu1ck"
-    result = mdlm.judge(text, precision=0.01)
+    result = mdlm.score_details(text, precision=0.01)
     assert result.disagreement is None
     ids = torch.tensor([[*text.encode(), mdlm.tokenizer.eos_token_id]])
     exact = float(any_order_nll(mdlm.denoiser, ids, torch.ones(6, dtype=torch.bool)))
@@ -44,26 +44,26 @@ def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
 
 
 def test_the_other_estimators_get_a_quarter_of_the_passes_and_at_least_one(mdlm):
-    result = mdlm.judge("qu1ck", precision=0.02, steps=(4,))
+    result = mdlm.score_details("qu1ck", precision=0.02, steps=(4,))
     passes = result.headline.draws // OFFSETS
     assert passes >= 8
     assert result.bounds["continuous"].draws == result.discrete[4].draws == OFFSETS * passes // 4
-    assert {bound.draws for bound in mdlm.judge("qu1ck", precision=None).bounds.values()} == {OFFSETS}
+    assert {bound.draws for bound in mdlm.score_details("qu1ck", precision=None).bounds.values()} == {OFFSETS}
 
 
 def test_progress_hears_of_every_draw_of_every_try(mdlm):
     heard = []
-    result = mdlm.judge("qu1ck", precision=0.02, progress=heard.append)
+    result = mdlm.score_details("qu1ck", precision=0.02, progress=heard.append)
     assert sum(heard) > sum(bound.draws for bound in result.bounds.values())
     heard.clear()
-    result = mdlm.judge("qu1ck", precision=None, progress=heard.append)
+    result = mdlm.score_details("qu1ck", precision=None, progress=heard.append)
     assert sum(heard) == sum(bound.draws for bound in result.bounds.values())
 
 
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
-    rows = mdlm.scribe.scored_rows(TEXTS, None)
+    rows = mdlm.text_processor.scored_rows(TEXTS, None)
     repeats = [
-        estimate(mdlm.denoiser, MaskCount(), mdlm.card.schedule, rows, seed=seed, offsets=8) for seed in range(40)
+        estimate(mdlm.denoiser, MaskCount(), mdlm.config.schedule, rows, seed=seed, offsets=8) for seed in range(40)
     ]
     spread = np.std([one.nats for one in repeats], ddof=1)
     claimed = math.sqrt(np.mean([one.mc_stderr**2 for one in repeats]))
@@ -137,10 +137,10 @@ def test_estimators_four_errors_apart_are_called_out():
 
 
 def test_discrete_bounds_come_down_to_the_continuous_one(mdlm):
-    rows = mdlm.scribe.scored_rows(TEXTS, None)
+    rows = mdlm.text_processor.scored_rows(TEXTS, None)
 
     def at(objective):
-        return estimate(mdlm.denoiser, objective, mdlm.card.schedule, rows, passes=32, batch_size=8)
+        return estimate(mdlm.denoiser, objective, mdlm.config.schedule, rows, passes=32, batch_size=8)
 
     continuous, fine, coarse = at(Subs()), at(Subs(steps=4096)), at(Subs(steps=1))
     assert abs(fine.nats - continuous.nats) <= 4 * math.hypot(fine.mc_stderr, continuous.mc_stderr)

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def world():
-    """A random table over two letters, with the scribe of its tokenizer."""
+    """A random table over two letters, with the text_processor of its tokenizer."""
     tokenizer = build("tokenizer", {"name": "char", "alphabet": "ab"}).build(lambda: iter(()))
     tokenizer.add_special_tokens({"eos_token": "[EOS]"})
     mask, size = tokenizer.mask_token_id, len(tokenizer)
@@ -46,21 +46,23 @@ def exact_bound(table, row: list[int], mask: int) -> float:
 
 def test_the_bound_of_known_tokens_holds_the_gap_masked(world):
     """By many draws it is the enumerated one, whatever the gap."""
-    table, scribe = world
-    nats = nats_of_known(table, LogLinear(), scribe, CPU)
+    table, text_processor = world
+    nats = nats_of_known(table, LogLinear(), text_processor, CPU)
     candidates = [["a", n, "b"] for n in (1, 2, 3)]
     for said, parts in zip(nats(candidates, range(3200)), candidates, strict=True):
-        assert said / 3200 == pytest.approx(exact_bound(table, scribe.blank_ids(parts), scribe.mask), rel=0.03)
+        assert said / 3200 == pytest.approx(
+            exact_bound(table, text_processor.blank_ids(parts), text_processor.mask), rel=0.03
+        )
 
 
 def test_the_likeliest_length_is_taken(world):
-    table, scribe = world
+    table, text_processor = world
     for text in ("a[MASK:1-3]b", "[MASK:1-4]a", "ab[MASK:1-3]", "[MASK:1-2]b[MASK:1-2]"):
-        parts = scribe.parts(text)
-        chosen = settle(parts, nats_of_known(table, LogLinear(), scribe, CPU))
+        parts = text_processor.parts(text)
+        chosen = settle(parts, nats_of_known(table, LogLinear(), text_processor, CPU))
         every = [list(one) for one in product(*map(_choices, parts))]
-        best = min(every, key=lambda one: exact_bound(table, scribe.blank_ids(one), scribe.mask))
-        values = sorted(exact_bound(table, scribe.blank_ids(one), scribe.mask) for one in every)
+        best = min(every, key=lambda one: exact_bound(table, text_processor.blank_ids(one), text_processor.mask))
+        values = sorted(exact_bound(table, text_processor.blank_ids(one), text_processor.mask) for one in every)
         assert values[1] - values[0] > 0.02, "there is something to tell apart"
         assert chosen == best
 
@@ -153,17 +155,17 @@ def test_fill_takes_blanks_of_open_length(mdlm):
 @pytest.mark.parametrize(("policy", "behind"), [("padded", "end"), ("supervised_eos", "mask")])
 def test_what_stands_behind_a_text_is_seen_and_not_counted(world, policy, behind):
     """Its end where the policy shows one; masks where the rest of a row was learnt, since the text may go on."""
-    table, scribe = world
-    nats = nats_of_known(table, LogLinear(), scribe, CPU)
+    table, text_processor = world
+    nats = nats_of_known(table, LogLinear(), text_processor, CPU)
     with_end = TextProcessor(
-        scribe.tokenizer,
-        SimpleNamespace(mask_token_id=scribe.mask, max_length=5, vocab_size=4),
+        text_processor.tokenizer,
+        SimpleNamespace(mask_token_id=text_processor.mask, max_length=5, vocab_size=4),
         CheckpointConfig(length=5, policy=policy),
     )
     framed = nats_of_known(with_end.goes_on(table), LogLinear(), with_end, CPU)
     (said,), (plain,) = framed([["a", 1]], range(1)), nats([["a", 1]], range(1))
-    mask, eos = scribe.mask, scribe.end_token
+    mask, eos = text_processor.mask, text_processor.end_token
     z = torch.tensor([[mask, mask, eos] if behind == "end" else [mask] * 5])
-    first = -float(table.head(table.hidden(z)).log_softmax(-1)[0, 0, scribe.blank_ids(["a"])[0]])
+    first = -float(table.head(table.hidden(z)).log_softmax(-1)[0, 0, text_processor.blank_ids(["a"])[0]])
     assert said == pytest.approx(first, rel=1e-4)
     assert not math.isclose(said, plain, rel_tol=1e-3)

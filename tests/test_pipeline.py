@@ -461,18 +461,20 @@ def test_a_blank_takes_the_space_before_it_where_words_do():
         lambda: iter([Document("one", "a time and a time and a time again " * 9)])
     )
     config = SimpleNamespace(mask_token_id=tokenizer.mask_token_id, max_length=32, vocab_size=len(tokenizer))
-    scribe = TextProcessor(tokenizer, config, CheckpointConfig(length=32))
+    text_processor = TextProcessor(tokenizer, config, CheckpointConfig(length=32))
     mask = tokenizer.mask_token_id
     a, again = encode(tokenizer, ["a", " again"])
-    assert scribe.blank_ids(scribe.parts("a [MASK] again")) == [*a, mask, *again]
-    assert scribe.blank_ids(scribe.parts("a [MASK] [MASK:2]")) == [*a, mask, mask, mask]
-    assert scribe.blank_ids(scribe.parts("a[MASK]")) == [*a, mask]
-    assert scribe.parts("") == []
-    assert scribe.blank_ids(scribe.parts("[MASK] again "))[-1] == encode(tokenizer, [" "])[0][0], "no blank follows"
+    assert text_processor.blank_ids(text_processor.parts("a [MASK] again")) == [*a, mask, *again]
+    assert text_processor.blank_ids(text_processor.parts("a [MASK] [MASK:2]")) == [*a, mask, mask, mask]
+    assert text_processor.blank_ids(text_processor.parts("a[MASK]")) == [*a, mask]
+    assert text_processor.parts("") == []
+    assert text_processor.blank_ids(text_processor.parts("[MASK] again "))[-1] == encode(tokenizer, [" "])[0][0], (
+        "no blank follows"
+    )
 
 
 def test_a_blank_leaves_spaces_alone_where_they_are_tokens(mdlm):
-    assert mdlm.scribe.blank_ids(mdlm.scribe.parts("a [MASK]")) == [97, 32, mdlm.scribe.mask]
+    assert mdlm.text_processor.blank_ids(mdlm.text_processor.parts("a [MASK]")) == [97, 32, mdlm.text_processor.mask]
 
 
 def test_load_names_what_is_wrong(tmp_path):

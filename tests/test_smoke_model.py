@@ -23,7 +23,7 @@ def smoke() -> MaskedDiffusionLM:
 
 @pytest.fixture(scope="module")
 def chain(smoke) -> MarkovSource:
-    return MarkovSource(**smoke.card.protocol["data"]["source"])
+    return MarkovSource(**smoke.config.protocol["data"]["source"])
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_drafts_show_the_canvas_behind_what_stays(mdlm):
     assert len(streamer.drafts) == one.calls, "every canvas but the last"
     for (told, draft), canvas in zip(streamer.drafts, one.trajectory, strict=False):
         assert draft == canvas[told:]
-        assert draft[0] == mdlm.scribe.mask
+        assert draft[0] == mdlm.text_processor.mask
 
 
 def test_nothing_behind_the_end_of_a_text_is_told(tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def test_the_end_behind_a_suffix_is_for_the_network_alone(eager, monkeypatch):
     monkeypatch.setattr(eager.denoiser, "hidden", lambda ids, **told: seen.append(ids.tolist()) or hidden(ids, **told))
     options = {"suffix": " end.", "length": 24, "steps": 5, "seed": 2}
     (one,) = eager.sample(1, **options, return_trajectory=True)
-    behind = [eos] if eager.card.policy.name == "padded" else [eos] * (LENGTH - 24)
+    behind = [eos] if eager.config.policy.name == "padded" else [eos] * (LENGTH - 24)
     assert all(row[24:] == behind for (row,) in seen)
     assert len(one.ids) == len(one.order) == len(one.confidence) == 24
     assert {len(canvas) for canvas in one.trajectory} == {24}
@@ -115,15 +115,15 @@ def test_no_blank_in_the_middle_ends_a_text(eager, options):
 
 
 def test_where_texts_are_joined_an_end_cuts_nothing_off(mdlm):
-    canvas = mdlm.scribe.canvas([[97, mdlm.scribe.mask, 98]], 0, torch.device("cpu"))
+    canvas = mdlm.text_processor.canvas([[97, mdlm.text_processor.mask, 98]], 0, torch.device("cpu"))
     assert canvas.closed is None
 
 
 def test_given_tokens_are_what_a_gap_lies_before(tmp_path):
-    scribe = load(make_checkpoint(tmp_path / "padded", policy="padded"), device="cpu").scribe
-    mask, eos = scribe.mask, scribe.end_token
+    text_processor = load(make_checkpoint(tmp_path / "padded", policy="padded"), device="cpu").text_processor
+    mask, eos = text_processor.mask, text_processor.end_token
     rows = [[97, mask, mask, 98, mask, eos], [mask, mask], [97, mask, eos]]
-    canvas = scribe.canvas(rows, 0, torch.device("cpu"))
+    canvas = text_processor.canvas(rows, 0, torch.device("cpu"))
     assert canvas.closed is not None
     assert canvas.closed.nonzero().tolist() == [[0, 1], [0, 2]]
     assert canvas.condition.nonzero().tolist() == [[0, 0], [0, 3], [2, 0]]

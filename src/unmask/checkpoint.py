@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from unmask import __version__
 from unmask.data.length_policies import Packed
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder
@@ -23,12 +24,11 @@ from unmask.models.build import first_line, open_network, quietly
 from unmask.objectives.subs import Subs
 from unmask.registry import field
 from unmask.schedules import LogLinear
-from unmask.version import __version__
 
 SHIPPED = Path(str(files("unmask") / "shipped"))
 DEFAULT_MODEL = "stories"
 """The model that is meant where none is named."""
-DEFAULT_TWIN = "stories-ar"
+DEFAULT_AR_MODEL = "stories-ar"
 """Its autoregressive twin."""
 CONFIG_FILE = "unmask.json"
 """The file by which a folder is known as a checkpoint."""
@@ -36,7 +36,7 @@ CONFIG_FILE = "unmask.json"
 
 def shipped_models() -> list[str]:
     """The models that are there."""
-    return sorted(card.parent.name for card in SHIPPED.glob(f"*/{CONFIG_FILE}"))
+    return sorted(file.parent.name for file in SHIPPED.glob(f"*/{CONFIG_FILE}"))
 
 
 def find_checkpoint(what: str | Path | None = None) -> Path:
@@ -88,7 +88,7 @@ class Checkpoint:
 
     model: Any
     tokenizer: Any
-    card: CheckpointConfig
+    config: CheckpointConfig
     path: Path
 
 
@@ -96,7 +96,7 @@ def write_checkpoint(
     folder: Path,
     model: Any,
     tokenizer: Any,
-    card: CheckpointConfig,
+    config: CheckpointConfig,
     state_dict: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
@@ -108,13 +108,13 @@ def write_checkpoint(
         model.save_pretrained(folder, state_dict=state_dict, **options)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    (folder / CONFIG_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, card: CheckpointConfig) -> None:
+def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: CheckpointConfig) -> None:
     """Write a checkpoint atomically."""
     with atomic_folder(Path(folder)) as temporary:
-        write_checkpoint(temporary, model, tokenizer, card)
+        write_checkpoint(temporary, model, tokenizer, config)
 
 
 def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
@@ -123,9 +123,9 @@ def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
     Weights are opened in float32, in whatever precision they were written.
     """
     path = find_checkpoint(folder)
-    card = read_checkpoint_config(path)
-    model = open_network(path, causal=card.objective.causal, dtype=torch.float32)
-    return Checkpoint(model.eval(), _open_tokenizer(path), card, path)
+    config = read_checkpoint_config(path)
+    model = open_network(path, causal=config.objective.causal, dtype=torch.float32)
+    return Checkpoint(model.eval(), _open_tokenizer(path), config, path)
 
 
 def read_checkpoint_config(path: Path) -> CheckpointConfig:

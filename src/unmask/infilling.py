@@ -102,24 +102,26 @@ def _best(candidates: list[list[Part]], nats: Nats) -> list[Part]:
     return candidates[min(total, key=total.__getitem__)]
 
 
-def nats_of_known(denoiser: Any, schedule: Schedule, scribe: TextProcessor, device: torch.device) -> Nats:
+def nats_of_known(denoiser: Any, schedule: Schedule, text_processor: TextProcessor, device: torch.device) -> Nats:
     """The judge of lengths that a network is."""
-    if scribe.card.objective.causal:
+    if text_processor.config.objective.causal:
         raise UnmaskError("An autoregressive model cannot tell how long a blank is; give a number, as in [MASK:3].")
 
     def nats(candidates: list[list[Part]], draws: range) -> list[float]:
         numbers = torch.tensor(draws, device=device)
-        return [_nats(denoiser, schedule, scribe, scribe.blank_ids(parts), numbers) for parts in candidates]
+        return [
+            _nats(denoiser, schedule, text_processor, text_processor.blank_ids(parts), numbers) for parts in candidates
+        ]
 
     return nats
 
 
 @torch.no_grad()
-def _nats(denoiser: Any, schedule: Schedule, scribe: TextProcessor, ids: list[int], draws: Tensor) -> float:
+def _nats(denoiser: Any, schedule: Schedule, text_processor: TextProcessor, ids: list[int], draws: Tensor) -> float:
     """The bound of the tokens that are no masks, given that the masks stay; the frame of the row is not counted."""
     device = draws.device
-    row = torch.tensor(scribe.blank_row(ids), device=device)
-    known = (row != scribe.mask) & (torch.arange(len(row), device=device) < len(ids))
+    row = torch.tensor(text_processor.blank_row(ids), device=device)
+    known = (row != text_processor.mask) & (torch.arange(len(row), device=device) < len(ids))
     total = 0.0
     for draw in draws.split(ROWS_AT_ONCE):
         batch = Batch.of(row.expand(len(draw), -1), frozen=~known.expand(len(draw), -1))
@@ -143,9 +145,11 @@ class TemplateLayout:
     """Lays out texts for a network. Of the lengths that a blank may have it takes the likeliest with which a row can
     satisfy the constraint."""
 
-    def __init__(self, scribe: TextProcessor, denoiser: Any, device: torch.device, constraint: Constraints) -> None:
-        self.scribe, self.denoiser, self.device = scribe, denoiser, device
-        self._terms = cache(lambda longest: scribe.terms(constraint, longest))
+    def __init__(
+        self, text_processor: TextProcessor, denoiser: Any, device: torch.device, constraint: Constraints
+    ) -> None:
+        self.text_processor, self.denoiser, self.device = text_processor, denoiser, device
+        self._terms = cache(lambda longest: text_processor.terms(constraint, longest))
 
     def open_rows(self, prompts: Sequence[str], suffix: str, length: int | None) -> list[list[int]]:
         """A row for each prompt."""
@@ -154,7 +158,7 @@ class TemplateLayout:
 
     def open_row(self, prompt: str, suffix: str, length: int | None) -> list[int]:
         """A prompt and a suffix, either with blanks, and masks between them."""
-        room, row = self.scribe.room(length), self.scribe.open_ids
+        room, row = self.text_processor.room(length), self.text_processor.open_ids
         tails = cache(lambda: self._possible(suffix, room))
 
         def with_a_tail(ids: list[int]) -> list[list[int]]:
@@ -170,14 +174,14 @@ class TemplateLayout:
         return [self._blank_row(text) for text in texts]
 
     def _blank_row(self, text: str) -> list[int]:
-        frame = self.scribe.blank_row
-        return frame(self._settled(text, self.scribe.limit, lambda ids: [frame(ids)]))
+        frame = self.text_processor.blank_row
+        return frame(self._settled(text, self.text_processor.limit, lambda ids: [frame(ids)]))
 
     def _read(self, texts: Sequence[str]) -> None:
         """Find what is wrong with the blanks of any text before the network is asked about one."""
         for text in texts:
-            parts = self.scribe.parts(text)
-            if _is_open(parts) and not self.scribe.known(parts):
+            parts = self.text_processor.parts(text)
+            if _is_open(parts) and not self.text_processor.known(parts):
                 raise UnmaskError(
                     "A text of blanks alone does not tell how long they are; give a number, as in [MASK:3]."
                 )
@@ -185,27 +189,29 @@ class TemplateLayout:
     def _settled(self, text: str, room: int, rows: Rows, beside: int = 0) -> list[int]:
         """The tokens of a text with blanks, each as long as it is to be; all are at most as many as there is room, of
         which some is needed `beside` open ones."""
-        scribe, parts = self.scribe, self.scribe.parts(text)
+        text_processor, parts = self.text_processor, self.text_processor.parts(text)
         if _is_open(parts):
-            nats = nats_of_known(scribe.goes_on(self.denoiser), scribe.card.schedule, scribe, self.device)
+            nats = nats_of_known(
+                text_processor.goes_on(self.denoiser), text_processor.config.schedule, text_processor, self.device
+            )
             parts = settle(parts, nats, self._spare(parts, room - beside), self._demand(room, rows))
-        return scribe.blank_ids(parts, room)
+        return text_processor.blank_ids(parts, room)
 
     def _possible(self, text: str, room: int) -> list[list[int]]:
         """The tokens of a text with blanks, for all lengths that these may have, the shortest first."""
-        parts = self.scribe.parts(text)
+        parts = self.text_processor.parts(text)
         every = combinations(parts, self._spare(parts, room)) if _is_open(parts) else [parts]
-        return [self.scribe.blank_ids(one, room) for one in every]
+        return [self.text_processor.blank_ids(one, room) for one in every]
 
     def _least(self, text: str) -> int:
         """Tokens of a text whose blanks are as short as they may be."""
-        parts = self.scribe.parts(text)
+        parts = self.text_processor.parts(text)
         blanks = (part.start if isinstance(part, range) else part for part in parts if not isinstance(part, str))
-        return self.scribe.known(parts) + sum(blanks)
+        return self.text_processor.known(parts) + sum(blanks)
 
     def _spare(self, parts: Sequence[Part], room: int) -> int:
         """Room for blanks."""
-        return min(room, self.scribe.limit) - self.scribe.known(parts)
+        return min(room, self.text_processor.limit) - self.text_processor.known(parts)
 
     def _demand(self, room: int, rows: Rows) -> Demand:
         """Of a text whose blanks have lengths, that one of its rows can satisfy the constraint."""
@@ -214,7 +220,7 @@ class TemplateLayout:
             return NOTHING
 
         def made_of(parts: list[Part]) -> list[list[int]]:
-            return [self.scribe.without_end(row) for row in rows(self.scribe.blank_ids(parts))]
+            return [self.text_processor.without_end(row) for row in rows(self.text_processor.blank_ids(parts))]
 
         def fits(parts: list[Part]) -> bool:
             return any(map(terms.accept, made_of(parts)))
@@ -278,7 +284,7 @@ class Draft:
 
 
 def opened_up(
-    scribe: TextProcessor,
+    text_processor: TextProcessor,
     denoiser: Any,
     text: str,
     spans: Sequence[Span] | None,
@@ -288,12 +294,12 @@ def opened_up(
     """A text that is to be written anew in some places, by the one of three ways that is given."""
     if sum(one is not None for one in (spans, strength, keep)) > 1:
         raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
-    ids = tokens(scribe, text)
+    ids = tokens(text_processor, text)
     if keep is not None:
-        return around(scribe, text, kept_words(keep))
+        return around(text_processor, text, kept_words(keep))
     if spans is not None:
-        return Draft(without_spans(scribe, text, ids, spans))
-    return Draft(without_unlikely(scribe, denoiser, ids, STRENGTH if strength is None else strength))
+        return Draft(without_spans(text_processor, text, ids, spans))
+    return Draft(without_unlikely(text_processor, denoiser, ids, STRENGTH if strength is None else strength))
 
 
 def kept_words(keep: Any) -> list[str]:
@@ -304,7 +310,7 @@ def kept_words(keep: Any) -> list[str]:
     return list(words)
 
 
-def without_spans(scribe: TextProcessor, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
+def without_spans(text_processor: TextProcessor, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
     """The tokens `ids` of a text, masked where they hold one of the characters from `start` to before `end`.
 
     A token is masked as a whole, so that a letter beside a span may be written anew too.
@@ -316,13 +322,13 @@ def without_spans(scribe: TextProcessor, text: str, ids: list[int], spans: Seque
             raise UnmaskError(
                 f"The span {start} to {end} is not in a text of {len(text)} characters; count from 0, start before end."
             )
-    pieces = [piece or "" for piece in PieceReader(scribe.words, scribe.mask).read(ids)]
+    pieces = [piece or "" for piece in PieceReader(text_processor.tokenizer, text_processor.mask).read(ids)]
     if "".join(pieces) != text:
         raise UnmaskError("This tokenizer does not give back the characters of the text; edit it by strength instead.")
     out, at = [], 0
     for token, piece in zip(ids, pieces, strict=True):
         reach = at + max(1, len(piece))  # a part of a letter has no piece of its own: it is where the letter will be
-        out.append(scribe.mask if any(at < end and start < reach for start, end in spans) else token)
+        out.append(text_processor.mask if any(at < end and start < reach for start, end in spans) else token)
         at += len(piece)
     return out
 
@@ -331,14 +337,14 @@ def _is_span(asked: Any) -> bool:
     return isinstance(asked, Sequence) and len(asked) == 2 and all(isinstance(one, Integral) for one in asked)
 
 
-def without_unlikely(scribe: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:
+def without_unlikely(text_processor: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:
     """The tokens `ids` of a text with the share `strength` of them masked that the network finds least likely."""
     if not isinstance(strength, Real) or not 0 < strength <= 1:
         raise UnmaskError(f"strength={strength} is no share of the tokens; give a number above 0 and at most 1.")
-    row = torch.tensor(scribe.blank_row(ids))
+    row = torch.tensor(text_processor.blank_row(ids))
     count = max(1, round(strength * len(ids)))
     chosen = log_chances(denoiser, row, len(ids)).argsort(stable=True)[:count].tolist()
-    return [scribe.mask if place in set(chosen) else token for place, token in enumerate(ids)]
+    return [text_processor.mask if place in set(chosen) else token for place, token in enumerate(ids)]
 
 
 @torch.no_grad()
@@ -359,34 +365,34 @@ def log_chances(denoiser: Any, row: Tensor, count: int) -> Tensor:
     return log_p.gather(1, row[:count, None])[:, 0]
 
 
-def around(scribe: TextProcessor, text: str, keep: Sequence[str]) -> Draft:
+def around(text_processor: TextProcessor, text: str, keep: Sequence[str]) -> Draft:
     """Every place of the kept words in a text, and blanks of as many tokens as the text between them has.
 
     Kept words become tokens of their own, so that none of them reaches beyond; where tokens begin with the space before
     a word, it is kept along. A word that ends in the text does not go on in a blank.
     """
-    held = _merged([_with_space(scribe, text, span) for word in keep for span in _places(text, word)])
+    held = _merged([_with_space(text_processor, text, span) for word in keep for span in _places(text, word)])
     parts: list[Part] = []
     at = 0
     for start, end in [*held, (len(text), len(text))]:
         if start > at:
-            parts.append(len(encode(scribe.words, [text[at:start]])[0]))
+            parts.append(len(encode(text_processor.tokenizer, [text[at:start]])[0]))
         if end > start:
             parts.append(text[start:end])
         at = end
     if all(isinstance(part, str) for part in parts):
         raise UnmaskError("All of the text is to be kept, so nothing is left to rewrite; keep less.")
-    return Draft(scribe.blank_ids(parts), _edges(scribe, text, held, parts))
+    return Draft(text_processor.blank_ids(parts), _edges(text_processor, text, held, parts))
 
 
-def _with_space(scribe: TextProcessor, text: str, span: Span) -> Span:
+def _with_space(text_processor: TextProcessor, text: str, span: Span) -> Span:
     start, end = span
-    return (start - 1, end) if scribe.spaces_lead and text[:start].endswith(" ") else span
+    return (start - 1, end) if text_processor.spaces_lead and text[:start].endswith(" ") else span
 
 
-def _edges(scribe: TextProcessor, text: str, held: list[Span], parts: list[Part]) -> tuple[Edges, ...]:
+def _edges(text_processor: TextProcessor, text: str, held: list[Span], parts: list[Part]) -> tuple[Edges, ...]:
     """Where a kept span begins or ends a word, the blank beside it must not go on with it."""
-    ends = list(accumulate(len(scribe.blank_ids([part])) for part in parts))
+    ends = list(accumulate(len(text_processor.blank_ids([part])) for part in parts))
     kept = list(zip(held, [i for i, part in enumerate(parts) if isinstance(part, str)], strict=True))
     before = tuple(ends[i - 1] - 1 for (start, _), i in kept if _is_edge(text, start, start - 1) and parts[i - 1])
     behind = tuple(ends[i] for (_, end), i in kept if _is_edge(text, end - 1, end) and parts[i + 1])
@@ -398,11 +404,11 @@ def _is_edge(text: str, inside: int, outside: int) -> bool:
     return 0 <= outside < len(text) and text[inside].isalnum() and not text[outside].isalnum()
 
 
-def tokens(scribe: TextProcessor, text: str) -> list[int]:
+def tokens(text_processor: TextProcessor, text: str) -> list[int]:
     """The tokens of a text that a masked model is to change."""
-    if scribe.card.objective.causal:
+    if text_processor.config.objective.causal:
         raise UnmaskError("An autoregressive model cannot see what stands behind a token; edit with a masked one.")
-    ids = encode(scribe.words, [checked_text(text)])[0]
+    ids = encode(text_processor.tokenizer, [checked_text(text)])[0]
     if not ids:
         raise UnmaskError(f"The text {text!r} has no tokens to change; give some text.")
     return ids

@@ -31,7 +31,7 @@ from unmask.schedules import Schedule, low_discrepancy, van_der_corput
 
 SCORE_PRECISION = 0.05
 """Bits per token to which `score` knows a bound unless asked otherwise."""
-FILL_COUNTS = (
+LEARNT_PADDING_NOTE = (
     "Tokens include the EOS that fill a row, which lowers bits per token and perplexity; bits per character are over "
     "the text alone, however many EOS there are."
 )
@@ -166,7 +166,7 @@ class Evaluation:
         }
 
 
-def figure(bound: Bound, unit: str) -> str:
+def format_with_errors(bound: Bound, unit: str) -> str:
     """A value with both its errors, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact likelihood has no first one."""
     value = getattr(bound, unit)
     if value != value:
@@ -425,7 +425,7 @@ def _corrupt(
     return estimator.corrupt(batch, schedule, noise, config)
 
 
-def evaluation_work(objective: Objective, rows: Rows, steps: int = 0) -> int:
+def count_draws(objective: Objective, rows: Rows, steps: int = 0) -> int:
     """The draws that `evaluate` will report as progress when no precision is asked for; `steps` T-step bounds."""
     if objective.exact:
         return len(rows)

@@ -29,7 +29,7 @@ from unmask.generation_config import (
     together,
 )
 from unmask.infilling import TemplateLayout, kept_words, opened_up, prompts_of, tokens
-from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, device_of, evaluate, evaluation_work
+from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, device_of, evaluate
 from unmask.models.dit import no_planner
 from unmask.models.inference import Dtype, Engine, device_named, fast_dtype, halve_trunk
 from unmask.registry import build
@@ -40,7 +40,9 @@ from unmask.samplers.windows import Windows
 from unmask.text_processor import BLANK, Frame, Generation, PieceReader, TextProcessor, checked_texts
 
 
-def relay(states: Iterator[State], scribe: TextProcessor, streamer: Any, rewrites: bool = False) -> Iterator[State]:
+def relay(
+    states: Iterator[State], text_processor: TextProcessor, streamer: Any, rewrites: bool = False
+) -> Iterator[State]:
     """The states of one sequence, told to a streamer on their way.
 
     The prompt is put first, as `transformers` does. Then, call by call, tokens that stand behind written ones only, up
@@ -50,8 +52,8 @@ def relay(states: Iterator[State], scribe: TextProcessor, streamer: Any, rewrite
     told = 0
     for state in states:
         ids = state.ids[0][state.canvas.attention_mask[0]].tolist()
-        end, masked = scribe.text_end(ids), scribe.mask in ids
-        known = min(end, ids.index(scribe.mask)) if masked else end
+        end, masked = text_processor.text_end(ids), text_processor.mask in ids
+        known = min(end, ids.index(text_processor.mask)) if masked else end
         stays = state.call in (0, state.total) or not rewrites
         if state.call == 0 or (stays and known > told):
             streamer.put(torch.tensor(ids[told:known], dtype=torch.int64))
@@ -74,7 +76,7 @@ class Writer:
 
     def __init__(
         self,
-        scribe: TextProcessor,
+        text_processor: TextProcessor,
         sampler: Sampler,
         wish: GenerationConfig,
         rows: TokenRows,
@@ -82,9 +84,9 @@ class Writer:
         ready: Callable[[int], Any],
         length: int | None = None,
     ) -> None:
-        self.scribe, self.wish, self.rows, self.device = scribe, wish, rows, device
+        self.text_processor, self.wish, self.rows, self.device = text_processor, wish, rows, device
         self.length = length
-        check_wish(wish, scribe, sampler, max(map(len, rows)))
+        check_wish(wish, text_processor, sampler, max(map(len, rows)))
         self._rewrites = sampler.rewrites
         self.control = self._control()
         begin = walks(sampler, self.control, device)
@@ -92,7 +94,7 @@ class Writer:
 
     def states(self, rows: TokenRows, seed: int, several: int = 1) -> Iterator[State]:
         """Every state of the canvas of some rows, each of them several times."""
-        canvas = self.scribe.canvas(rows, seed, self.device)
+        canvas = self.text_processor.canvas(rows, seed, self.device)
         yield from self._walk(repeat_canvas(canvas, several) if several > 1 else canvas)
 
     def write(
@@ -120,7 +122,7 @@ class Writer:
 
     def tell(self, seed: int, streamer: Any, trajectories: bool = False) -> list[Generation]:
         """What is written into the one row, told to a streamer of `transformers` on the way."""
-        return self._finished(relay(self.show(seed), self.scribe, streamer, self._rewrites), trajectories)
+        return self._finished(relay(self.show(seed), self.text_processor, streamer, self._rewrites), trajectories)
 
     def show(self, seed: int) -> Iterator[State]:
         """Every state of the one row."""
@@ -133,7 +135,7 @@ class Writer:
             last = state
             if trajectories:
                 _remember(seen, state)
-        done = self.scribe.finish(last, self.length)
+        done = self.text_processor.finish(last, self.length)
         if not trajectories:
             return done
         return [
@@ -146,32 +148,32 @@ class Writer:
         return group[0] if len(group) == 1 else max(group, key=lambda one: self.wish.score_of(one.text))
 
     def _control(self) -> SamplingOptions:
-        wish, scribe = self.wish, self.scribe
-        automaton = scribe.bind(wish.constraint, self.rows)
-        if wish.guidance and not all(_given(row, scribe) for row in self.rows):
+        wish, text_processor = self.wish, self.text_processor
+        automaton = text_processor.bind(wish.constraint, self.rows)
+        if wish.guidance and not all(_given(row, text_processor) for row in self.rows):
             raise UnmaskError(f"guidance={wish.guidance} has nothing to hold to; give a prompt or a suffix.")
         score = self._score_of_canvases if wish.score is not None and wish.particles > 1 else None
-        windows, ends_fill = self._windows(), scribe.card.policy.learnt_pads
+        windows, ends_fill = self._windows(), text_processor.config.policy.learnt_pads
         asked = (wish.rule, automaton, wish.particles, wish.guidance, score)
-        return SamplingOptions(*asked, windows, scribe.ends_with, ends_fill)
+        return SamplingOptions(*asked, windows, text_processor.ends_with, ends_fill)
 
     def _windows(self) -> Windows | None:
         """How rows that are longer than the model are cut."""
-        limit = self.scribe.limit
+        limit = self.text_processor.limit
         if max(map(len, self.rows)) <= limit:
             return None
-        return Windows(limit, self.wish.stride or max(1, limit // 2), self.scribe.ends_with)
+        return Windows(limit, self.wish.stride or max(1, limit // 2), self.text_processor.ends_with)
 
     def _score_of_canvases(self, ids: Tensor, real: Tensor) -> Tensor:
         """[B] the scores of the texts of finished canvases [B, L]."""
         sizes = real.sum(dim=1).tolist()
-        texts = [self.scribe.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
+        texts = [self.text_processor.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
         return torch.tensor([self.wish.score_of(text) for text in texts], dtype=torch.float64)
 
     def _work(self, steps: int | None) -> int:
         """Tokens that the network will see in all calls together."""
-        wish, limit = self.wish, self.scribe.limit
-        calls = [min(steps or len(row), row.count(self.scribe.mask)) for row in self.rows]
+        wish, limit = self.wish, self.text_processor.limit
+        calls = [min(steps or len(row), row.count(self.text_processor.mask)) for row in self.rows]
         seen = sum(min(len(row), limit) * n for row, n in zip(self.rows, calls, strict=True))
         return wish.particles * wish.best_of * (2 if wish.guidance else 1) * seen
 
@@ -188,10 +190,10 @@ def followed(states: Iterator[Moment], texts: int, progress: Progress | None) ->
         yield state
 
 
-def check_wish(wish: GenerationConfig, scribe: TextProcessor, sampler: Sampler, longest: int) -> None:
+def check_wish(wish: GenerationConfig, text_processor: TextProcessor, sampler: Sampler, longest: int) -> None:
     """Refuse what cannot be done with rows of at most so many tokens, whatever they hold."""
-    stride, limit = wish.stride, scribe.limit
-    if stride is not None and scribe.card.objective.causal:
+    stride, limit = wish.stride, text_processor.limit
+    if stride is not None and text_processor.config.objective.causal:
         raise UnmaskError(f"An autoregressive model is not written window by window; leave out stride={stride}.")
     if stride is not None and not 1 <= stride <= limit:
         raise UnmaskError(f"stride={stride} is not possible; give 1 to {limit}, the length of this model.")
@@ -217,8 +219,8 @@ def check_alone(count: int, who: str) -> None:
         raise UnmaskError(f"A {who} shows one text and {count} are to be written; ask for one.")
 
 
-def _given(row: Sequence[int], scribe: TextProcessor) -> bool:
-    return any(token not in (scribe.mask, scribe.end_token) for token in row)
+def _given(row: Sequence[int], text_processor: TextProcessor) -> bool:
+    return any(token not in (text_processor.mask, text_processor.end_token) for token in row)
 
 
 def _remember(seen: list[list[list[int]]], state: State) -> None:
@@ -230,27 +232,27 @@ def _remember(seen: list[list[list[int]]], state: State) -> None:
 
 
 class Opened:
-    """A denoiser, its tokenizer and its card."""
+    """A denoiser, its tokenizer and its config."""
 
     def __init__(
         self,
         denoiser: Any,
         tokenizer: Any,
-        card: CheckpointConfig,
+        config: CheckpointConfig,
         path: Path | None = None,
         engine: Engine | None = None,
     ) -> None:
         self.denoiser = denoiser
         self.tokenizer = tokenizer
-        self.card = card
+        self.config = config
         self.path = path
-        self.scribe = TextProcessor(tokenizer, denoiser.config, card)
+        self.text_processor = TextProcessor(tokenizer, denoiser.config, config)
         self._engine = engine
 
     @property
     def causal(self) -> bool:
         """Whether this is the autoregressive twin."""
-        return self.card.objective.causal
+        return self.config.objective.causal
 
     @property
     def device(self) -> torch.device:
@@ -264,14 +266,9 @@ class Opened:
         return self.denoiser
 
     @property
-    def words(self) -> Any:
-        """The tokenizer, which verbs on texts need."""
-        return self.scribe.words
-
-    @property
     def row_length(self) -> int:
         """Tokens of a row, as the model was trained."""
-        return self.scribe.length
+        return self.text_processor.length
 
     def score(
         self,
@@ -287,9 +284,9 @@ class Opened:
         For the autoregressive twin it is the likelihood itself. `precision`: the Monte-Carlo error to reach, in bits
         per token.
         """
-        return self.judge(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
+        return self.score_details(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
 
-    def judge(
+    def score_details(
         self,
         texts: str | Sequence[str],
         given: str | Sequence[str] | None = None,
@@ -308,19 +305,19 @@ class Opened:
         check_batch_size(batch_size)
         if precision is not None and (not isinstance(precision, Real) or not precision > 0):
             raise UnmaskError(f"precision={precision!r} is no error to reach; give bits per token above 0.")
-        rows = self.scribe.scored_rows(checked_texts(texts, "score"), given)
+        rows = self.text_processor.scored_rows(checked_texts(texts, "score"), given)
         options: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
         return self.evaluate(rows, steps=steps, each=True, progress=progress, **options)
 
     def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
         """Judge rows of tokens; the options are those of `unmask.likelihood.evaluate`."""
-        objective = self.card.objective
-        denoiser = self.ready(rows.length * evaluation_work(objective, rows, len(options.get("steps", ()))))
-        return evaluate(denoiser, objective, self.card.schedule, rows, **options)
+        objective = self.config.objective
+        denoiser = self.ready(rows.length * count_draws(objective, rows, len(options.get("steps", ()))))
+        return evaluate(denoiser, objective, self.config.schedule, rows, **options)
 
     def decode(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
-        return self.scribe.decode(ids)
+        return self.text_processor.decode(ids)
 
 
 def with_blank(text: str) -> str:
@@ -365,11 +362,11 @@ class Author(Opened):
         if n < 1:
             raise UnmaskError(f"n={n} texts cannot be generated; ask for at least one.")
         check_most(n=n)
-        texts, room = prompts_of(prompt, prompts), self.scribe.room(length)
+        texts, room = prompts_of(prompt, prompts), self.text_processor.room(length)
         check_seeds(seed, n * len(texts))
         if streamer is not None:
             check_streamer(streamer, n * len(texts) * asked.best_of)
-        check_wish(asked, self.scribe, chosen, room)
+        check_wish(asked, self.text_processor, chosen, room)
         rows = [row for row in self._layout(asked).open_rows(texts, suffix, length) for _ in range(n)]
         writer = self._writer(rows, chosen, asked, room)
         if streamer is not None:
@@ -393,7 +390,7 @@ class Author(Opened):
         blanks = [with_blank(text) for text in checked_texts(texts, "fill")]
         check_batch_size(batch_size)
         check_seeds(seed, len(blanks))
-        check_wish(asked, self.scribe, chosen, self.scribe.length)
+        check_wish(asked, self.text_processor, chosen, self.text_processor.length)
         rows = self._layout(asked).blank_rows(blanks)
         return self._writer(rows, chosen, asked).write(seed, batch_size, progress)
 
@@ -418,7 +415,7 @@ class Author(Opened):
         asked, chosen = self._asked(self.fill_rows, wish, seed), self.sampler(steps, order, sampler)
         check_batch_size(batch_size)
         check_seeds(seed, len(rows))
-        given = [self.scribe.readable(list(row)) for row in rows]
+        given = [self.text_processor.readable(list(row)) for row in rows]
         return self._writer(given, chosen, asked).write(seed, batch_size, progress)
 
     def edit_details(
@@ -438,13 +435,13 @@ class Author(Opened):
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         asked, chosen = self._asked(self.edit_details, wish, seed), self.sampler(steps, order, sampler)
         if keep is None:  # the network may be asked what to write anew; kept words bring constraints of their own
-            check_wish(asked, self.scribe, chosen, self.scribe.length)
+            check_wish(asked, self.text_processor, chosen, self.text_processor.length)
         if keep is spans is None:
-            everything = [self.scribe.mask] * len(tokens(self.scribe, text))
-            self.scribe.bind(asked.constraint, [self.scribe.blank_row(everything)])
-        draft = opened_up(self.scribe, self.scribe.goes_on(self.denoiser), text, spans, strength, keep)
+            everything = [self.text_processor.mask] * len(tokens(self.text_processor, text))
+            self.text_processor.bind(asked.constraint, [self.text_processor.blank_row(everything)])
+        draft = opened_up(self.text_processor, self.text_processor.goes_on(self.denoiser), text, spans, strength, keep)
         asked = replace(asked, constraint=together(asked.constraint, draft.edges))
-        (written,) = self._writer([self.scribe.blank_row(draft.ids)], chosen, asked).write(seed, None, progress)
+        (written,) = self._writer([self.text_processor.blank_row(draft.ids)], chosen, asked).write(seed, None, progress)
         return written
 
     def stream(
@@ -467,15 +464,15 @@ class Author(Opened):
         asked, chosen = self._asked(self.stream, wish, seed), self.sampler(steps, order, sampler)
         check_whole_if_given(length=length)
         check_alone(asked.best_of, "stream")
-        room = self.scribe.room(length)
-        check_wish(asked, self.scribe, chosen, room)
+        room = self.text_processor.room(length)
+        check_wish(asked, self.text_processor, chosen, room)
         rows = self._layout(asked).open_rows([prompt], suffix, length)
         writer = self._writer(rows, chosen, asked, room)
-        states, reader = writer.show(seed), PieceReader(self.words, self.scribe.mask)
-        return (self.scribe.frame(state, reader, writer.length) for state in states)
+        states, reader = writer.show(seed), PieceReader(self.text_processor.tokenizer, self.text_processor.mask)
+        return (self.text_processor.frame(state, reader, writer.length) for state in states)
 
     def _layout(self, asked: GenerationConfig) -> TemplateLayout:
-        return TemplateLayout(self.scribe, self.denoiser, self.device, asked.constraint)
+        return TemplateLayout(self.text_processor, self.denoiser, self.device, asked.constraint)
 
     def _asked(self, verb: Callable[..., Any], wish: dict[str, Any], seed: int) -> GenerationConfig:
         """What is asked of a verb, as far as it can be judged before there is work."""
@@ -486,18 +483,18 @@ class Author(Opened):
         self, rows: list[list[int]], sampler: Sampler, wish: GenerationConfig, length: int | None = None
     ) -> Writer:
         """Rows that are shorter than the model's may go on behind what is written."""
-        short = min(len(row) for row in rows) < self.scribe.length
+        short = min(len(row) for row in rows) < self.text_processor.length
 
         def ready(tokens: int) -> Any:
             network = self.ready(tokens)
-            return self.scribe.goes_on(network) if short else network
+            return self.text_processor.goes_on(network) if short else network
 
-        return Writer(self.scribe, sampler, wish, rows, self.device, ready, length)
+        return Writer(self.text_processor, sampler, wish, rows, self.device, ready, length)
 
     def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""
         if not self.causal:
-            chosen = choose_sampler(self.card.schedule, steps, order, sampler, self.card.objective.predicts_scores)
+            chosen = choose_sampler(self.config.schedule, steps, order, sampler, self.config.objective.predicts_scores)
             if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
                 raise no_planner(self.path)
             return chosen
@@ -510,7 +507,7 @@ class Author(Opened):
 
 
 class MaskedDiffusionLM(Author):
-    """A denoiser, its tokenizer and its card. The causal twin comes through the same door; it cannot fill."""
+    """A denoiser, its tokenizer and its config. The causal twin comes through the same door; it cannot fill."""
 
     def generate(
         self,
@@ -638,5 +635,5 @@ def load(
     network = opened.model.to(where)
     if fast == torch.bfloat16:
         halve_trunk(network)
-    engine = Engine(network) if where.type == "cuda" and not opened.card.objective.causal else None
-    return MaskedDiffusionLM(network, opened.tokenizer, opened.card, opened.path, engine)
+    engine = Engine(network) if where.type == "cuda" and not opened.config.objective.causal else None
+    return MaskedDiffusionLM(network, opened.tokenizer, opened.config, opened.path, engine)

@@ -175,30 +175,30 @@ class Frame:
 class TextProcessor:
     """Knows a model's tokenizer, lengths and length policy, and nothing of its network."""
 
-    def __init__(self, tokenizer: Any, config: Any, card: CheckpointConfig) -> None:
-        self.tokenizer = tokenizer
-        self.card = card
-        self.mask = config.mask_token_id
-        self.vocabulary = Vocabulary(tokenizer, config.vocab_size, config.mask_token_id, card.policy.ends_with_eos)
-        self.limit = config.max_length
+    def __init__(self, tokenizer: Any, model_config: Any, config: CheckpointConfig) -> None:
+        self._tokenizer = tokenizer
+        self.config = config
+        self.mask = model_config.mask_token_id
+        self.vocabulary = Vocabulary(tokenizer, model_config.vocab_size, self.mask, config.policy.ends_with_eos)
+        self.limit = model_config.max_length
         """Tokens that the network can see at once."""
 
     @property
-    def words(self) -> Any:
+    def tokenizer(self) -> Any:
         """The tokenizer, which verbs on texts need; converted weights may come without one."""
-        if self.tokenizer is None:
+        if self._tokenizer is None:
             raise UnmaskError("This checkpoint has no tokenizer; convert it again and name one with --tokenizer.")
-        if self.tokenizer.mask_token_id is None and not self.card.objective.causal:
+        if self._tokenizer.mask_token_id is None and not self.config.objective.causal:
             raise UnmaskError(
                 f"The tokenizer of this checkpoint has no mask token, and the network's is {self.mask}; add one with "
                 "that id (mask_token) and save the tokenizer again."
             )
-        return self.tokenizer
+        return self._tokenizer
 
     @property
     def length(self) -> int:
         """Tokens of a row, as the model was trained."""
-        return min(self.card.length, self.limit)
+        return min(self.config.length, self.limit)
 
     def room(self, length: int | None) -> int:
         """Tokens of the canvas that a user asks for."""
@@ -206,7 +206,7 @@ class TextProcessor:
         if length < 1:
             raise UnmaskError(f"A text of length {length} cannot be generated; ask for at least one token.")
         check_most(length=length)
-        if length > self.limit and self.card.objective.causal:
+        if length > self.limit and self.config.objective.causal:
             raise UnmaskError(
                 f"A canvas of {length} tokens is longer than the {self.limit} of this model, and an autoregressive one "
                 "is not written window by window; ask for at most that, or take a masked model."
@@ -222,10 +222,10 @@ class TextProcessor:
             what = "The prompt and the suffix have" if tail else "The prompt has"
             given = len(ids) + len(tail)
             raise UnmaskError(f"{what} {given} tokens and the canvas {length}; shorten it or ask for a longer text.")
-        if tail and self.card.objective.causal:
+        if tail and self.config.objective.causal:
             raise UnmaskError("An autoregressive model cannot see a suffix; give it a prompt alone, or a masked model.")
         row = self.in_order([*ids, *[self.mask] * (length - len(ids) - len(tail)), *tail])
-        return self.card.policy.frame(row, self.length, self.words.eos_token_id) if tail else row
+        return self.config.policy.frame(row, self.length, self.tokenizer.eos_token_id) if tail else row
 
     def parts(self, text: str) -> list[Part]:
         """The known pieces of a text and its `[MASK]`, `[MASK:n]` and `[MASK:n-m]` blanks.
@@ -240,7 +240,7 @@ class TextProcessor:
         blanks = [part for part in parts if isinstance(part, int)]
         if blanks and room is not None and (total := sum(blanks) + self.known(parts)) > room:
             raise UnmaskError(f"The text has {total} tokens with its blanks and there is room for {room}; shorten it.")
-        known = iter(encode(self.words, [part for part in parts if isinstance(part, str)]))
+        known = iter(encode(self.tokenizer, [part for part in parts if isinstance(part, str)]))
         ids: list[int] = []
         for part in parts:
             assert not isinstance(part, range), "the length of every blank is settled"
@@ -249,19 +249,19 @@ class TextProcessor:
 
     def known(self, parts: Sequence[Part]) -> int:
         """Tokens of a text beside its blanks."""
-        return sum(map(len, encode(self.words, [part for part in parts if isinstance(part, str)])))
+        return sum(map(len, encode(self.tokenizer, [part for part in parts if isinstance(part, str)])))
 
     @cached_property
     def spaces_lead(self) -> bool:
         """Whether tokens begin with the space before a word, as those of byte-level BPE and SentencePiece do."""
-        return any(len(token) > 1 and token[0] in SPACES for token in self.words.get_vocab())
+        return any(len(token) > 1 and token[0] in SPACES for token in self.tokenizer.get_vocab())
 
     def blank_row(self, ids: list[int]) -> list[int]:
         """Tokens with masks where something is to be written, framed as the length policy frames a text.
 
         Rows that are filled up with EOS have no frame: where the text ends is not known (`goes_on`).
         """
-        ids, policy, eos = self.readable(ids), self.card.policy, self.words.eos_token_id
+        ids, policy, eos = self.readable(ids), self.config.policy, self.tokenizer.eos_token_id
         return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
 
     def readable(self, ids: list[int]) -> list[int]:
@@ -277,19 +277,19 @@ class TextProcessor:
     def in_order(self, ids: list[int]) -> list[int]:
         """The same tokens with masks among them; an error where the order of this model cannot write them."""
         mask = self.mask
-        if self.card.objective.causal and mask in ids and any(i != mask for i in ids[ids.index(mask) :]):
+        if self.config.objective.causal and mask in ids and any(i != mask for i in ids[ids.index(mask) :]):
             raise UnmaskError("An autoregressive model cannot see what stands after a blank; fill with a masked one.")
         return ids
 
     def goes_on(self, denoiser: Any) -> Any:
         """A network as rows see it that are shorter than its own. To one that has learnt rows filled up with EOS, a
         piece of text is the beginning of a row: a row that ends with it would say that this is all there is."""
-        learnt = self.card.policy.learnt_pads and not self.card.objective.causal
+        learnt = self.config.policy.learnt_pads and not self.config.objective.causal
         return GoesOn(denoiser, self.length) if learnt else denoiser
 
     def canvas(self, rows: list[list[int]], seed: int, device: torch.device) -> Canvas:
         """A canvas of ragged rows, padded on the right."""
-        ids = _padded(rows, self.words.pad_token_id or 0, device)
+        ids = _padded(rows, self.tokenizer.pad_token_id or 0, device)
         real = _padded([[True] * len(row) for row in rows], False, device)
         canvas = Canvas.of(ids, self.mask, seed, real)
         given = real & (ids != self.mask) & (ids != self.end_token)
@@ -301,13 +301,13 @@ class TextProcessor:
     @property
     def end_token(self) -> int:
         """The token between texts or behind them; -1 where there is none."""
-        eos = self.words.eos_token_id
+        eos = self.tokenizer.eos_token_id
         return -1 if eos is None else eos
 
     @property
     def ends_with(self) -> int | None:
         """The token with which a text ends, where the length policy has one."""
-        return self.words.eos_token_id if self.card.policy.ends_with_eos else None
+        return self.tokenizer.eos_token_id if self.config.policy.ends_with_eos else None
 
     def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
@@ -346,7 +346,7 @@ class TextProcessor:
 
     def decode(self, ids: list[int]) -> str:
         """The text of a canvas; where the length policy ends a text with EOS, up to the first one."""
-        return decode_canvas(self.words, ids[: self.text_end(ids)], self.mask)
+        return decode_canvas(self.tokenizer, ids[: self.text_end(ids)], self.mask)
 
     def text_end(self, ids: list[int]) -> int:
         """Tokens of a canvas that are its text."""
@@ -354,16 +354,16 @@ class TextProcessor:
 
     def scored_rows(self, texts: list[str], given: str | Sequence[str] | None) -> Rows:
         """Rows whose texts are counted, each behind its condition."""
-        ids = encode(self.words, texts)
+        ids = encode(self.tokenizer, texts)
         conditions = _paired(given, len(texts))
         for text, tokens in zip(texts, ids, strict=True):
             if not tokens:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give some text.")
-        length, eos = self.length, self.words.eos_token_id
+        length, eos = self.length, self.tokenizer.eos_token_id
         if conditions is None:
-            words = partial(encode_one, self.words)
-            return rows_of_texts(self.card.policy, ids, length, eos, texts=texts, encode=words)
-        return rows_given(self.card.policy, encode(self.words, conditions), ids, length, eos, texts=texts)
+            words = partial(encode_one, self.tokenizer)
+            return rows_of_texts(self.config.policy, ids, length, eos, texts=texts, encode=words)
+        return rows_given(self.config.policy, encode(self.tokenizer, conditions), ids, length, eos, texts=texts)
 
 
 def checked_text(text: Any) -> str:

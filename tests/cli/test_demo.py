@@ -60,7 +60,7 @@ def test_every_part_comes_and_says_how_long_it_takes(run, small_demo):
     assert "step 6/6" in err
     assert "\x1b" not in out, "no cursor moves where there is no terminal"
     assert (small_demo / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert load_checkpoint(small_demo).card.length == 32
+    assert load_checkpoint(small_demo).config.length == 32
 
 
 def test_json_holds_all_of_it_and_a_second_run_trains_nothing(run, small_demo, monkeypatch):
@@ -137,7 +137,7 @@ def test_ctrl_c_while_it_trains_saves_and_the_next_goes_on(run, small_demo, monk
     assert "saved after step 1" in err
     assert "unmask: stopped" not in err, "it has been said"
     assert not list(small_demo.rglob(".*.tmp"))
-    assert load_checkpoint(small_demo).card.length == 32
+    assert load_checkpoint(small_demo).config.length == 32
     code, out, _ = run("demo", "--json")
     assert code == 0
     assert json.loads(out)["training"]["bound"]["nats"] > 0

@@ -36,7 +36,7 @@ def test_every_text_matches(mdlm, constraint, holds, steps):
             assert holds(one.text), one.text
             assert one.text.startswith(prompt)
             assert len(one.ids) == LENGTH
-            assert mdlm.scribe.mask not in one.ids
+            assert mdlm.text_processor.mask not in one.ids
             assert one.calls == max(one.order) + 1
 
 
@@ -243,10 +243,10 @@ def test_the_end_of_a_text_with_blanks_is_none_of_a_constraint(ending, texts):
 
 def test_lengths_of_a_suffix_are_counted_up_for_a_constraint_alone(ending, monkeypatch):
     monkeypatch.setattr(TemplateLayout, "_possible", lambda *_: pytest.fail("thousands of lengths were counted up"))
-    layout = TemplateLayout(ending.scribe, ending.denoiser, ending.device, None)
+    layout = TemplateLayout(ending.text_processor, ending.denoiser, ending.device, None)
     for prompt in ("a", "a[MASK:2-9]b"):
         (row,) = layout.open_rows([prompt], "c[MASK:3-4]d[MASK:3-4]", 30)
-        assert row.count(ending.scribe.mask) > 6
+        assert row.count(ending.text_processor.mask) > 6
 
 
 def test_open_blanks_leave_room_for_what_stands_beside_them(ending):

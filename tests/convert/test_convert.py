@@ -227,7 +227,7 @@ def test_network_without_modulation_is_the_causal_twin(tmp_path: Path) -> None:
     report, loaded = converted(bare(tmp_path / "w.pt", as_published(raw)))
     assert isinstance(loaded.model, CausalLM)
     assert loaded.model.config.bos_token_id is None
-    assert loaded.card.objective.name == report.objective == "ar"
+    assert loaded.config.objective.name == report.objective == "ar"
     same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
 
 
@@ -239,9 +239,9 @@ def test_lightning_checkpoint_gives_the_weights_that_are_asked_for(tmp_path: Pat
     report, loaded = converted(source, weights=which)
     wanted = published_forward(as_published(ema if which == "ema" else raw), some_ids())
     same(log_probs(loaded.model, some_ids()), wanted)
-    assert report.weights == loaded.card.protocol["weights"] == which
-    assert loaded.card.protocol["converted_from"] == "last.ckpt"
-    assert (loaded.card.schedule.name, loaded.card.policy.name, loaded.card.length) == ("loglinear", "packed", L)
+    assert report.weights == loaded.config.protocol["weights"] == which
+    assert loaded.config.protocol["converted_from"] == "last.ckpt"
+    assert (loaded.config.schedule.name, loaded.config.policy.name, loaded.config.length) == ("loglinear", "packed", L)
 
 
 def test_hostile_hyper_parameters_do_not_run_and_do_not_hinder(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_config_that_says_time_conditioning_keeps_it(tmp_path: Path) -> None:
 def test_a_length_of_ones_own_does_not_shorten_the_network(tmp_path: Path) -> None:
     source = folder(tmp_path / "published", published_weights(0), **CONFIG)
     report, loaded = converted(source, length=5)
-    assert (report.length, loaded.card.length, loaded.model.config.max_length) == (5, 5, L)
+    assert (report.length, loaded.config.length, loaded.model.config.max_length) == (5, 5, L)
 
 
 def test_half_precision_becomes_float32(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_tokenizer_object_without_mask_gets_one_behind_its_tokens(tmp_path: Pa
 def test_sedd_and_a_length_policy_are_written_on_the_card(tmp_path: Path) -> None:
     source = bare(tmp_path / "w.pt", as_published(published_weights(0)))
     _, loaded = converted(source, objective="sedd", policy="padded", time_conditioning=True)
-    assert (loaded.card.objective.name, loaded.card.policy.name) == ("sedd", "padded")
+    assert (loaded.config.objective.name, loaded.config.policy.name) == ("sedd", "padded")
 
 
 def random_checkpoint(path: Path, conditioned: bool) -> Path:
@@ -542,11 +542,11 @@ def test_networks_that_the_published_code_cannot_hold_are_not_exported(tmp_path:
     converted(bare(tmp_path / "w.pt", as_published(published_weights(0, causal=True))))
     loaded = load_checkpoint(tmp_path / "converted")
     torch.nn.init.ones_(loaded.model.blocks[0].norm1.bias)
-    save_checkpoint(tmp_path / "biased", loaded.model, loaded.tokenizer, loaded.card)
+    save_checkpoint(tmp_path / "biased", loaded.model, loaded.tokenizer, loaded.config)
     with pytest.raises(UnmaskError, match="biases in its norms"):
         export(tmp_path / "biased", tmp_path / "out.safetensors")
     loaded.model.config.rope_base = 500.0
-    save_checkpoint(tmp_path / "based", loaded.model, loaded.tokenizer, loaded.card)
+    save_checkpoint(tmp_path / "based", loaded.model, loaded.tokenizer, loaded.config)
     with pytest.raises(UnmaskError, match="rotary base 500"):
         export(tmp_path / "based", tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()

@@ -20,7 +20,7 @@ from unmask.convert.ship import ship
 from unmask.data.length_policies import SupervisedEOS
 from unmask.data.sources import TextSource
 from unmask.errors import UnmaskError
-from unmask.likelihood import FILL_COUNTS, Bound, figure
+from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.models.build import CheckpointSpec
 from unmask.pipeline import load
 from unmask.training import train
@@ -116,7 +116,7 @@ def test_the_card_tells_the_run_s_own_figures(run_folder, shipped):
         "| tokens seen | 2,048 |",
         f"| passes over the rows | {32 / rows:.1f} |",
         f"| rows | {rows:,} for training, of 64 tokens, `padded` |",
-        f"| validation at the end of the run | {bound.tokens:,} | {figure(bound, 'bits_per_char')} |",
+        f"| validation at the end of the run | {bound.tokens:,} | {format_with_errors(bound, 'bits_per_char')} |",
         f"| the source itself |  | {entropy:.3f} |",
         f"It is {bound.bits_per_char - entropy:.3f} ± ",
     ):
@@ -180,14 +180,14 @@ def test_the_card_says_what_the_recipe_leaves_to_others(run_folder):
     facts, _ = read_facts(run_folder)
     plain = model_card("m", facts, Measurements(), [10])
     assert "| held out | 5.0% of the documents" in plain
-    assert FILL_COUNTS not in plain
+    assert LEARNT_PADDING_NOTE not in plain
     assert "beside this page with unmask" in plain
     source = TextSource(paths=["a.txt", "valid-b.txt"], validation_files="valid*")
     data = facts.recipe.data.model_copy(update={"source": source, "policy": SupervisedEOS()})
     recipe = facts.recipe.model_copy(update={"data": data, "model": CheckpointSpec(path="runs/first")})
     card = model_card("m", replace(facts, recipe=recipe), Measurements(), [10])
     assert "| held out | the files `valid*` |" in card
-    assert FILL_COUNTS in card.split("## Likelihood")[1]
+    assert LEARNT_PADDING_NOTE in card.split("## Likelihood")[1]
     assert "beside this page, which goes on from the weights of an earlier run, with unmask" in card
 
 

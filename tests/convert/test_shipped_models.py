@@ -10,10 +10,10 @@ import sys
 import pytest
 import yaml
 
-from unmask.checkpoint import DEFAULT_MODEL, DEFAULT_TWIN, SHIPPED, shipped_models
+from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL, SHIPPED, shipped_models
 from unmask.config import parse_recipe
 from unmask.evaluation.demo import STORY, score
-from unmask.likelihood import FILL_COUNTS
+from unmask.likelihood import LEARNT_PADDING_NOTE
 from unmask.pipeline import load
 
 MOST_BYTES = {"smoke": 1_000_000}
@@ -21,7 +21,7 @@ MEGABYTES = 20
 
 
 def test_what_ships():
-    assert shipped_models() == ["smoke", DEFAULT_MODEL, DEFAULT_TWIN]
+    assert shipped_models() == ["smoke", DEFAULT_MODEL, DEFAULT_AR_MODEL]
 
 
 @pytest.mark.parametrize("name", shipped_models())
@@ -47,7 +47,7 @@ def test_a_card_says_of_its_recipe_what_ship_would_say(name):
     recipe = parse_recipe(yaml.safe_load((SHIPPED / name / "recipe.yaml").read_text(encoding="utf-8")))
     files = getattr(recipe.data.source, "validation_files", None)
     assert (f"| held out | the files `{files}` |" in card) == (files is not None)
-    assert (FILL_COUNTS in card) == recipe.data.policy.learnt_pads
+    assert (LEARNT_PADDING_NOTE in card) == recipe.data.policy.learnt_pads
     assert ("which goes on from the weights" in card) == (recipe.model.name == "checkpoint")
 
 
@@ -83,7 +83,7 @@ def test_the_default_model_needs_no_name():
     assert done.stdout == "Once upon a time, there was\n", done.stderr
 
 
-@pytest.mark.parametrize("name", [DEFAULT_MODEL, DEFAULT_TWIN])
+@pytest.mark.parametrize("name", [DEFAULT_MODEL, DEFAULT_AR_MODEL])
 def test_a_story_is_likelier_than_its_words_backwards(name):
     judged = score(load(name, device="cpu"))
     error = judged.story.error("bits_per_char") + judged.backwards.error("bits_per_char")

@@ -43,7 +43,7 @@ def failed(lm: MaskedDiffusionLM, text: str | None = TEXT) -> set[str]:
 
 
 def with_card(lm: MaskedDiffusionLM, **changes: object) -> MaskedDiffusionLM:
-    card = CheckpointConfig(**{**lm.card.model_dump(), **changes})
+    card = CheckpointConfig(**{**lm.config.model_dump(), **changes})
     return MaskedDiffusionLM(lm.denoiser, lm.tokenizer, card, lm.path)
 
 
@@ -250,7 +250,7 @@ def _tokens():
 
 
 def test_without_a_tokenizer_random_tokens_are_examined(lm):
-    bare = MaskedDiffusionLM(lm.denoiser, None, lm.card)
+    bare = MaskedDiffusionLM(lm.denoiser, None, lm.config)
     one = admit(bare)
     assert one.text is None
     assert lm.denoiser.config.mask_token_id not in one.ids

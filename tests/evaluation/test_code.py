@@ -186,7 +186,7 @@ def test_a_function_must_fit_into_a_row_with_its_end():
 def test_a_token_that_holds_the_end_of_the_def_line_is_never_blanked():
     words = ["def f(x):", "\n    y = x", " + 1", "\n    return", " y", " + x", "\n"]
     told = SimpleNamespace(eos_token_id=None, decode=lambda ids, **_: "".join(words[i] for i in ids))
-    lm = SimpleNamespace(words=told, scribe=SimpleNamespace(mask=99))
+    lm = SimpleNamespace(text_processor=SimpleNamespace(tokenizer=told, mask=99))
     document = Document("zipfile:f", "".join(words))
     (found,) = {blank_in(lm, document, list(range(7)), "expression", seed) for seed in range(20)}
     assert (found.start, found.end) == (4, 6)
@@ -272,7 +272,7 @@ def test_rows_of_ids_are_shown_as_they_are():
     assert done.ids[: len(blank.ids)] == list(blank.ids)
     assert (done.calls, done.seed) == (len(blank.truth), 3)
     lm.fill_rows([row[: len(blank.ids)]])
-    assert network.seen[-1][len(blank.ids) :] == [lm.scribe.mask] * (len(row) - len(blank.ids)), "it may go on"
+    assert network.seen[-1][len(blank.ids) :] == [lm.text_processor.mask] * (len(row) - len(blank.ids)), "it may go on"
     with pytest.raises(UnmaskError, match="no rows to fill"):
         lm.fill_rows([])
     with pytest.raises(UnmaskError, match=f"has {LENGTH + 1} tokens and this model reads {LENGTH}"):
@@ -287,7 +287,8 @@ def test_what_was_trained_on_something_else_is_refused():
     with pytest.raises(UnmaskError, match="does not say what it was trained on"):
         code_of(model(Knows(), protocol={}))
     other = model(KnowsBefore())
-    other.scribe.tokenizer = registry.build("tokenizer", {"name": "char", "alphabet": "abc"}).build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", {"name": "char", "alphabet": "abc"}).build(lambda: iter(()))
+    other = MaskedDiffusionLM(other.denoiser, tokenizer, other.config)
     with pytest.raises(UnmaskError, match="was trained on other functions or tokens"):
         check_twin(model(Knows()), other)
     with pytest.raises(UnmaskError, match="was trained on other functions or tokens"):

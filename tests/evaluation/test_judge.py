@@ -119,7 +119,7 @@ def test_our_own_twin_is_a_judge(ar_folder):
     ids = judge.encode([*TEXTS, "longer than its forty-eight tokens, so that there are two windows"])
     assert judge.nats(ids) == pytest.approx(judge.nats(ids, 1), rel=1e-5)
     assert judge.nats(ids)[:-1] == pytest.approx([by_hand(judge, row) for row in ids[:-1]], rel=1e-5)
-    with_end = [*ids[2], lm.words.eos_token_id]
+    with_end = [*ids[2], lm.text_processor.tokenizer.eos_token_id]
     assert judge.nats([with_end]) == pytest.approx([lm.score(TEXTS[2]).nats], rel=1e-5)
 
 

@@ -54,7 +54,7 @@ def test_a_sampler_writes_the_same(twins, sampler):
 
 
 def test_scores_are_walked_alike(twins):
-    scores = [lm.card.model_copy(update={"objective": build("objective", "sedd")}) for lm in twins]
+    scores = [lm.config.model_copy(update={"objective": build("objective", "sedd")}) for lm in twins]
     cpu, gpu = (MaskedDiffusionLM(lm.denoiser, lm.tokenizer, card) for lm, card in zip(twins, scores, strict=True))
     options = {"prompt": "once upon", "length": 32, "seed": 2, "sampler": {"name": "analytic", "steps": 12}}
     assert gpu.generate(3, **options) == cpu.generate(3, **options)

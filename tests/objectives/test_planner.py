@@ -217,7 +217,7 @@ def test_a_checkpoint_with_a_planner_opens_again(tmp_path):
     net = attach(loaded.model, PlannerConfig(width=5))
     with torch.no_grad():
         net.planner.outer.weight.normal_()
-    save_checkpoint(tmp_path / "planned", net, loaded.tokenizer, loaded.card)
+    save_checkpoint(tmp_path / "planned", net, loaded.tokenizer, loaded.config)
     again = load_checkpoint(tmp_path / "planned").model
     assert again.planner.inner.out_features == 5
     assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in net.state_dict().items())

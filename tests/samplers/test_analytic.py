@@ -42,7 +42,7 @@ def test_the_mass_of_a_score_says_how_many_are_written(mass):
 
 
 def test_a_network_of_scores_writes_by_it(mdlm):
-    card = mdlm.card.model_copy(update={"objective": build("objective", "sedd")})
+    card = mdlm.config.model_copy(update={"objective": build("objective", "sedd")})
     scores = MaskedDiffusionLM(mdlm.denoiser, mdlm.tokenizer, card)
     (one,) = scores.sample(1, length=12, steps=6, sampler="analytic", seed=2)
     assert one.calls == 6

@@ -98,7 +98,7 @@ def test_rows_may_be_longer_or_shorter(
 ) -> None:
     train(recipe_from(str(text), str(mdlm_folder), [*STILL, f"data.length={length}"]), tmp_path / "run")
     loaded = load_checkpoint(tmp_path / "run")
-    assert loaded.card.length == length
+    assert loaded.config.length == length
     assert loaded.model.config.max_length == longest
 
 
@@ -178,7 +178,7 @@ def test_converted_weights_are_fine_tuned(text: Path, mdlm_folder: Path, tmp_pat
 
 def test_weights_that_were_saved_in_bf16_are_trained_in_float32(mdlm_folder: Path, tmp_path: Path) -> None:
     loaded = load_checkpoint(mdlm_folder)
-    save_checkpoint(tmp_path / "half", loaded.model.to(torch.bfloat16), loaded.tokenizer, loaded.card)
+    save_checkpoint(tmp_path / "half", loaded.model.to(torch.bfloat16), loaded.tokenizer, loaded.config)
     network = CheckpointSpec(path=str(tmp_path / "half")).build(258, 257, LENGTH)
     assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
 
@@ -203,7 +203,7 @@ def test_the_command_line_goes_on_from_a_checkpoint(run, text: Path, ar_folder: 
     code, out, _ = run(*begun, "--out", tmp_path / "run", "--json", *SHORT)
     assert code == 0
     assert json.loads(out)["steps"] == 6
-    assert load_checkpoint(tmp_path / "run").card.objective.name == "ar"
+    assert load_checkpoint(tmp_path / "run").config.objective.name == "ar"
     code, _, err = run(*begun, "model.size=small")
     assert code == 2
     assert "brings its network along" in err

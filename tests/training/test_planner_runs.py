@@ -42,7 +42,7 @@ def crooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         smoke.model.output_layer.linear.bias[smoke.tokenizer.convert_tokens_to_ids("c")] += 4.0
     folder = tmp_path_factory.mktemp("models") / "crooked"
-    save_checkpoint(folder, smoke.model, smoke.tokenizer, smoke.card)
+    save_checkpoint(folder, smoke.model, smoke.tokenizer, smoke.config)
     return folder
 
 
@@ -66,8 +66,8 @@ def test_the_denoiser_is_bit_for_bit_what_it_was(planned: Path, crooked: Path) -
 
 def test_the_checkpoint_is_judged_as_the_denoiser_is(planned: Path, crooked: Path) -> None:
     then, now = unmask.load(crooked, device="cpu"), unmask.load(planned, device="cpu")
-    assert (now.card.objective, now.card.schedule) == (then.card.objective, then.card.schedule)
-    assert (now.card.policy, now.card.length) == (then.card.policy, then.card.length)
+    assert (now.config.objective, now.config.schedule) == (then.config.objective, then.config.schedule)
+    assert (now.config.policy, now.config.length) == (then.config.policy, then.config.length)
     assert now.denoiser.config.dropout == then.denoiser.config.dropout
     assert now.score("abcdefgh", precision=None) == then.score("abcdefgh", precision=None)
     assert now.generate(2, steps=4, length=12) == then.generate(2, steps=4, length=12)

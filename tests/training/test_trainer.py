@@ -63,20 +63,20 @@ def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tm
     out = tmp_path / "run"
     result = train(recipe(text), out)
     loaded = load_checkpoint(out)
-    assert loaded.card.length == 16
-    assert loaded.card.protocol["data"]["tokenizer"]["alphabet"] == LETTERS
+    assert loaded.config.length == 16
+    assert loaded.config.protocol["data"]["tokenizer"]["alphabet"] == LETTERS
     assert loaded.tokenizer.mask_token_id == loaded.model.config.mask_token_id == 8
     assert result.path == out
     assert result.steps == 6
-    estimator = loaded.card.objective.estimators()[result.bound.estimator]
+    estimator = loaded.config.objective.estimators()[result.bound.estimator]
     rows = build_components(recipe(text), Distributed(make_accelerator(TrainingConfig(), clip=1.0))).validation.spread(
         16
     )
-    again = bound(loaded.model, estimator, loaded.card.schedule, rows, name=result.bound.estimator, offsets=8)
+    again = bound(loaded.model, estimator, loaded.config.schedule, rows, name=result.bound.estimator, offsets=8)
     assert again == result.bound
     raw = load_checkpoint(out).model
     raw.load_state_dict(load_file(out / "latest" / "state" / "model.safetensors"))
-    assert bound(raw, estimator, loaded.card.schedule, rows).nats != result.bound.nats
+    assert bound(raw, estimator, loaded.config.schedule, rows).nats != result.bound.nats
 
 
 def test_every_line_of_the_log_is_there(text: Path, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_best_checkpoints_stay(text: Path, tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in all_checkpoints(out)] == ["step-00000002", "step-00000004", "step-00000006"]
     assert (out / "best").resolve().name == "step-00000004"
     assert (out / "latest").resolve().name == "step-00000006"
-    assert load_checkpoint(out / "best").card.length == 16
+    assert load_checkpoint(out / "best").config.length == 16
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_best_checkpoints_stay(text: Path, tmp_path: Path, monkeypatch: pyte
 def test_other_objectives_policies_and_precisions_run(text: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     result = train(recipe(text, **changes), tmp_path / "run")
     assert math.isfinite(result.bound.nats)
-    assert load_checkpoint(tmp_path / "run").card.objective.name == changes.get("objective", {"name": "subs"})["name"]
+    assert load_checkpoint(tmp_path / "run").config.objective.name == changes.get("objective", {"name": "subs"})["name"]
 
 
 def test_ctrl_c_saves_and_tells_how_to_go_on(text: Path, tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
+from unmask import __version__
 from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, sample, score, ship, train
 from unmask.cli import eval as evaluate
 from unmask.cli import list as listing
 from unmask.errors import LoneError, UnmaskError
-from unmask.version import __version__
 
 NAME = "unmask"
 """What it is called, however it was started."""

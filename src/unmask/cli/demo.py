@@ -167,12 +167,14 @@ class Show:
 def _score_table(judged: dict[str, Scores]) -> Table:
     from rich.table import Table
 
-    from unmask.likelihood import figure
+    from unmask.likelihood import format_with_errors
 
     table = Table(box=None, header_style="bold", title="bits per character, ± error of the draws", title_justify="left")
     table.add_column("")
     for name in judged:
         table.add_column(name, justify="right")
-    table.add_row("the story", *(figure(one.story, "bits_per_char") for one in judged.values()))
-    table.add_row("its words backwards", *(figure(one.backwards, "bits_per_char") for one in judged.values()))
+    table.add_row("the story", *(format_with_errors(one.story, "bits_per_char") for one in judged.values()))
+    table.add_row(
+        "its words backwards", *(format_with_errors(one.backwards, "bits_per_char") for one in judged.values())
+    )
     return table

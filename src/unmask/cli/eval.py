@@ -64,14 +64,14 @@ def perplexity(
     """
     from unmask.cli.report import fill_words, finish, precision_words
     from unmask.evaluation.perplexity import held_out_rows
-    from unmask.likelihood import evaluation_work
+    from unmask.likelihood import count_draws
 
     lm = where.load(checkpoint)
     table = held_out_rows(lm, held_out.data, held_out.separator, rows, held_out.field)
     wanted = tuple(steps or ())
-    total = None if precision else evaluation_work(lm.card.objective, table, len(wanted))
+    total = None if precision else count_draws(lm.config.objective, table, len(wanted))
     with room_for(batch_size), progress("scoring", total, quiet=as_json) as advance:
         result = lm.evaluate(
             table, steps=wanted, seed=seed, precision=precision, batch_size=batch_size, progress=advance
         )
-    finish(result, as_json, fill_words(lm.card.policy), precision_words(result.headline, precision))
+    finish(result, as_json, fill_words(lm.config.policy), precision_words(result.headline, precision))

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from unmask.cli.common import console, errors, print_json
-from unmask.likelihood import FILL_COUNTS, Bound, Evaluation, figure
+from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, Evaluation, format_with_errors
 
 if TYPE_CHECKING:
     from unmask.data.length_policies import Policy
@@ -47,7 +47,7 @@ def evaluation_tables(result: Evaluation) -> Iterator[Table]:
         for bound in shown:
             table.add_column(bound.estimator, justify="right", no_wrap=True)
         for unit, words in UNITS.items():
-            table.add_row(words, *(figure(bound, unit) for bound in shown))
+            table.add_row(words, *(format_with_errors(bound, unit) for bound in shown))
         yield table
 
 
@@ -60,7 +60,7 @@ def error_words(bound: Bound) -> str:
 
 def fill_words(policy: Policy) -> str:
     """What tokens are, where a row is filled with EOS that count."""
-    return FILL_COUNTS if policy.learnt_pads else ""
+    return LEARNT_PADDING_NOTE if policy.learnt_pads else ""
 
 
 def precision_words(bound: Bound, precision: float | None) -> str:
@@ -75,7 +75,8 @@ def precision_words(bound: Bound, precision: float | None) -> str:
 
 def bound_words(bound: Bound) -> str:
     """One line for the end of a training run."""
-    return f"Validation: {figure(bound, 'bits_per_token')} bits per token, perplexity {figure(bound, 'perplexity')}"
+    bits, perplexity = format_with_errors(bound, "bits_per_token"), format_with_errors(bound, "perplexity")
+    return f"Validation: {bits} bits per token, perplexity {perplexity}"
 
 
 def planner_words(loss: Bound, foresight: PlannerMetrics) -> str:

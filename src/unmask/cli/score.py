@@ -48,7 +48,7 @@ def score(
     checkpoint, lines = split_texts(words)
     lm = where.load(checkpoint)
     with room_for(batch_size), progress("drawing", None, quiet=as_json) as advance:
-        result = lm.judge(
+        result = lm.score_details(
             lines,
             given,
             steps=tuple(steps or ()),
@@ -57,4 +57,4 @@ def score(
             batch_size=batch_size,
             progress=advance,
         )
-    finish(result, as_json, fill_words(lm.card.policy), precision_words(result.headline, precision))
+    finish(result, as_json, fill_words(lm.config.policy), precision_words(result.headline, precision))

@@ -18,7 +18,7 @@ from unmask.errors import UnmaskError
 from unmask.evaluation.generation import told_apart
 from unmask.evaluation.statistics import Estimate
 from unmask.evaluation.statistics import figure as estimate_figure
-from unmask.likelihood import FILL_COUNTS, Bound, figure
+from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.training.checkpointing import Progressed, find_latest, read_progressed
 from unmask.training.log import LOG, read_log
 
@@ -91,7 +91,7 @@ def read_facts(run: Path) -> tuple[Facts, Checkpoint]:
         vocabulary=loaded.model.config.vocab_size,
         parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
         validation=_validated(run, progressed.step),
-        version=loaded.card.version,
+        version=loaded.config.version,
     )
     return facts, loaded
 
@@ -268,7 +268,7 @@ def _likelihood(facts: Facts, evidence: Measurements, entropy: Entropy | None) -
     yield "The first ± is the error of the draws, the second the spread over documents"
     yield "(an exact likelihood has the second alone). Validation was measured before the weights were rounded to bf16."
     if facts.recipe.data.policy.learnt_pads:
-        yield FILL_COUNTS
+        yield LEARNT_PADDING_NOTE
     if entropy is not None and entropy.how:
         yield f"The source's own bits: {entropy.how}."
     yield ""
@@ -308,7 +308,7 @@ def _own_entropy(facts: Facts) -> Entropy | None:
 
 
 def _bound_row(name: str, bound: Bound) -> tuple[str, ...]:
-    return (name, f"{bound.tokens:,}", *(figure(bound, unit) for unit in UNITS))
+    return (name, f"{bound.tokens:,}", *(format_with_errors(bound, unit) for unit in UNITS))
 
 
 def _entropy_text(entropy: Entropy) -> str:

@@ -66,7 +66,7 @@ def ship(
         for file in (*_beside_weights(loaded.path), Path(run) / RECIPE):
             shutil.copyfile(file, folder / file.name)
         network = loaded.model.to(torch.bfloat16)
-        write_checkpoint(folder, network, None, loaded.card, max_shard_size=f"{shard_megabytes}MB")
+        write_checkpoint(folder, network, None, loaded.config, max_shard_size=f"{shard_megabytes}MB")
         _write_card(folder, out.name, facts, evidence)
     return Export(str(out), facts.parameters, len(_shards(out)), sum(_size(path) for path in out.iterdir()))
 

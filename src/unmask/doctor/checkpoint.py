@@ -90,7 +90,7 @@ def admit(lm: MaskedDiffusionLM, text: str | None = None) -> CheckpointCheck:
 
 def about(lm: MaskedDiffusionLM) -> dict[str, Any]:
     """What a checkpoint is: plain values for JSON and for people."""
-    config, card = lm.denoiser.config, lm.card
+    config, card = lm.denoiser.config, lm.config
     return {
         "path": str(lm.path),
         "network": type(lm.denoiser).__name__,
@@ -119,7 +119,7 @@ def random_tokens(lm: MaskedDiffusionLM, count: int, length: int, seed: int = 0)
 
 
 def _given(lm: MaskedDiffusionLM, text: str) -> list[int]:
-    ids = encode(lm.words, [text])[0]
+    ids = encode(lm.text_processor.tokenizer, [text])[0]
     if not ids:
         raise UnmaskError(f"The text {text!r} has no tokens to look at; give some text, or none.")
     if len(ids) > lm.row_length:
@@ -132,7 +132,7 @@ def _own(lm: MaskedDiffusionLM) -> tuple[str | None, list[int]]:
     length = max(1, min(LENGTH, lm.row_length - PADS))
     try:
         text = lm.generate(1, length=length, steps=None if lm.causal else length // 2 or 1)[0]
-        ids = encode(lm.words, [text])[0][:length]
+        ids = encode(lm.text_processor.tokenizer, [text])[0][:length]
     except UnmaskError:
         ids = []
     if len(ids) < min(MOST_OPEN, length):
@@ -181,9 +181,9 @@ def text_survives_the_tokenizer(patient: CheckpointCheck) -> CheckResult:
         return not_applicable(name, NO_TOKENIZER)
     if patient.text is None:
         return not_applicable(name, "the tokens were drawn at random and stand for no text; give one with --text")
-    ids = encode(patient.lm.words, [patient.text])[0]
-    again = patient.lm.words.decode(ids, clean_up_tokenization_spaces=False)
-    back = encode(patient.lm.words, [again])[0]
+    ids = encode(patient.lm.text_processor.tokenizer, [patient.text])[0]
+    again = patient.lm.text_processor.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    back = encode(patient.lm.text_processor.tokenizer, [again])[0]
     changed = sum(a != b for a, b in zip(ids, back, strict=False)) + abs(len(ids) - len(back))
     exactly = "the text comes back exactly" if again == patient.text else "spacing or case of the text does not survive"
     words = f"{exactly}; tokens of {len(ids)} that change on the way"
@@ -213,7 +213,7 @@ def vocabulary_fits(patient: CheckpointCheck) -> CheckResult:
 
 def card_fits(patient: CheckpointCheck) -> CheckResult:
     """What unmask.json says can be done with this network and this tokenizer."""
-    card, config, tokenizer = patient.lm.card, patient.config, patient.lm.tokenizer
+    card, config, tokenizer = patient.lm.config, patient.config, patient.lm.tokenizer
     wrong = []
     if card.length > config.max_length:
         wrong.append(f"rows of {card.length} tokens for a network of {config.max_length}")
@@ -265,8 +265,8 @@ def answer_is_the_same_twice(patient: CheckpointCheck) -> CheckResult:
 def mask_is_excluded(patient: CheckpointCheck) -> CheckResult:
     """The head that samplers and SUBS use gives the mask token probability 0, exactly."""
     name = "mask is excluded"
-    if patient.lm.card.objective.needs_mask_logit:
-        return not_applicable(name, f"the objective {patient.lm.card.objective.name} lets it into the softmax")
+    if patient.lm.config.objective.needs_mask_logit:
+        return not_applicable(name, f"the objective {patient.lm.config.objective.name} lets it into the softmax")
     with torch.no_grad():
         p = patient.lm.denoiser.head(patient.rows(patient.canvas[None])).float().softmax(dim=-1)
     most = float(p[..., patient.config.mask_token_id].max())
@@ -357,7 +357,7 @@ class Masked:
 
     def estimates_are_above_the_likelihood(self) -> CheckResult:
         """What `unmask score` prints for this checkpoint is not below -log p by more than its error."""
-        name, objective = "estimates are above the likelihood", self.patient.lm.card.objective
+        name, objective = "estimates are above the likelihood", self.patient.lm.config.objective
         if why := _other_process(objective):
             return not_applicable(name, why)
         nll = float(self.exact.nll)
@@ -383,7 +383,7 @@ class Masked:
         if (label, seed) not in self._made:
             lm, rows = self.patient.lm, HeldOpen(self.patient.ids, self.patient.open)
             options: dict[str, Any] = {"name": label, "seed": seed, "offsets": OFFSETS, "passes": PASSES}
-            self._made[label, seed] = bound(lm.denoiser, estimator, lm.card.schedule, rows, **options)
+            self._made[label, seed] = bound(lm.denoiser, estimator, lm.config.schedule, rows, **options)
         return self._made[label, seed]
 
 
@@ -421,7 +421,7 @@ def _scored(patient: CheckpointCheck, ids: Tensor) -> Tensor:
     batch = Batch.of(ids[None]).to(patient.lm.device)
     noise = Noise(torch.full((1,), 0.5), torch.full((1, len(ids)), 0.5))
     with evaluating(patient.lm.denoiser):
-        terms = patient.lm.card.objective.loss(patient.lm.denoiser, batch, patient.lm.card.schedule, noise)
+        terms = patient.lm.config.objective.loss(patient.lm.denoiser, batch, patient.lm.config.schedule, noise)
     return terms.nelbo[0].double().cpu()
 
 

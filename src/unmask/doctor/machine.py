@@ -17,8 +17,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from unmask import __version__
 from unmask.data.build_once import cache_dir
-from unmask.version import __version__
 
 
 @dataclass(frozen=True)

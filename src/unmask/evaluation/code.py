@@ -145,7 +145,10 @@ def code_of(lm: MaskedDiffusionLM) -> FunctionsSource:
 
 def check_twin(lm: MaskedDiffusionLM, twin: MaskedDiffusionLM) -> None:
     """A twin is asked to write the same tokens, so it must have learnt the same functions as the same tokens."""
-    if code_of(twin) != code_of(lm) or twin.words.get_vocab() != lm.words.get_vocab():
+    if (
+        code_of(twin) != code_of(lm)
+        or twin.text_processor.tokenizer.get_vocab() != lm.text_processor.tokenizer.get_vocab()
+    ):
         raise UnmaskError(
             f"The twin '{twin.path}' was trained on other functions or tokens; give one of the same data.source and "
             "data.tokenizer."
@@ -161,7 +164,9 @@ def blanks_of(lm: MaskedDiffusionLM, kind: Kind, count: int, seed: int = 0) -> l
     held_out = [document for document in source.documents() if source.held_out(document.name)]
     held_out.sort(key=lambda document: _draw(seed, "function", document.name))
     found: list[Blank] = []
-    for document, ids in zip(held_out, encode(lm.words, [one.text for one in held_out]), strict=True):
+    for document, ids in zip(
+        held_out, encode(lm.text_processor.tokenizer, [one.text for one in held_out]), strict=True
+    ):
         blank = blank_in(lm, document, ids, kind, seed) if len(ids) < lm.row_length else None
         found += [] if blank is None else [blank]
         if len(found) == count:
@@ -177,7 +182,7 @@ def blanks_of(lm: MaskedDiffusionLM, kind: Kind, count: int, seed: int = 0) -> l
 def blank_in(lm: MaskedDiffusionLM, document: Document, ids: list[int], kind: Kind, seed: int) -> Blank | None:
     """One of the blanks of a kind that a function may have; None where it has none of the right size."""
     body = Body.of(document.text)
-    places = _Places(PieceReader(lm.words, lm.scribe.mask).read(ids))
+    places = _Places(PieceReader(lm.text_processor.tokenizer, lm.text_processor.mask).read(ids))
     spans = {places.covering(span) for span in PIECES[kind](body)}
     fit = sorted(span for span in spans if span[1] - span[0] in SIZES[kind] and places.starts[span[0]] >= body.start)
     if not fit:
@@ -229,10 +234,10 @@ class Filled:
 def row_of(lm: MaskedDiffusionLM, blank: Blank) -> list[int]:
     """What a model is shown: the function with masks in the blank and its end behind it, as in training; a model that
     reads from left to right is not shown what follows the blank."""
-    masks = [lm.scribe.mask] * len(blank.truth)
+    masks = [lm.text_processor.mask] * len(blank.truth)
     if lm.causal:
         return [*blank.ids[: blank.start], *masks]
-    return lm.card.policy.frame(blank.with_span(masks), lm.row_length, lm.words.eos_token_id)
+    return lm.config.policy.frame(blank.with_span(masks), lm.row_length, lm.text_processor.tokenizer.eos_token_id)
 
 
 def fill(
@@ -269,9 +274,9 @@ def _judged(lm: MaskedDiffusionLM, blank: Blank, written: Generation) -> tuple[b
 
 def text_with(lm: MaskedDiffusionLM, blank: Blank, span: Sequence[int]) -> str:
     """The function with tokens in its blank, up to the first EOS among them: who ends there has written less."""
-    eos = lm.words.eos_token_id
+    eos = lm.text_processor.tokenizer.eos_token_id
     kept = span[: span.index(eos)] if eos in span else span
-    return lm.words.decode(blank.with_span(kept), clean_up_tokenization_spaces=False)
+    return lm.text_processor.tokenizer.decode(blank.with_span(kept), clean_up_tokenization_spaces=False)
 
 
 RATES = ("parses", "exact", "same_tokens")

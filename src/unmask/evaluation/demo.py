@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.checkpoint import DEFAULT_MODEL, DEFAULT_TWIN
+from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL
 from unmask.config import Recipe, read_recipe
 from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
@@ -64,7 +64,7 @@ class Scores:
 
 def open_pair() -> tuple[MaskedDiffusionLM, MaskedDiffusionLM]:
     """The model that ships and its autoregressive twin."""
-    return load(DEFAULT_MODEL), load(DEFAULT_TWIN)
+    return load(DEFAULT_MODEL), load(DEFAULT_AR_MODEL)
 
 
 def fill_blanks(lm: MaskedDiffusionLM) -> list[str]:
@@ -74,7 +74,7 @@ def fill_blanks(lm: MaskedDiffusionLM) -> list[str]:
 
 def rewrite(lm: MaskedDiffusionLM) -> str:
     """The story with another middle of as many tokens between its first and its last sentence."""
-    size = len(encode(lm.words, [f" {MIDDLE}"])[0])
+    size = len(encode(lm.text_processor.tokenizer, [f" {MIDDLE}"])[0])
     return lm.fill_details([f"{FIRST} [MASK:{size}] {LAST}"], steps=CALLS, rule=WRITING)[0].text
 
 

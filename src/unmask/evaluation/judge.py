@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 import unmask.models  # noqa: F401  (our own networks are known to the Auto classes)
-from unmask.checkpoint import DEFAULT_TWIN, find_checkpoint, is_checkpoint, shipped_models
+from unmask.checkpoint import DEFAULT_AR_MODEL, find_checkpoint, is_checkpoint, shipped_models
 from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Values
@@ -153,7 +153,7 @@ def open_judge(name: str, device: str | torch.device | None = None, dtype: Dtype
     if is_checkpoint(path) and not reads_forward(read_config(path)):
         raise UnmaskError(
             f"The judge '{name}' is a masked diffusion model, which cannot judge; name a causal language model, "
-            f"such as {DEFAULT_TWIN}."
+            f"such as {DEFAULT_AR_MODEL}."
         )
     where = str(path) if path.is_dir() else name
     model = _open_model(where, name, fast_dtype(dtype, place))

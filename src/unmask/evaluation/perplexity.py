@@ -31,10 +31,10 @@ def held_out_rows(
     """
     length = length or lm.row_length
     if texts:
-        tokens = TokenCache.build(documents_in(texts, separator=separator, field=field), lm.words)
-        rows = lm.card.policy.rows(tokens, length, marks_of(lm.words))
+        tokens = TokenCache.build(documents_in(texts, separator=separator, field=field), lm.text_processor.tokenizer)
+        rows = lm.config.policy.rows(tokens, length, marks_of(lm.text_processor.tokenizer))
     else:
-        _, rows = _corpus(lm).rows(lm.card.policy, length)
+        _, rows = _corpus(lm).rows(lm.config.policy, length)
     return rows if count is None else rows.spread(count)
 
 
@@ -46,14 +46,14 @@ def documents_in(texts: Sequence[str], **options: str | None) -> Callable[[], It
 
 
 def _corpus(lm: MaskedDiffusionLM) -> Corpus:
-    described = lm.card.protocol.get("data")
+    described = lm.config.protocol.get("data")
     if described is None:
         raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
     data = DataConfig(**described)
     if not data.source.lasting:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
     try:
-        return prepare(data.source, lm.words, data.validation, data.seed)
+        return prepare(data.source, lm.text_processor.tokenizer, data.validation, data.seed)
     except UnmaskError as error:
         reason = str(error).partition(". ")[0].removesuffix(".")
         raise UnmaskError(
@@ -67,7 +67,7 @@ S = TypeVar("S", bound=Source)
 def trained_on(lm: MaskedDiffusionLM, kind: type[S], words: str, recipes: str) -> S:
     """The source of a checkpoint's training data, which must be of a kind; `words` for it and `recipes` that train on
     it are for the error otherwise."""
-    described: dict[str, Any] = lm.card.protocol.get("data", {}).get("source", {})
+    described: dict[str, Any] = lm.config.protocol.get("data", {}).get("source", {})
     source = build("source", described) if described else None
     if isinstance(source, kind):
         return source

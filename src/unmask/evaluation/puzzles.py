@@ -47,9 +47,9 @@ def held_out_items(source: PuzzleSource, count: int | None = None) -> list[str]:
 
 def rows_of_items(lm: MaskedDiffusionLM, items: list[str]) -> Rows:
     """Items as a model was shown them: its length policy says what stands where, and what is given."""
-    words = lm.words
+    words = lm.text_processor.tokenizer
     return rows_of_texts(
-        lm.card.policy,
+        lm.config.policy,
         encode(words, items),
         lm.row_length,
         words.eos_token_id,

@@ -24,7 +24,7 @@ class Components:
     tokenizer: Any
     train: Rows
     validation: Rows
-    card: CheckpointConfig
+    checkpoint_config: CheckpointConfig
 
 
 def build_components(recipe: Recipe, world: Distributed, progress: SplitProgress | None = None) -> Components:

@@ -356,7 +356,9 @@ class Trainer:
         self._check_finite()
         parts = self.parts
         with self.clock.paused(), self.stepper.averaged() as denoiser:
-            texts = write_samples(denoiser, parts.tokenizer, parts.card, self.config.samples, self.config.seed)
+            texts = write_samples(
+                denoiser, parts.tokenizer, parts.checkpoint_config, self.config.samples, self.config.seed
+            )
         self.journal.sampled({"step": self.step, "samples": texts})
 
     def _measure(self) -> Bound:
@@ -377,7 +379,7 @@ class Trainer:
             optimizer=self.stepper.optimizer_name,
         )
         parts = self.parts
-        card = parts.card.model_copy(update={"schedule": self.stepper.schedule})
+        card = parts.checkpoint_config.model_copy(update={"schedule": self.stepper.schedule})
         with self.clock.paused():
             path = save(self.world, self.out, self.stepper, parts.tokenizer, card, progressed)
             self.world.main_does(lambda: self.retention.saved(path))
