@@ -34,7 +34,7 @@ def unseen(chain) -> list[str]:
 
 def surprises(chain: MarkovSource, texts: list[str]) -> np.ndarray:
     """Bits per letter of each text under the chain."""
-    return np.array([chain.surprise(text) / len(text) for text in texts])
+    return np.array([chain.nll_bits(text) / len(text) for text in texts])
 
 
 def standard_error(values: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from unmask.data.sources import source_named
+from unmask.data.sources import source_spec
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build, ended, field, said
 
@@ -136,12 +136,12 @@ def source_override(text: str) -> str:
     """The override by which a recipe is used on a text that a user names."""
     if not _is_text(text):
         raise UnmaskError(f"'{text}' is neither text to train on nor an override of the form key.sub=value.")
-    return f"data.source={yaml.safe_dump(source_named(text), default_flow_style=True)}"
+    return f"data.source={yaml.safe_dump(source_spec(text), default_flow_style=True)}"
 
 
 def _is_text(what: str) -> bool:
     """Whether something can be read: standard input, a dataset by its name, or what is on the disk."""
-    return source_named(what)["name"] != "text" or Path(what).exists()
+    return source_spec(what)["name"] != "text" or Path(what).exists()
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:

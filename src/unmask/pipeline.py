@@ -153,7 +153,7 @@ class Writer:
         if wish.guidance and not all(_given(row, text_processor) for row in self.rows):
             raise UnmaskError(f"guidance={wish.guidance} has nothing to hold to; give a prompt or a suffix.")
         score = self._score_of_canvases if wish.score is not None and wish.particles > 1 else None
-        windows, ends_fill = self._windows(), text_processor.config.policy.learnt_pads
+        windows, ends_fill = self._windows(), text_processor.config.policy.supervises_padding
         asked = (wish.rule, automaton, wish.particles, wish.guidance, score)
         return SamplingOptions(*asked, windows, text_processor.ends_with, ends_fill)
 
@@ -408,7 +408,7 @@ class Author(Opened):
     ) -> list[Generation]:
         """Like `fill_details` for rows of token ids with masks among them.
 
-        What ends a text must stand in its row; `unmask.data.length_policies.Policy.frame` puts it there.
+        What ends a text must stand in its row; `unmask.data.length_policies.Policy.append_eos` puts it there.
         """
         if not isinstance(rows, Sequence) or not rows or not all(hasattr(row, "__len__") and len(row) for row in rows):
             raise UnmaskError("There are no rows to fill, or one without tokens; give at least one, and masks in each.")

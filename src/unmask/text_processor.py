@@ -225,7 +225,7 @@ class TextProcessor:
         if tail and self.config.objective.causal:
             raise UnmaskError("An autoregressive model cannot see a suffix; give it a prompt alone, or a masked model.")
         row = self.in_order([*ids, *[self.mask] * (length - len(ids) - len(tail)), *tail])
-        return self.config.policy.frame(row, self.length, self.tokenizer.eos_token_id) if tail else row
+        return self.config.policy.append_eos(row, self.length, self.tokenizer.eos_token_id) if tail else row
 
     def parts(self, text: str) -> list[Part]:
         """The known pieces of a text and its `[MASK]`, `[MASK:n]` and `[MASK:n-m]` blanks.
@@ -262,7 +262,7 @@ class TextProcessor:
         Rows that are filled up with EOS have no frame: where the text ends is not known (`goes_on`).
         """
         ids, policy, eos = self.readable(ids), self.config.policy, self.tokenizer.eos_token_id
-        return ids if policy.learnt_pads else policy.frame(ids, self.length, eos)
+        return ids if policy.supervises_padding else policy.append_eos(ids, self.length, eos)
 
     def readable(self, ids: list[int]) -> list[int]:
         """Tokens with masks among them; an error where this model does not know them or cannot see them all."""
@@ -284,7 +284,7 @@ class TextProcessor:
     def goes_on(self, denoiser: Any) -> Any:
         """A network as rows see it that are shorter than its own. To one that has learnt rows filled up with EOS, a
         piece of text is the beginning of a row: a row that ends with it would say that this is all there is."""
-        learnt = self.config.policy.learnt_pads and not self.config.objective.causal
+        learnt = self.config.policy.supervises_padding and not self.config.objective.causal
         return GoesOn(denoiser, self.length) if learnt else denoiser
 
     def canvas(self, rows: list[list[int]], seed: int, device: torch.device) -> Canvas:

@@ -47,7 +47,7 @@ def test_a_card_says_of_its_recipe_what_ship_would_say(name):
     recipe = parse_recipe(yaml.safe_load((SHIPPED / name / "recipe.yaml").read_text(encoding="utf-8")))
     files = getattr(recipe.data.source, "validation_files", None)
     assert (f"| held out | the files `{files}` |" in card) == (files is not None)
-    assert (LEARNT_PADDING_NOTE in card) == recipe.data.policy.learnt_pads
+    assert (LEARNT_PADDING_NOTE in card) == recipe.data.policy.supervises_padding
     assert ("which goes on from the weights" in card) == (recipe.model.name == "checkpoint")
 
 

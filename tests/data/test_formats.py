@@ -24,7 +24,7 @@ from unmask import registry
 from unmask.data.sources import base as pieces
 from unmask.data.sources import readers as csv_rows
 from unmask.data.sources import readers as json_list
-from unmask.data.sources import source_named
+from unmask.data.sources import source_spec
 from unmask.data.sources.readers import READERS
 from unmask.errors import UnmaskError
 
@@ -292,7 +292,7 @@ def test_a_mixed_folder_in_sorted_order(tmp_path: Path) -> None:
     expected = [(f"{name}#{n}", text) for name in sorted(WRITE) for n, text in enumerate(("one", "two"))]
     expected += [("sub/g.fna.zst#chr1", "ACGTNNN"), ("sub/g.fna.zst#chr2", "TTTT"), ("sub/z.MD.bz2", "# Title")]
     assert documents == expected
-    assert mixed.left_out() == {".pdf": 2, ".png": 1, "": 1, ".tar.gz": 1}
+    assert mixed.skipped_files() == {".pdf": 2, ".png": 1, "": 1, ".tar.gz": 1}
     assert {Path(name.upper()).suffix.lower() for name in WRITE} | {".fna", ".fa", ".fasta", ".txt", ".md"} == set(
         READERS
     )
@@ -302,8 +302,8 @@ def test_what_is_named_is_read_and_nothing_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "notes.LOG.gz").write_bytes(gzip.compress(b"plain", mtime=0))
     named = source([tmp_path / "notes.LOG.gz"])
     assert [document.text for document in named.documents()] == ["plain"]
-    assert named.left_out() == {}
-    assert registry.build("source", "stdlib").left_out() == {}
+    assert named.skipped_files() == {}
+    assert registry.build("source", "stdlib").skipped_files() == {}
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_missing_package_says_what_to_install(
 
 
 def test_a_word_on_the_command_line_names_a_source(tmp_path: Path) -> None:
-    assert source_named("-") == {"name": "stdin"}
-    assert source_named("hf:org/stories") == {"name": "huggingface", "path": "org/stories"}
-    assert source_named(str(tmp_path)) == {"name": "text", "paths": [str(tmp_path)]}
-    assert source_named("missing.txt") == {"name": "text", "paths": ["missing.txt"]}
+    assert source_spec("-") == {"name": "stdin"}
+    assert source_spec("hf:org/stories") == {"name": "huggingface", "path": "org/stories"}
+    assert source_spec(str(tmp_path)) == {"name": "text", "paths": [str(tmp_path)]}
+    assert source_spec("missing.txt") == {"name": "text", "paths": ["missing.txt"]}

@@ -10,7 +10,7 @@ import pytest
 
 from unmask.data import stdlib
 from unmask.data.split import take_sides
-from unmask.data.stdlib import FunctionsSource, function_in, functions_of
+from unmask.data.stdlib import FunctionsSource, functions_of, parse_function
 from unmask.errors import UnmaskError
 
 SOURCE = FunctionsSource()
@@ -65,8 +65,8 @@ def test_functions_and_methods_are_moved_to_the_margin_as_they_are_written():
 
 def test_what_cannot_be_parsed_has_no_functions():
     assert list(functions_of("def f(:\n  pass\n")) == []
-    assert function_in("def f():\n    pass\nx = 1\n") is None
-    assert function_in("x = 1\n") is None
+    assert parse_function("def f():\n    pass\nx = 1\n") is None
+    assert parse_function("x = 1\n") is None
 
 
 def test_a_text_that_comes_twice_is_a_document_once(small_library: Path):

@@ -13,7 +13,7 @@ import pytest
 
 from unmask import registry
 from unmask.data.sources import base as pieces
-from unmask.data.sources import source_named
+from unmask.data.sources import source_spec
 from unmask.errors import UnmaskError
 
 TRAIN = ["one", "two", "", None, "five"]
@@ -42,7 +42,7 @@ def read(path: Path, **options: object) -> list[tuple[str, str]]:
 def test_a_saved_dataset(tmp_path: Path) -> None:
     rows(TRAIN).save_to_disk(tmp_path / "saved")
     assert read(tmp_path / "saved") == [("train#0", "one"), ("train#1", "two"), ("train#2", "five")]
-    assert source_named(str(tmp_path / "saved")) == {"name": "huggingface", "path": str(tmp_path / "saved")}
+    assert source_spec(str(tmp_path / "saved")) == {"name": "huggingface", "path": str(tmp_path / "saved")}
 
 
 def test_a_saved_dataset_with_splits(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_saved_dataset_with_splits(tmp_path: Path) -> None:
     assert read(tmp_path / "saved", split="test") == [("test#0", "b")]
     with pytest.raises(UnmaskError, match="it has no split 'dev' but train, test"):
         read(tmp_path / "saved", split="dev")
-    assert source_named(str(tmp_path / "saved"))["name"] == "huggingface"
+    assert source_spec(str(tmp_path / "saved"))["name"] == "huggingface"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -63,7 +63,7 @@ def test_a_folder_of_files(tmp_path: Path, streaming: bool) -> None:
     assert read(tmp_path / "data", streaming=streaming, split="test") == [("test#0", "c")]
     with pytest.raises(UnmaskError, match=r"could not be read \(.*dev.*\); check path, config and split"):
         read(tmp_path / "data", streaming=streaming, split="dev")
-    assert source_named(str(tmp_path / "data"))["name"] == "text", "a folder of files is walked"
+    assert source_spec(str(tmp_path / "data"))["name"] == "text", "a folder of files is walked"
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -76,7 +76,7 @@ def test_an_answer_ends_with_a_learnt_eos_and_any_character_may_separate():
 def test_what_is_no_item_is_refused():
     with pytest.raises(UnmaskError, match="looks for '=' between a question and its answer, and document 1 has none"):
         rows(Prompted(), ["1=2", "12"], 5)
-    with pytest.raises(UnmaskError, match="is 2 tokens to this tokenizer"):
+    with pytest.raises(UnmaskError, match="is 2 tokens;"):
         rows(Prompted(separator="=:"), ["1=2"], 5)
     with pytest.raises(UnmaskError, match="do not fit in a row of 4"):
         rows(Prompted(), ["12=345"], 4)

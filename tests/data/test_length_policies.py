@@ -11,7 +11,7 @@ import pytest
 from unmask import registry
 from unmask.data import token_rows
 from unmask.data.cache import TokenCache, Tokens
-from unmask.data.length_policies import Marks, rows_of_texts
+from unmask.data.length_policies import SpecialTokens, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.data.sources import Document
 from unmask.data.tokenizers import ByteTokenizer
@@ -117,7 +117,7 @@ def test_supervised_eos_learns_the_end() -> None:
         "9 99 99 99 | 3 3 3 3",
     ]
     assert (rows.counted, rows.characters, rows.split_documents) == (20, 9, 1)
-    with pytest.raises(UnmaskError, match="needs a tokenizer with an end token"):
+    with pytest.raises(UnmaskError, match="needs a tokenizer with an EOS token"):
         table("supervised_eos", 4, eos=None)
 
 
@@ -193,13 +193,13 @@ def test_a_cache_gives_the_rows_of_memory(tmp_path: Path, monkeypatch: pytest.Mo
     for spec in SPECS:
         policy = registry.build("policy", spec)
         stored, memory = (
-            policy.rows(cache, 5, Marks(256)),
+            policy.rows(cache, 5, SpecialTokens(256)),
             table(spec, 5, 256, None, [list(t.encode()) for t in texts], texts),
         )
         assert shown(stored) == shown(memory)
         assert (stored.counted, stored.bytes, stored.characters) == (memory.counted, memory.bytes, memory.characters)
     with pytest.raises(UnmaskError, match=r"a longer text\.txt, takes 14"):
-        registry.build("policy", {"name": "padded", "overflow": "error"}).rows(cache, 5, Marks(256))
+        registry.build("policy", {"name": "padded", "overflow": "error"}).rows(cache, 5, SpecialTokens(256))
 
 
 @pytest.mark.parametrize("name", ["packed", "padded", "supervised_eos"])
@@ -209,7 +209,7 @@ def test_a_million_tokens_a_second(name: str) -> None:
     tokens = Tokens(
         random.integers(0, 50_000, sizes.sum()).astype(np.uint16), np.concatenate([[0], np.cumsum(sizes)]), None, None
     )
-    rows = registry.build("policy", name).rows(tokens, 256, Marks(50_000))
+    rows = registry.build("policy", name).rows(tokens, 256, SpecialTokens(50_000))
     batches = [random.integers(0, len(rows), 64) for _ in range(30)]
     start = time.process_time()
     count = sum(rows[batch].input_ids.size for batch in batches)
@@ -231,7 +231,7 @@ def test_pages_of_the_map_are_given_back(tmp_path: Path, monkeypatch: pytest.Mon
 
     def read(every: int) -> int:
         monkeypatch.setattr(token_rows, "RELEASE_ROWS", every)
-        rows = registry.build("policy", name).rows(cache, 1024, Marks(256))
+        rows = registry.build("policy", name).rows(cache, 1024, SpecialTokens(256))
         for start in range(0, len(rows), 64):
             rows[np.arange(start, min(start + 64, len(rows)))]
         return resident()

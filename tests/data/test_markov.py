@@ -21,7 +21,7 @@ def test_the_stationary_law_stays_what_it_is():
 
 
 def test_entropy_is_that_of_all_texts_enumerated():
-    chance = {"".join(text): 2 ** -CHAIN.surprise("".join(text)) for text in itertools.product("abc", repeat=5)}
+    chance = {"".join(text): 2 ** -CHAIN.nll_bits("".join(text)) for text in itertools.product("abc", repeat=5)}
     assert sum(chance.values()) == pytest.approx(1.0)
     assert -sum(p * np.log2(p) for p in chance.values()) == pytest.approx(CHAIN.bits(5))
 
@@ -29,7 +29,7 @@ def test_entropy_is_that_of_all_texts_enumerated():
 def test_documents_have_the_law_of_the_chain_everywhere():
     texts = [document.text for document in CHAIN.documents()]
     assert {len(text) for text in texts} == {50}
-    bits = [CHAIN.surprise(text) / 50 for text in texts]
+    bits = [CHAIN.nll_bits(text) / 50 for text in texts]
     assert abs(np.mean(bits) - CHAIN.bits(50) / 50) < 4 * np.std(bits) / len(bits) ** 0.5
     for place in (0, 49):
         share = np.mean([text[place] == "a" for text in texts])

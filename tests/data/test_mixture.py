@@ -215,6 +215,6 @@ def test_a_recipe_with_a_mixture_survives_its_yaml(folder: Path) -> None:
 
     recipe = parse_recipe({"data": {"source": mixture(folder, 3, 1).model_dump(mode="json")}})
     assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
-    assert recipe.data.source.lasting
+    assert recipe.data.source.persistent
     with_stdin = registry.build("source", {"name": "mixture", "parts": [{"source": "stdlib"}, {"source": "stdin"}]})
-    assert not with_stdin.lasting
+    assert not with_stdin.persistent

@@ -39,7 +39,7 @@ def test_an_item_is_a_star_and_the_way_to_the_end_of_an_arm():
             back.append(parent[back[-1]])
         assert "".join(reversed(back)) == way
         assert len(way) == 4
-        assert SOURCE.is_right(item)
+        assert SOURCE.is_correct(item)
 
 
 def test_nothing_in_a_question_but_its_edges_tells_the_way():
@@ -57,16 +57,16 @@ def test_what_leads_elsewhere_is_not_right():
     question, way = item.split("=")
     listed, _ = question.split("/")
     elsewhere = next(edge for edge in listed.split(",") if edge[0] == way[0] and edge[1] != way[1])
-    assert not SOURCE.is_right(f"{question}={way[0]}{elsewhere[1]}{way[2:]}")
-    assert not SOURCE.is_right(f"{question}={way[:-1]}{way[0]}")
-    assert not SOURCE.is_right(f"{question}={way[1]}{way[1:]}")
-    assert not SOURCE.is_right(f"{question}====")
+    assert not SOURCE.is_correct(f"{question}={way[0]}{elsewhere[1]}{way[2:]}")
+    assert not SOURCE.is_correct(f"{question}={way[:-1]}{way[0]}")
+    assert not SOURCE.is_correct(f"{question}={way[1]}{way[1:]}")
+    assert not SOURCE.is_correct(f"{question}====")
     follower = dict(listed.split(","))
     along = way[0] + elsewhere[1]
     while along[-1] in follower:
         along += follower[along[-1]]
     assert len(along) == len(way)
-    assert not SOURCE.is_right(f"{question}={along}")
+    assert not SOURCE.is_correct(f"{question}={along}")
 
 
 def test_an_item_depends_on_the_seed_and_its_number_alone():

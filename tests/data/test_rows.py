@@ -29,7 +29,7 @@ def test_learnt_ends_are_counted_behind_a_given_text():
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(UnmaskError, match="take 6 tokens and a row of this model has 5"):
+    with pytest.raises(UnmaskError, match="take 6 tokens, but the model's rows have 5"):
         rows_given(Packed(), [[1, 2, 3]], [[4, 5]], length=5, eos_id=EOS, texts=["de"])
 
 
@@ -44,8 +44,8 @@ def test_some_rows_know_their_tokens_but_not_their_bytes():
 
 
 def test_texts_are_framed_as_the_policy_shows_them():
-    assert Packed().frame([1, 2], 5, EOS) == [1, 2]
-    assert Padded().frame([1, 2], 5, EOS) == [1, 2, EOS]
-    assert SupervisedEOS().frame([1, 2], 5, EOS) == [1, 2, EOS, EOS, EOS]
-    assert Padded().frame([1, 2], 2, EOS) == [1, 2]
-    assert Padded().frame([1, 2], 5, None) == [1, 2]
+    assert Packed().append_eos([1, 2], 5, EOS) == [1, 2]
+    assert Padded().append_eos([1, 2], 5, EOS) == [1, 2, EOS]
+    assert SupervisedEOS().append_eos([1, 2], 5, EOS) == [1, 2, EOS, EOS, EOS]
+    assert Padded().append_eos([1, 2], 2, EOS) == [1, 2]
+    assert Padded().append_eos([1, 2], 5, None) == [1, 2]

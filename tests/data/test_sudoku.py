@@ -52,8 +52,8 @@ def test_every_item_has_the_one_solution_that_it_shows(source, number):
         for item in islice(source.items(held_out), number):
             question, answer = item.split("=")
             assert solutions(question, source.box) == [answer]
-            assert source.is_right(answer)
-            assert source.is_right(item)
+            assert source.is_correct(answer)
+            assert source.is_correct(item)
 
 
 def test_as_many_digits_stay_as_are_asked_for():
@@ -145,15 +145,15 @@ def test_a_broken_rule_is_seen(place):
     answer = list(next(LARGE.items(held_out=False)).split("=")[1])
     one, other = place
     answer[one], answer[other] = answer[other], answer[one]
-    assert not LARGE.is_right("".join(answer))
+    assert not LARGE.is_correct("".join(answer))
     answer[one], answer[other] = answer[other], "="
-    assert not LARGE.is_right("".join(answer))
+    assert not LARGE.is_correct("".join(answer))
 
 
 def test_rows_and_columns_alone_do_not_make_a_sudoku():
     lines = ["123456789"[i:] + "123456789"[:i] for i in range(9)]
-    assert not LARGE.is_right("".join(lines))
-    assert LARGE.is_right("".join(lines[i] for i in (0, 3, 6, 1, 4, 7, 2, 5, 8)))
+    assert not LARGE.is_correct("".join(lines))
+    assert LARGE.is_correct("".join(lines[i] for i in (0, 3, 6, 1, 4, 7, 2, 5, 8)))
 
 
 @pytest.mark.parametrize("givens", [[30, 20], [-1, 4], [30, 81]])

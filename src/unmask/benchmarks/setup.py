@@ -12,7 +12,7 @@ import torch
 
 from unmask.benchmarks import plain
 from unmask.data.cache import Tokens
-from unmask.data.length_policies import Marks, Packed
+from unmask.data.length_policies import Packed, SpecialTokens
 from unmask.data.rows import Rows
 from unmask.models import CausalConfig, CausalLM, CheckpointSpec, DiT, DiTConfig, DiTSpec
 from unmask.models.build import read_config
@@ -108,7 +108,7 @@ class Setup:
     def rows(self, count: int) -> Rows:
         """The same as a table in memory."""
         offsets = np.arange(count + 1) * self.length
-        return Packed().rows(Tokens(self.ids(count).reshape(-1), offsets, None, None), self.length, Marks(None))
+        return Packed().rows(Tokens(self.ids(count).reshape(-1), offsets, None, None), self.length, SpecialTokens(None))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -60,7 +60,7 @@ def error_words(bound: Bound) -> str:
 
 def fill_words(policy: Policy) -> str:
     """What tokens are, where a row is filled with EOS that count."""
-    return LEARNT_PADDING_NOTE if policy.learnt_pads else ""
+    return LEARNT_PADDING_NOTE if policy.supervises_padding else ""
 
 
 def precision_words(bound: Bound, precision: float | None) -> str:

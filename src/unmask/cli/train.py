@@ -127,7 +127,7 @@ def _recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:
 
 def _tell_left_out(recipe: Recipe) -> None:
     """Which files of a folder are not read."""
-    if left_out := recipe.data.source.left_out():
+    if left_out := recipe.data.source.skipped_files():
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
         errors.print(f"Files that are not read: {counts}.", highlight=False, soft_wrap=True, markup=False)
 

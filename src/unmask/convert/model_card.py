@@ -267,7 +267,7 @@ def _likelihood(facts: Facts, evidence: Measurements, entropy: Entropy | None) -
     yield from _table(("text", "tokens", *UNITS.values()), rows)
     yield "The first ± is the error of the draws, the second the spread over documents"
     yield "(an exact likelihood has the second alone). Validation was measured before the weights were rounded to bf16."
-    if facts.recipe.data.policy.learnt_pads:
+    if facts.recipe.data.policy.supervises_padding:
         yield LEARNT_PADDING_NOTE
     if entropy is not None and entropy.how:
         yield f"The source's own bits: {entropy.how}."

@@ -1,135 +1,148 @@
-"""How documents become rows of equal length: packed, padded, with learnt ends, or as questions with answers."""
+"""Length policies: how documents become rows of equal length.
+
+`packed`, `padded` and `supervised_eos` hold plain text; `overlaid` and `prompted` hold a question with its answer.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from unmask.data.cache import Tokens
+from unmask.data.encoding import encode_one
 from unmask.data.rows import Rows
 from unmask.data.token_rows import DocumentRows, GivenRows, OverlaidRows, PackedRows, PromptedRows
 from unmask.errors import UnmaskError
 from unmask.registry import Component
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 Encode = Callable[[str], Sequence[int]]
-"""The ids of a text."""
 
 
-class Marks(NamedTuple):
-    """What a policy knows of a tokenizer: EOS, put after each document; what stands at positions that are not counted
-    (0 where there is no pad); and for those that look for a token, how a text is encoded."""
+class SpecialTokens(NamedTuple):
+    """The tokens that policies add to documents, and `encode` for policies that look for a token in them.
+
+    eos_id: appended to each document. pad_id: written at uncounted positions (None: 0).
+    """
 
     eos_id: int | None
     pad_id: int | None = None
     encode: Encode | None = None
 
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
+        """Return those of a tokenizer."""
+        return cls(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer))
+
 
 class Policy(Component):
-    """What every policy does."""
+    """Base class of the length policies."""
 
     ends_with_eos: ClassVar[bool] = True
-    """Whether a row holds one text, which its first EOS ends."""
+    """Whether a row holds one text that ends at the first EOS."""
 
-    learnt_pads: ClassVar[bool] = False
-    """Whether what follows a text is EOS that counts."""
+    supervises_padding: ClassVar[bool] = False
+    """Whether a text is followed by EOS tokens that count, up to the end of the row."""
 
-    def frame(self, ids: Sequence[int], length: int, eos_id: int | None) -> list[int]:
-        """A text with blanks as the model met texts in training: with its end, where the policy shows one."""
+    def append_eos(self, ids: Sequence[int], length: int, eos_id: int | None) -> list[int]:
+        """Append the EOS tokens that a text of this policy has in a row of `length` tokens."""
         room = length - len(ids)
         if eos_id is None or room <= 0 or not self.ends_with_eos:
             return list(ids)
-        return [*ids, *[eos_id] * (room if self.learnt_pads else 1)]
+        return [*ids, *[eos_id] * (room if self.supervises_padding else 1)]
 
     @abstractmethod
-    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
-        """The table of rows of some documents, `length` tokens a row."""
+    def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
+        """Return the table of rows, of `length` tokens each, that holds the documents."""
 
 
 class Packed(Policy):
-    """Documents joined, each followed by one EOS of its own, and cut into consecutive blocks.
+    """Documents, each followed by EOS, concatenated and cut into blocks.
 
-    Without an EOS they are joined directly. The last block is padded, so nothing is dropped.
+    The last block is padded, so nothing is dropped. Without EOS documents are concatenated directly.
     """
 
     name: Literal["packed"] = "packed"
     ends_with_eos: ClassVar[bool] = False
 
-    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
-        """Blocks of L tokens; only the last may have pads, which are not counted."""
-        return PackedRows(tokens, length, marks.eos_id, marks.pad_id)
+    def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
+        """Return consecutive blocks; padding in the last one is not counted."""
+        return PackedRows(tokens, length, special.eos_id, special.pad_id)
 
 
-class _ByDocument(Policy):
-    """Policies that give each document rows of its own.
+class Padded(Policy):
+    """One document per row, followed by EOS and by padding that is not counted.
 
-    overflow: what happens to a document that does not fit with its EOS: ``split`` over consecutive rows (nothing is
-    lost), ``truncate`` to the first L tokens (without EOS, since the text goes on), or ``error``.
+    overflow: what to do with a document that does not fit with its EOS: ``split`` it over consecutive rows,
+    ``truncate`` it to the first L tokens (without EOS), or raise an ``error``.
     """
 
     overflow: Literal["split", "truncate", "error"] = "split"
-
-
-class Padded(_ByDocument):
-    """One document a row, followed by EOS where the tokenizer has one, then by pads that are not counted."""
-
     name: Literal["padded"] = "padded"
 
-    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
-        """A row, or consecutive rows, for each document; none for an empty one without EOS."""
-        return DocumentRows(tokens, length, marks.eos_id, marks.pad_id, self.overflow)
+    def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
+        """Return the rows of each document in turn; an empty document without EOS has none."""
+        return DocumentRows(tokens, length, special.eos_id, special.pad_id, self.overflow)
 
 
-class SupervisedEOS(_ByDocument):
-    """One document a row, and EOS from its end to the end of the row (its last one): attended, counted and learnt."""
+class SupervisedEOS(Policy):
+    """One document per row, followed by EOS up to the end of the row; every EOS is attended and counted.
 
+    overflow: as for `Padded`.
+    """
+
+    overflow: Literal["split", "truncate", "error"] = "split"
     name: Literal["supervised_eos"] = "supervised_eos"
-    learnt_pads: ClassVar[bool] = True
+    supervises_padding: ClassVar[bool] = True
 
-    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
-        """A row, or consecutive rows, for each document, without uncounted positions."""
-        if marks.eos_id is None:
+    def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
+        """Return the rows of each document in turn; every position counts."""
+        if special.eos_id is None:
             raise UnmaskError(
-                "The length policy 'supervised_eos' needs a tokenizer with an end token, and this one has none; "
+                "The length policy 'supervised_eos' needs a tokenizer with an EOS token; "
                 "use the policy 'padded' or 'packed', or a tokenizer such as 'byte'."
             )
-        return DocumentRows(tokens, length, marks.eos_id, marks.eos_id, self.overflow, learnt_pads=True)
+        return DocumentRows(tokens, length, special.eos_id, special.eos_id, self.overflow, supervises_padding=True)
 
 
 class Overlaid(Policy):
-    """``question=answer``, both of one length, laid over each other: where they agree the token is given.
+    """``question=answer``, where both have the same length and a token is given where they agree.
 
-    A row is the answer alone, all of it but the given tokens to be predicted; with ``asks`` the question stands before
-    it, for a network that reads from left to right. What stands between the two is any one token.
+    A row is the answer, with the given tokens frozen. With ``asks`` a row is the question, the separator and the
+    answer, for autoregressive models; question and separator are frozen too. The separator is any single token.
     """
 
     name: Literal["overlaid"] = "overlaid"
     ends_with_eos: ClassVar[bool] = False
     asks: bool = False
 
-    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
-        """One row for each document, without EOS and pads."""
+    def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
+        """Return one row per document, without EOS and padding."""
         return OverlaidRows(tokens, length, self.asks)
 
 
 class Prompted(Policy):
-    """``question=answer``, one a row: everything up to the first ``separator`` is given, the answer and EOS count."""
+    """``question=answer``, one per row: everything up to the first ``separator`` is frozen, answer and EOS count."""
 
     name: Literal["prompted"] = "prompted"
     separator: str = "="
 
-    def rows(self, tokens: Tokens, length: int, marks: Marks) -> Rows:
-        """One row for each document; one that does not fit is an error."""
-        assert marks.encode is not None, "the policy 'prompted' looks for a token"
-        ids = marks.encode(self.separator)
+    def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
+        """Return one row per document; a document that does not fit is an error."""
+        assert special.encode is not None, "the policy 'prompted' encodes its separator"
+        ids = special.encode(self.separator)
         if len(ids) != 1:
             raise UnmaskError(
-                f"The separator {self.separator!r} of the policy 'prompted' is {len(ids)} tokens to this tokenizer; "
+                f"The separator {self.separator!r} of the policy 'prompted' is {len(ids)} tokens; "
                 "choose one that is a single token."
             )
-        return PromptedRows(tokens, length, marks.eos_id, marks.pad_id, ids[0], self.separator)
+        return PromptedRows(tokens, length, special.eos_id, special.pad_id, ids[0], self.separator)
 
 
 def rows_of_texts(
@@ -141,8 +154,8 @@ def rows_of_texts(
     texts: Sequence[str] | None = None,
     encode: Encode | None = None,
 ) -> Rows:
-    """The rows of texts in memory, by the same rules. texts: what the ids encode, to know bytes and characters."""
-    return policy.rows(Tokens.of(token_ids, texts), length, Marks(eos_id, pad_id, encode))
+    """Return the rows of encoded texts. texts: the source of each list of ids, to count bytes and characters."""
+    return policy.rows(Tokens.of(token_ids, texts), length, SpecialTokens(eos_id, pad_id, encode))
 
 
 def rows_given(
@@ -153,16 +166,16 @@ def rows_given(
     eos_id: int | None,
     texts: Sequence[str],
 ) -> Rows:
-    """One row for each text behind its given tokens, which are frozen; bytes and characters are the text's alone."""
+    """Return one row per text, after its given tokens, which are frozen; bytes and characters are those of the text."""
     for prefix, ids, text in zip(given, token_ids, texts, strict=True):
         needed = len(prefix) + len(ids) + int(eos_id is not None)
         if needed > length:
             raise UnmaskError(
-                f"The text {text[:40]!r} and what is given take {needed} tokens and a row of this model has {length}; "
+                f"The text {text[:40]!r} and its given part take {needed} tokens, but the model's rows have {length}; "
                 "shorten one of them."
             )
     sizes = Tokens.of(token_ids, texts)
     joined = Tokens.of([[*prefix, *ids] for prefix, ids in zip(given, token_ids, strict=True)])
     tokens = Tokens(joined.ids, joined.offsets, sizes.byte_counts, sizes.character_counts)
     frozen = np.array([len(prefix) for prefix in given], dtype=np.int64)
-    return GivenRows(tokens, frozen, length, eos_id, policy.learnt_pads)
+    return GivenRows(tokens, frozen, length, eos_id, policy.supervises_padding)

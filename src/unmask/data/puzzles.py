@@ -79,7 +79,7 @@ class MarkovSource(Source):
         """Entropy of a document over its letters."""
         return self.bits(self.length) / self.length
 
-    def surprise(self, text: str) -> float:
+    def nll_bits(self, text: str) -> float:
         """-log2 p of a text under the chain."""
         states = [self.alphabet.index(letter) for letter in text]
         steps = sum(math.log2(self.transitions[a, b]) for a, b in pairwise(states))
@@ -128,7 +128,7 @@ class PuzzleSource(Source):
         """[CHUNK, width] items of one side, as ASCII."""
 
     @abstractmethod
-    def is_right(self, text: str) -> bool:
+    def is_correct(self, text: str) -> bool:
         """Whether the answer at the end of a row breaks no rule, be it the expected one or not."""
 
     def documents(self) -> Iterator[Document]:
@@ -222,7 +222,7 @@ class PathsSource(PuzzleSource):
         between = np.full((CHUNK, 1), ord(SEPARATOR), dtype=np.uint8)
         return np.concatenate([listed, way[:, [0, -1]], between, way], axis=1)
 
-    def is_right(self, text: str) -> bool:
+    def is_correct(self, text: str) -> bool:
         """Whether the answer leads from start to goal along edges of its question."""
         question, _, way = text.partition(SEPARATOR)
         listed, _, ends = question.partition(ASK)
@@ -279,7 +279,7 @@ class SudokuSource(PuzzleSource):
         chosen = slice(train, None) if held_out else slice(0, train)
         return Puzzles(every.questions[chosen], every.answers[chosen])
 
-    def is_right(self, text: str) -> bool:
+    def is_correct(self, text: str) -> bool:
         """Whether every row, column and box of the last grid of a text has every digit."""
         size = self.box**2
         digits = {str(digit) for digit in range(1, size + 1)}

@@ -11,13 +11,12 @@ from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from math import inf, nextafter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from unmask.data.cache import TokenCache
-from unmask.data.encoding import encode_one
-from unmask.data.length_policies import Marks, Policy
+from unmask.data.length_policies import Policy, SpecialTokens
 from unmask.data.rows import Rows
 from unmask.data.sources import Document, Source
 from unmask.data.sources.base import Inventory, joined, take_inventory
@@ -51,9 +50,9 @@ class MixtureSource(Source):
     parts: list[MixturePart] = Field(min_length=1)
 
     @property
-    def lasting(self) -> bool:  # type: ignore[override]
+    def persistent(self) -> bool:  # type: ignore[override]
         """Whether every part can be read again."""
-        return all(part.source.lasting for part in self.parts)
+        return all(part.source.persistent for part in self.parts)
 
     def documents(self) -> Iterator[Document]:
         """All documents, part by part."""
@@ -287,11 +286,6 @@ SplitProgress = Callable[[str, int, int], None]
 """(part, done, total): characters encoded of the 'train' or 'validation' part; or read of the 'corpus', total 0."""
 
 
-def marks_of(tokenizer: Any) -> Marks:
-    """What length policies know of a tokenizer."""
-    return Marks(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer))
-
-
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """What training reads: the tokens of each part of a mixture, of which most corpora have one.
@@ -319,9 +313,9 @@ class Corpus:
 
     def rows(self, policy: Policy, length: int) -> tuple[Rows, Rows]:
         """The tables of training and of validation rows."""
-        marks = marks_of(self.tokenizer)
-        train = [policy.rows(tokens, length, marks) for tokens in self.train_parts]
-        validation = [policy.rows(tokens, length, marks) for tokens in self.validation_parts]
+        special = SpecialTokens.of(self.tokenizer)
+        train = [policy.rows(tokens, length, special) for tokens in self.train_parts]
+        validation = [policy.rows(tokens, length, special) for tokens in self.validation_parts]
         return (
             train[0] if len(train) == 1 else MixedRows(train, self.weights),
             validation[0] if len(validation) == 1 else JoinedRows(validation),

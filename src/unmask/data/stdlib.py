@@ -159,7 +159,7 @@ class FunctionsSource(Source):
         return StdlibSource().held_out(name.partition(":")[0])
 
 
-def parsed(text: str) -> ast.Module | None:
+def parse_module(text: str) -> ast.Module | None:
     """The syntax tree of a text; None where `ast.parse` refuses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -192,16 +192,16 @@ def functions_of(source: str) -> Iterator[tuple[str, str]]:
 
     Where a text inside the function stands left of it, so that it cannot be moved to the margin, it is left out.
     """
-    tree, lines = parsed(source), source.split("\n")
+    tree, lines = parse_module(source), source.split("\n")
     for name, node in _functions(tree.body, "") if tree else ():
         text = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) + "\n"
         if not text[0].isspace():
             yield name, text
 
 
-def function_in(text: str) -> Function | None:
+def parse_function(text: str) -> Function | None:
     """The syntax of a text that is one function and nothing else."""
-    tree = parsed(text)
+    tree = parse_module(text)
     alone = tree.body[0] if tree is not None and len(tree.body) == 1 else None
     return alone if isinstance(alone, Function) else None
 

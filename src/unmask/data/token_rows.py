@@ -133,8 +133,8 @@ class PackedRows(TokenRows):
 class DocumentRows(TokenRows):
     """Rows that each hold one document, or a part of one.
 
-    overflow: 'split', 'truncate' or 'error', for a document that is longer than a row. learnt_pads: pads belong to the
-    document, are attended and are counted.
+    overflow: 'split', 'truncate' or 'error', for a document that is longer than a row. supervises_padding: padding
+    belongs to the document, is attended and is counted.
     """
 
     def __init__(
@@ -144,17 +144,17 @@ class DocumentRows(TokenRows):
         eos_id: int | None,
         pad_id: int | None,
         overflow: str,
-        learnt_pads: bool = False,
+        supervises_padding: bool = False,
     ) -> None:
         super().__init__(tokens, length, eos_id, pad_id)
-        self._learnt_pads = learnt_pads
+        self._learnt_pads = supervises_padding
         self._truncates = overflow == "truncate"
         self._first_rows, positions, long = self._scan()
         if overflow == "error" and long:
             self._refuse_long(long)
         self.truncated_documents = long if self._truncates else 0
         self.split_documents = long - self.truncated_documents
-        self.counted = len(self) * length if learnt_pads else positions
+        self.counted = len(self) * length if supervises_padding else positions
 
     def __len__(self) -> int:
         return int(self._first_rows[-1])
@@ -216,8 +216,10 @@ class DocumentRows(TokenRows):
 class GivenRows(DocumentRows):
     """One text a row, behind a text that is given: the first `given` [n] tokens of each document are frozen."""
 
-    def __init__(self, tokens: Tokens, given: Integers, length: int, eos_id: int | None, learnt_pads: bool) -> None:
-        super().__init__(tokens, length, eos_id, eos_id if learnt_pads else None, "truncate", learnt_pads)
+    def __init__(
+        self, tokens: Tokens, given: Integers, length: int, eos_id: int | None, supervises_padding: bool
+    ) -> None:
+        super().__init__(tokens, length, eos_id, eos_id if supervises_padding else None, "truncate", supervises_padding)
         self._given = given
 
     def _read(self, rows_B: Integers) -> RowBatch:

@@ -219,7 +219,7 @@ def card_fits(patient: CheckpointCheck) -> CheckResult:
         wrong.append(f"rows of {card.length} tokens for a network of {config.max_length}")
     if not patient.lm.causal and getattr(config, "mask_logit", False) != card.objective.needs_mask_logit:
         wrong.append(f"mask_logit={getattr(config, 'mask_logit', False)} for the objective {card.objective.name}")
-    if card.policy.learnt_pads and tokenizer is not None and tokenizer.eos_token_id is None:
+    if card.policy.supervises_padding and tokenizer is not None and tokenizer.eos_token_id is None:
         wrong.append(f"the policy {card.policy.name} for a tokenizer without EOS")
     words = "; ".join(wrong) or "length, objective and policy suit network and tokenizer"
     return CheckResult("card fits", not wrong, None, None, words, "correct unmask.json, or convert or train again")

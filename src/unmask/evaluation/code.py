@@ -16,7 +16,7 @@ import numpy as np
 
 from unmask.data.encoding import encode
 from unmask.data.sources import Document
-from unmask.data.stdlib import Function, FunctionsSource, function_in, parsed
+from unmask.data.stdlib import Function, FunctionsSource, parse_function, parse_module
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.evaluation.perplexity import trained_on
 from unmask.evaluation.statistics import LEVEL, Estimate, Values
@@ -47,7 +47,7 @@ class Body:
     @classmethod
     def of(cls, text: str) -> Body:
         """The body of a text that is one function."""
-        function = function_in(text)
+        function = parse_function(text)
         assert function is not None, "a document of the source is one function"
         return cls(text, function)
 
@@ -237,7 +237,7 @@ def row_of(lm: MaskedDiffusionLM, blank: Blank) -> list[int]:
     masks = [lm.text_processor.mask] * len(blank.truth)
     if lm.causal:
         return [*blank.ids[: blank.start], *masks]
-    return lm.config.policy.frame(blank.with_span(masks), lm.row_length, lm.text_processor.tokenizer.eos_token_id)
+    return lm.config.policy.append_eos(blank.with_span(masks), lm.row_length, lm.text_processor.tokenizer.eos_token_id)
 
 
 def fill(
@@ -269,7 +269,7 @@ def _judged(lm: MaskedDiffusionLM, blank: Blank, written: Generation) -> tuple[b
     text = text_with(lm, blank, span)
     right = sum(a == b for a, b in zip(span, blank.truth, strict=True))
     same_words = text.split() == blank.text.split()
-    return parsed(text) is not None, same_words, right == len(span), right, len(span)
+    return parse_module(text) is not None, same_words, right == len(span), right, len(span)
 
 
 def text_with(lm: MaskedDiffusionLM, blank: Blank, span: Sequence[int]) -> str:

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
+from unmask.data.length_policies import SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources import Document, Source, source_named
-from unmask.data.split import Corpus, marks_of, prepare
+from unmask.data.sources import Document, Source, source_spec
+from unmask.data.split import Corpus, prepare
 from unmask.errors import UnmaskError
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import build
@@ -32,7 +33,7 @@ def held_out_rows(
     length = length or lm.row_length
     if texts:
         tokens = TokenCache.build(documents_in(texts, separator=separator, field=field), lm.text_processor.tokenizer)
-        rows = lm.config.policy.rows(tokens, length, marks_of(lm.text_processor.tokenizer))
+        rows = lm.config.policy.rows(tokens, length, SpecialTokens.of(lm.text_processor.tokenizer))
     else:
         _, rows = _corpus(lm).rows(lm.config.policy, length)
     return rows if count is None else rows.spread(count)
@@ -41,7 +42,7 @@ def held_out_rows(
 def documents_in(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
     """The documents of files, folders, datasets or standard input; `options` are those of their sources."""
     given = {name: value for name, value in options.items() if value is not None}
-    sources = [build("source", {**source_named(text), **given}) for text in texts]
+    sources = [build("source", {**source_spec(text), **given}) for text in texts]
     return lambda: chain.from_iterable(source.documents() for source in sources)
 
 
@@ -50,7 +51,7 @@ def _corpus(lm: MaskedDiffusionLM) -> Corpus:
     if described is None:
         raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
     data = DataConfig(**described)
-    if not data.source.lasting:
+    if not data.source.persistent:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
     try:
         return prepare(data.source, lm.text_processor.tokenizer, data.validation, data.seed)

@@ -126,7 +126,7 @@ def _judged(
     """The columns of `Solved` for some rows."""
     open_ = _open(table)
     right = ((written == table.input_ids) & open_).sum(axis=1)
-    valid = [source.is_right(lm.decode(ids)) for ids in written.tolist()]
+    valid = [source.is_correct(lm.decode(ids)) for ids in written.tolist()]
     return right, open_.sum(axis=1), valid, calls, np.full(len(calls), seconds / len(calls))
 
 

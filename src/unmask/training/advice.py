@@ -56,7 +56,7 @@ class Baseline:
             unigram_bits=entropy_bits(some.input_ids[counted]),
             warmup=optimizer.warmup,
             clip=optimizer.clip,
-            blind_at_full_mask=not (policy.learnt_pads or some.frozen.any()),
+            blind_at_full_mask=not (policy.supervises_padding or some.frozen.any()),
             weighted=getattr(objective, "weight", None) == "bound",
         )
 
@@ -369,7 +369,7 @@ def advice_on_data(
     """Sentences on rows that will not teach what one may think; mostly none. Looks at rows spread over all of them."""
     some = rows.spread(ROWS_LOOKED_AT)[:]
     found = [
-        _learnt_ends(some, eos_token_id) if policy.learnt_pads else _pads(some),
+        _learnt_ends(some, eos_token_id) if policy.supervises_padding else _pads(some),
         _mask_token(some, mask_token_id),
         _few_rows(len(rows), batch_size),
         _many_passes(len(rows), batch_size * steps),

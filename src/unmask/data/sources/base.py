@@ -33,7 +33,7 @@ class Source(Component):
     (to split it, to train a tokenizer, to encode it).
     """
 
-    lasting: ClassVar[bool] = True
+    persistent: ClassVar[bool] = True
     """Whether another program run can read the same documents again."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Source(Component):
         """Entropy of its text, the least that any model can reach, where the law of the text is known."""
         return None
 
-    def left_out(self) -> dict[str, int]:
+    def skipped_files(self) -> dict[str, int]:
         """How many files of each suffix lie in the source's folders and are not read."""
         return {}
 

@@ -189,7 +189,7 @@ class FileSource(Source):
         files = self.validation_files
         return None if files is None else fnmatchcase(name, files) or fnmatchcase(name, f"{files}#*")
 
-    def left_out(self) -> dict[str, int]:
+    def skipped_files(self) -> dict[str, int]:
         """How many files of each suffix the folders have that are not read, the most frequent first."""
         files = (file for path in self._paths() if path.is_dir() for file in _walk(path))
         unread = (suffixes(file) for file in files if suffixes(file)[0] not in self.kinds)

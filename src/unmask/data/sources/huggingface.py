@@ -103,7 +103,7 @@ HUB = "hf:"
 """What stands before the name of a dataset on the Hugging Face hub."""
 
 
-def source_named(what: str) -> dict[str, Any]:
+def source_spec(what: str) -> dict[str, Any]:
     """The source for ``-``, ``hf:NAME``, a file or a folder (whether it is there or not), as a recipe writes it."""
     if what == "-":
         return {"name": "stdin"}

@@ -60,7 +60,7 @@ class StdinSource(SeparatedText):
     """Standard input, kept in a temporary file until the program ends, so that it can be walked again."""
 
     name: Literal["stdin"] = "stdin"
-    lasting: ClassVar[bool] = False
+    persistent: ClassVar[bool] = False
 
     def documents(self) -> Iterator[Document]:
         """The documents of standard input; an empty one is an error."""
