@@ -20,7 +20,7 @@ from unmask import __version__
 from unmask.data.length_policies import Packed
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder
-from unmask.models.build import first_line, open_network, quietly
+from unmask.models.build import first_line, load_network, silence_transformers
 from unmask.objectives.subs import Subs
 from unmask.registry import field
 from unmask.schedules import LogLinear
@@ -104,7 +104,7 @@ def write_checkpoint(
 
     The options are those of `save_pretrained`, such as `max_shard_size`.
     """
-    with quietly():
+    with silence_transformers():
         model.save_pretrained(folder, state_dict=state_dict, **options)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -124,7 +124,7 @@ def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
     """
     path = find_checkpoint(folder)
     config = read_checkpoint_config(path)
-    model = open_network(path, causal=config.objective.causal, dtype=torch.float32)
+    model = load_network(path, causal=config.objective.causal, dtype=torch.float32)
     return Checkpoint(model.eval(), _open_tokenizer(path), config, path)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from unmask.data.build_once import prefetch
 from unmask.data.rows import Rows
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.inference import pin
+from unmask.models.inference import pin_memory
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
@@ -245,7 +245,7 @@ class _Question:
         """What the network is given."""
         if device.type != "cuda":
             return self.batch.to(device), self.corruption.map(lambda tensor: tensor.to(device))
-        batch, corruption = self.batch.map(pin), self.corruption.map(pin)
+        batch, corruption = self.batch.map(pin_memory), self.corruption.map(pin_memory)
         return batch.to(device), corruption.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 

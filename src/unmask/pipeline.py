@@ -30,8 +30,8 @@ from unmask.generation_config import (
 )
 from unmask.infilling import TemplateLayout, kept_words, opened_up, prompts_of, tokens
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, device_of, evaluate
-from unmask.models.dit import no_planner
-from unmask.models.inference import Dtype, Engine, device_named, fast_dtype, halve_trunk
+from unmask.models.dit import missing_planner_error
+from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, select_device, select_dtype
 from unmask.registry import build
 from unmask.samplers.base import Sampler, State
 from unmask.samplers.options import SamplingOptions, Spec, check_walk, choose_sampler, walks
@@ -240,7 +240,7 @@ class Opened:
         tokenizer: Any,
         config: CheckpointConfig,
         path: Path | None = None,
-        engine: Engine | None = None,
+        engine: InferenceEngine | None = None,
     ) -> None:
         self.denoiser = denoiser
         self.tokenizer = tokenizer
@@ -496,7 +496,7 @@ class Author(Opened):
         if not self.causal:
             chosen = choose_sampler(self.config.schedule, steps, order, sampler, self.config.objective.predicts_scores)
             if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
-                raise no_planner(self.path)
+                raise missing_planner_error(self.path)
             return chosen
         if steps is not None or order is not None or sampler is not None:
             raise UnmaskError(
@@ -629,11 +629,11 @@ def load(
 
     `dtype` is what its blocks compute in: by default bf16 on a GPU that has it, as they were trained there.
     """
-    where = device_named(device)
-    fast = fast_dtype(dtype, where)
+    where = select_device(device)
+    fast = select_dtype(dtype, where)
     opened = load_checkpoint(path)
     network = opened.model.to(where)
     if fast == torch.bfloat16:
-        halve_trunk(network)
-    engine = Engine(network) if where.type == "cuda" and not opened.config.objective.causal else None
+        cast_trunk_to_bf16(network)
+    engine = InferenceEngine(network) if where.type == "cuda" and not opened.config.objective.causal else None
     return MaskedDiffusionLM(network, opened.tokenizer, opened.config, opened.path, engine)

@@ -219,17 +219,19 @@ def test_a_score_is_judged_as_it_is_printed(lm):
 
 def test_a_causal_network_that_sees_ahead_is_found(twin, monkeypatch):
     from unmask.models import causal
-    from unmask.models.attention import see_all
+    from unmask.models.attention import bidirectional_mask
 
-    monkeypatch.setattr(causal, "see_before", lambda length, past, attention_mask, device: see_all(attention_mask))
+    monkeypatch.setattr(
+        causal, "causal_mask", lambda length, past, attention_mask, device: bidirectional_mask(attention_mask)
+    )
     assert "score is the sum of conditionals" in failed(twin)
 
 
 def test_a_cache_that_forgets_its_length_is_found(twin, monkeypatch):
-    from unmask.models.attention import SlotCache
+    from unmask.models.attention import StaticCache
 
-    seek = SlotCache.seek
-    monkeypatch.setattr(SlotCache, "seek", lambda self, position, length: seek(self, 0, length))
+    seek = StaticCache.seek
+    monkeypatch.setattr(StaticCache, "seek", lambda self, position, length: seek(self, 0, length))
     assert failed(twin) == {"generation agrees with score"}
 
 

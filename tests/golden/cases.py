@@ -35,7 +35,7 @@ from unmask.config import read_recipe, shipped_recipes
 from unmask.data.encoding import encode
 from unmask.data.rows import order as shuffled
 from unmask.data.split import prepare
-from unmask.models.dit import PlannerConfig, attach
+from unmask.models.dit import PlannerConfig, attach_planner
 from unmask.objectives.base import Noise
 from unmask.process import (
     Batch,
@@ -80,7 +80,7 @@ def network_for(objective: Any, **options: Any) -> Any:
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0.0}
     extra = {} if objective.causal else {"mask_logit": objective.needs_mask_logit}
     network = build("model", {"name": name, **shape, **options}).build(12, 11, 20, **extra)
-    return filled(attach(network, PlannerConfig(width=8)) if objective.trains_planner else network)
+    return filled(attach_planner(network, PlannerConfig(width=8)) if objective.trains_planner else network)
 
 
 def make_checkpoint(folder: str, model: str = "dit", objective: Any = None, **options: Any) -> str:

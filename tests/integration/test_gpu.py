@@ -87,14 +87,14 @@ def test_a_learned_schedule_is_that_of_the_cpu():
 
 def test_attention_has_finite_gradients_at_every_length():
     """Strongly negative scores in bf16, where a kernel that does not fill its tiles has been NaN."""
-    from unmask.models.attention import attend, rotary_angles, see_all
+    from unmask.models.attention import attend, bidirectional_mask, rotary_angles
 
     for length in (64, 96, 128, 192, 704):
         qkv = torch.randn(8, length, 3, 4, 32, device="cuda", dtype=torch.bfloat16)
         qkv[:, :, 0, :, 15] = 20.0
         qkv[:, :, 1, :, 15] = -40.0
         qkv.requires_grad_()
-        out = attend(qkv, rotary_angles(length, 32, 1e6, qkv.device), see_all(None))
+        out = attend(qkv, rotary_angles(length, 32, 1e6, qkv.device), bidirectional_mask(None))
         out.backward(torch.randn_like(out))
         assert qkv.grad.isfinite().all(), length
 
@@ -103,7 +103,7 @@ def test_attention_has_finite_gradients_at_every_length():
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_reads_nothing_that_nobody_wrote(length, causal):
     """Neither pass takes up the NaN that all free memory is filled with."""
-    from unmask.models.attention import attend, rotary_angles, see_all, see_before
+    from unmask.models.attention import attend, bidirectional_mask, causal_mask, rotary_angles
 
     def strew_nan() -> None:
         torch.cuda.empty_cache()
@@ -111,7 +111,7 @@ def test_attention_reads_nothing_that_nobody_wrote(length, causal):
         del strewn
 
     qkv = torch.randn(8, length, 3, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    scope = see_before(length, 0, None, qkv.device) if causal else see_all(None)
+    scope = causal_mask(length, 0, None, qkv.device) if causal else bidirectional_mask(None)
     rotary, gradients = rotary_angles(length, 64, 1e4, qkv.device), []
     for prepare in (torch.cuda.empty_cache, strew_nan):
         prepare()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unmask.models import CausalConfig, CausalLM
-from unmask.models.inference import Recording
+from unmask.models.inference import CudaGraph
 from unmask.samplers import autoregressive as ar
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, State, sample, walk
@@ -46,13 +46,13 @@ def canvas(rows: int = 3, length: int = LENGTH) -> Canvas:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a graph was recorded, one entry each."""
     seen: list[int] = []
-    monkeypatch.setattr(ar, "Recording", lambda step: (seen.append(1), Recording(step))[1])
+    monkeypatch.setattr(ar, "CudaGraph", lambda step: (seen.append(1), CudaGraph(step))[1])
     return seen
 
 
 def plainly(model: CausalLM, start: Canvas, rule: TokenSampler | None = None) -> State:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ar, "can_record", lambda denoiser: False)
+        patch.setattr(ar, "can_capture", lambda denoiser: False)
         return sample(AutoregressiveSampler(), model, start, rule)
 
 

@@ -15,7 +15,7 @@ from unmask.data.length_policies import Packed, rows_of_texts
 from unmask.models import CausalSpec, DiTSpec
 from unmask.models import inference as compiling
 from unmask.models.cross_entropy import Projection, weighted_cross_entropy
-from unmask.models.inference import Engine, Recording, halve_trunk
+from unmask.models.inference import CudaGraph, InferenceEngine, cast_trunk_to_bf16
 from unmask.models.layers import draw_seeds, kept
 from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import Corruption, Noise, Objective
@@ -137,12 +137,12 @@ def test_a_shape_is_recorded_after_one_that_is_too_rare_for_it():
 def test_garbage_does_not_end_a_recording():
     """Ten thousand lists that are kept make Python look for garbage, of which there is a graph."""
     gc.disable()
-    garbage = SimpleNamespace(recording=Recording(lambda: torch.zeros(1, device="cuda")))
+    garbage = SimpleNamespace(recording=CudaGraph(lambda: torch.zeros(1, device="cuda")))
     garbage.itself = garbage
     seen = weakref.ref(garbage.recording)
     del garbage
     gc.enable()
-    made = Recording(lambda: torch.ones(len([[] for _ in range(10_000)]), device="cuda"), warm_up=0)
+    made = CudaGraph(lambda: torch.ones(len([[] for _ in range(10_000)]), device="cuda"), warm_up=0)
     assert int(made().sum()) == 10_000
     assert gc.isenabled()
     gc.collect()
@@ -197,10 +197,10 @@ def test_dropout_of_a_recorded_step_is_drawn_anew():
 def test_gradients_of_a_compiled_network_are_those_of_the_masks_that_it_dropped_by(monkeypatch):
     """Of the biases behind the last product, whose gradients are sums over what was kept."""
     for budget in (0.8, 0.3):
-        monkeypatch.setattr(compiling, "KEPT", budget)
+        monkeypatch.setattr(compiling, "ACTIVATION_MEMORY_BUDGET", budget)
         torch._dynamo.reset()
         net = network(DiTSpec(**{**SHAPE, "dropout": 0.3})).train()
-        compiling.compile_network(net)
+        compiling.compile_blocks(net)
         ids, seen = torch.randint(V - 1, (4, L), device="cuda"), []
         for shift in (0.0, 8.0):
             with torch.no_grad():
@@ -254,7 +254,7 @@ def test_fused_loss_is_the_plain_one(rows):
 @pytest.mark.parametrize("spec", [DiTSpec(**SHAPE), DiTSpec(**SHAPE, conditioned=True), DiTSpec(**SHAPE, qk_norm=True)])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_engine_gives_the_rows_of_its_network(spec, compiled):
-    plain, engine = network(spec).eval(), Engine(network(spec).eval())
+    plain, engine = network(spec).eval(), InferenceEngine(network(spec).eval())
     if compiled:
         engine.compile()
     generator = torch.Generator().manual_seed(0)
@@ -271,7 +271,7 @@ def test_an_engine_gives_the_rows_of_its_network(spec, compiled):
 
 @pytest.mark.parametrize("steps", [None, 16])
 def test_samples_of_an_engine_are_those_of_its_network_in_any_company(steps):
-    plain, engine = network().eval(), Engine(network().eval()).compile()
+    plain, engine = network().eval(), InferenceEngine(network().eval()).compile()
     canvas = Canvas.of(torch.full((4, L), V - 1, device="cuda"), V - 1, seed=5)
     together = sample(AncestralSampler(steps=steps), engine, canvas)
     assert torch.equal(together.ids, sample(AncestralSampler(steps=steps), plain, canvas).ids)
@@ -292,7 +292,7 @@ def test_fused_draws_are_the_plain_ones():
 
 
 def test_a_halved_trunk_is_close_and_its_rows_are_not_rounded():
-    plain, half = network().eval(), halve_trunk(network().eval())
+    plain, half = network().eval(), cast_trunk_to_bf16(network().eval())
     ids = torch.randint(V, (4, L), device="cuda")
     with torch.no_grad():
         exact, rows = plain.hidden(ids), half.hidden(ids)

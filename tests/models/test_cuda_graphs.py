@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from unmask.models.inference import uncollected
+from unmask.models.inference import no_garbage_collection
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def collector():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_lies_for_a_while_and_no_longer(collector, enabled):
     (gc.enable if enabled else gc.disable)()
-    with uncollected():
+    with no_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled() == enabled
 
 
 def test_an_error_brings_the_collector_back(collector):
     gc.enable()
-    with pytest.raises(ValueError, match="on purpose"), uncollected():
+    with pytest.raises(ValueError, match="on purpose"), no_garbage_collection():
         raise ValueError("on purpose")
     assert gc.isenabled()

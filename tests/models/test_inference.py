@@ -16,8 +16,8 @@ from unmask.models import DiTSpec
 from unmask.models import dit as trunk
 from unmask.models import inference as compiling
 from unmask.models import inference as engine
-from unmask.models.attention import rotary_angles, see_all
-from unmask.models.inference import Engine, fast_dtype, halve_trunk, is_worth_compiling
+from unmask.models.attention import bidirectional_mask, rotary_angles
+from unmask.models.inference import InferenceEngine, cast_trunk_to_bf16, select_dtype, worth_compiling
 from unmask.models.layers import Dropout, Gelu, draw_seeds, kept, shared
 from unmask.objectives.base import Corruption, LossTerms, Noise
 from unmask.process import Batch
@@ -52,8 +52,8 @@ class Replayed:
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(Replayed, "made", [])
-    monkeypatch.setattr(engine, "Recording", Replayed)
-    monkeypatch.setattr(recording, "Recording", Replayed)
+    monkeypatch.setattr(engine, "CudaGraph", Replayed)
+    monkeypatch.setattr(recording, "CudaGraph", Replayed)
     return Replayed.made
 
 
@@ -70,7 +70,7 @@ def network(length: int = L, **options: Any) -> Any:
 @pytest.mark.parametrize("conditioned", [False, True])
 def test_an_engine_records_a_shape_once_and_gives_the_rows_of_its_network(replayed, conditioned):
     net = network(conditioned=conditioned)
-    ready = Engine(net)
+    ready = InferenceEngine(net)
     with torch.no_grad():
         for call in range(8):
             rows = 1 + call % 2
@@ -84,9 +84,9 @@ def test_an_engine_records_a_shape_once_and_gives_the_rows_of_its_network(replay
 
 
 def test_an_engine_keeps_the_recordings_that_were_played_last(replayed, monkeypatch):
-    monkeypatch.setattr(engine, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(engine, "MAX_GRAPHS", 2)
     net = network()
-    ready = Engine(net)
+    ready = InferenceEngine(net)
 
     def play(rows: int) -> None:
         ids = torch.randint(V, (rows, L))
@@ -122,8 +122,8 @@ def test_seeds_share_the_recordings_of_a_walk(replayed):
 
 
 def test_an_engine_forgets_its_recordings_when_it_is_compiled(replayed, monkeypatch):
-    monkeypatch.setattr(engine, "compile_network", lambda net: setattr(net, "fused", True))
-    ready = Engine(network())
+    monkeypatch.setattr(engine, "compile_blocks", lambda net: setattr(net, "fused", True))
+    ready = InferenceEngine(network())
     ids = torch.randint(V, (1, L))
     with torch.no_grad():
         ready.hidden(ids), ready.hidden(ids)
@@ -140,7 +140,7 @@ def test_samples_through_an_engine_are_those_of_its_network():
     canvas = Canvas.of(torch.full((3, L), V - 1), V - 1, seed=2)
     for steps in (None, 4):
         assert torch.equal(
-            sample(AncestralSampler(steps=steps), Engine(net), canvas).ids,
+            sample(AncestralSampler(steps=steps), InferenceEngine(net), canvas).ids,
             sample(AncestralSampler(steps=steps), net, canvas).ids,
         )
 
@@ -165,17 +165,17 @@ def test_samples_are_the_same_whether_a_network_is_asked_about_some_positions_or
 
 def test_only_long_jobs_on_a_gpu_are_worth_compiling(monkeypatch):
     net = network()
-    assert not is_worth_compiling(net, 10**15)
-    monkeypatch.setattr(engine, "has_compiler", lambda: True)
+    assert not worth_compiling(net, 10**15)
+    monkeypatch.setattr(engine, "has_triton", lambda: True)
     monkeypatch.setattr(type(net), "device", property(lambda self: torch.device("cuda")))
     weights = sum(parameter.numel() for parameter in net.blocks.parameters())
-    least = engine.WORTH_COMPILING / (2 * weights)
-    assert not is_worth_compiling(net, int(0.99 * least))
-    assert is_worth_compiling(net, int(1.01 * least))
+    least = engine.MIN_OPERATIONS_TO_COMPILE / (2 * weights)
+    assert not worth_compiling(net, int(0.99 * least))
+    assert worth_compiling(net, int(1.01 * least))
 
 
 def test_a_halved_trunk_hands_over_rows_that_are_not_rounded():
-    plain, half = network(), halve_trunk(network())
+    plain, half = network(), cast_trunk_to_bf16(network())
     ids = torch.randint(V, (2, L))
     with torch.no_grad():
         rows = half.hidden(ids)
@@ -188,9 +188,9 @@ def test_a_halved_trunk_hands_over_rows_that_are_not_rounded():
 
 
 def test_bf16_is_for_those_who_ask_or_have_it():
-    assert fast_dtype("auto", CPU) == torch.float32
-    assert fast_dtype("bf16", CPU) == torch.bfloat16
-    assert fast_dtype("float32", CPU) == torch.float32
+    assert select_dtype("auto", CPU) == torch.float32
+    assert select_dtype("bf16", CPU) == torch.bfloat16
+    assert select_dtype("float32", CPU) == torch.float32
 
 
 def micro_batch(rows: int, count: int) -> MicroBatch:
@@ -315,14 +315,14 @@ def test_masks_are_fresh_and_fair_in_every_row_and_column(drawn, p):
 
 def test_a_compiled_block_drops_in_the_backward_pass_what_it_dropped_in_the_forward_pass(monkeypatch):
     """However much of the forward pass is made again there."""
-    monkeypatch.setattr(compiling, "KEPT", 0.3)
+    monkeypatch.setattr(compiling, "ACTIVATION_MEMORY_BUDGET", 0.3)
     torch._dynamo.reset()
     torch.manual_seed(0)
     found = []
     for network in two_networks(dropout=0.5):
         block, x = network.train().blocks[0], torch.linspace(-9, 9, 1024).view(2, 16, 32).sin().requires_grad_()
         rotary = rotary_angles(16, 16, 1e4, x.device)
-        out = block(x, None, rotary, see_all(None), seeds=torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
+        out = block(x, None, rotary, bidirectional_mask(None), seeds=torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
         (out * torch.arange(32.0)).sum().backward()
         found.append([out.detach(), x.grad, *(parameter.grad for parameter in block.parameters())])
     for one, other in zip(*found, strict=True):
@@ -368,7 +368,7 @@ def two_networks(**options):
             for parameter in network.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         if compiled:
-            compiling.compile_network(network)
+            compiling.compile_blocks(network)
         yield network
 
 

@@ -10,7 +10,7 @@ import torch
 
 from unmask.errors import UnmaskError
 from unmask.models import DiTSpec
-from unmask.models.build import LoraConfig, inject, merged_state_dict
+from unmask.models.build import LoraConfig, add_lora, merged_state_dict
 
 VOCABULARY, WIDTH, LAYERS = 11, 16, 2
 IDS = torch.tensor([[1, 2, 10, 4, 10, 6], [10, 10, 3, 4, 5, 0]])
@@ -43,7 +43,7 @@ def test_factors_change_nothing_at_first_and_learn_alone() -> None:
     plain = network()
     before = {name: parameter.clone() for name, parameter in plain.state_dict().items()}
     expected = logits(plain)
-    adapted = inject(plain, LoraConfig(rank=3))
+    adapted = add_lora(plain, LoraConfig(rank=3))
     assert torch.equal(logits(adapted), expected)
     learning = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
     assert all(".lora_" in name for name in learning)
@@ -59,7 +59,7 @@ def test_factors_change_nothing_at_first_and_learn_alone() -> None:
 @pytest.mark.parametrize("conditioned", [False, True])
 def test_merged_weights_are_the_same_function_under_plain_names(conditioned: bool) -> None:
     names = list(network(conditioned=conditioned).state_dict())
-    adapted = inject(network(conditioned=conditioned), LoraConfig(rank=3, alpha=5.0))
+    adapted = add_lora(network(conditioned=conditioned), LoraConfig(rank=3, alpha=5.0))
     disturb(adapted)
     merged = merged_state_dict(adapted)
     assert sorted(merged) == sorted(names)
@@ -71,7 +71,7 @@ def test_merged_weights_are_the_same_function_under_plain_names(conditioned: boo
 
 
 def test_merging_takes_weights_from_elsewhere() -> None:
-    adapted = inject(network(), LoraConfig(rank=2, alpha=4.0))
+    adapted = add_lora(network(), LoraConfig(rank=2, alpha=4.0))
     state = {name: torch.randn_like(tensor) for name, tensor in adapted.state_dict().items()}
     merged = merged_state_dict(adapted, state)
     base = "blocks.1.mlp.0"
@@ -97,14 +97,14 @@ def test_a_network_without_factors_is_merged_already() -> None:
     ],
 )
 def test_targets_choose_the_matrices_of_every_block(targets: list[str] | None, touched: set[str]) -> None:
-    adapted = inject(network(conditioned=True), LoraConfig(targets=targets))
+    adapted = add_lora(network(conditioned=True), LoraConfig(targets=targets))
     learning = {name.partition(".lora_")[0] for name, p in adapted.named_parameters() if p.requires_grad}
     assert learning == {f"blocks.{block}.{name}" for block in range(LAYERS) for name in touched}
 
 
 def test_an_unknown_target_is_answered_with_the_near_one() -> None:
     with pytest.raises(UnmaskError, match=r"no matrix 'attn_qvk' for model\.lora\.targets\. Did you mean 'attn_qkv'"):
-        inject(network(), LoraConfig(targets=["attn_qvk"]))
+        add_lora(network(), LoraConfig(targets=["attn_qvk"]))
 
 
 def test_without_peft_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +117,4 @@ def test_without_peft_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UnmaskError, match=r"needs the package peft; install it with pip install 'unmask\[lora\]'"):
-        inject(network(), LoraConfig())
+        add_lora(network(), LoraConfig())

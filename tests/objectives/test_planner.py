@@ -14,8 +14,8 @@ from unmask.errors import UnmaskError
 from unmask.laws.tables import random_table
 from unmask.models import DiT, DiTConfig
 from unmask.models import cross_entropy as losses
-from unmask.models.dit import PlannerConfig, attach, log_odds
-from unmask.models.inference import Engine
+from unmask.models.dit import PlannerConfig, attach_planner, log_odds
+from unmask.models.inference import InferenceEngine
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
 from unmask.process import Batch
@@ -56,7 +56,7 @@ def started(rows: int = 3, length: int = 10) -> Canvas:
 
 
 def test_a_fresh_planner_plans_by_confidence():
-    net = attach(network(planner=None), PlannerConfig(width=4))
+    net = attach_planner(network(planner=None), PlannerConfig(width=4))
     by_planner, by_confidence = (
         sample(OrderedSampler(order=o, steps=4), net, started()) for o in ("planner", "confidence")
     )
@@ -88,7 +88,7 @@ def test_views_show_the_planner_its_own_rows():
     log_top = torch.full((1, 4), -0.3)
     with torch.no_grad():
         plain = net.plan(net.hidden(ids), log_top)
-        for view in (WithoutEnd(net, closed, end=0), Guided(net, condition, 1.5), Engine(net)):
+        for view in (WithoutEnd(net, closed, end=0), Guided(net, condition, 1.5), InferenceEngine(net)):
             assert torch.allclose(view.plan(view.hidden(ids), log_top), plain, atol=1e-5)
         both = WithoutEnd(Guided(net, condition, 1.5), closed, end=0)
         assert torch.allclose(both.plan(both.hidden(ids), log_top), plain, atol=1e-5)
@@ -100,7 +100,7 @@ def test_a_network_without_a_planner_says_so():
 
 
 def test_a_planner_leaves_the_network_as_it_is():
-    net = attach(network(planner=None, dropout=0.5), PlannerConfig()).train()
+    net = attach_planner(network(planner=None, dropout=0.5), PlannerConfig()).train()
     assert [name for name, weight in net.named_parameters() if weight.requires_grad] == [
         f"planner.{name}"
         for name in ("norm.weight", "norm.bias", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
@@ -214,7 +214,7 @@ def test_advice_knows_that_a_planner_answers_yes_or_no():
 
 def test_a_checkpoint_with_a_planner_opens_again(tmp_path):
     loaded = load_checkpoint(make_checkpoint(tmp_path / "base"))
-    net = attach(loaded.model, PlannerConfig(width=5))
+    net = attach_planner(loaded.model, PlannerConfig(width=5))
     with torch.no_grad():
         net.planner.outer.weight.normal_()
     save_checkpoint(tmp_path / "planned", net, loaded.tokenizer, loaded.config)

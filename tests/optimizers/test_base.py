@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from unmask.models import DiTSpec
-from unmask.models.build import LoraConfig, inject
+from unmask.models.build import LoraConfig, add_lora
 from unmask.optimizers.base import AdamW
 from unmask.optimizers.muon import (
     Muon,
@@ -185,7 +185,7 @@ def test_muon_gives_way_to_adamw_with_a_reason() -> None:
     assert other == AdamW(learning_rate=0.001, warmup=50, cooldown=0.5, ema=0.5)
     assert message is not None
     assert "since DeepSpeed rolls matrices into vectors; AdamW takes its place, at a rate of 0.001" in message
-    adapted = inject(network(), LoraConfig(rank=2))
+    adapted = add_lora(network(), LoraConfig(rank=2))
     learning = {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert "no matrix inside a block learns" in str(config.fitting(learning)[1])
     assert AdamW().fitting(parameters, flattened_by="DeepSpeed") == (AdamW(), None)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.test_causal import MASK, SHAPE, L, V, make, some_ids
 from unmask.errors import UnmaskError
-from unmask.models.attention import STRIDE, SlotCache
+from unmask.models.attention import STRIDE, StaticCache
 from unmask.samplers import autoregressive as ar
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, sample, walk
@@ -28,7 +28,7 @@ def short_stride(monkeypatch):
     monkeypatch.setitem(STRIDE, "cpu", 5)
 
 
-def read(model, ids: Tensor, cache: SlotCache, position: int) -> Tensor:
+def read(model, ids: Tensor, cache: StaticCache, position: int) -> Tensor:
     cache.seek(position, ids.shape[1])
     return model.hidden(ids, past_key_values=cache)
 
@@ -194,8 +194,8 @@ def test_a_recording_serves_a_reach_where_it_is_worth_it(monkeypatch, worth, rec
 
     model, canvas = make(), ragged()
     plain = list(walk(AutoregressiveSampler(), model, canvas))
-    monkeypatch.setattr(ar, "can_record", lambda denoiser: True)
-    monkeypatch.setattr(ar, "Recording", record)
+    monkeypatch.setattr(ar, "can_capture", lambda denoiser: True)
+    monkeypatch.setattr(ar, "CudaGraph", record)
     monkeypatch.setattr(ar, "WORTH_CAPTURING", worth)
     for state, again in zip(plain, list(walk(AutoregressiveSampler(), model, canvas)), strict=True):
         assert torch.equal(state.ids, again.ids)

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from unmask import registry
-from unmask.models.dit import PlannerConfig, attach
+from unmask.models.dit import PlannerConfig, attach_planner
 from unmask.objectives.base import Noise
 from unmask.process import Batch
 from unmask.training.metrics import Throughput, flops_per_token, peak_flops, peak_memory_gib
@@ -40,7 +40,7 @@ def test_flops_are_those_that_torch_counts(model, objective, schedule):
     denoiser, objective = network(model), registry.build("objective", objective)
     schedule = registry.build("schedule", "loglinear" if objective.name == "mask-count" else schedule)
     if objective.trains_planner:
-        attach(denoiser, PlannerConfig(width=1))
+        attach_planner(denoiser, PlannerConfig(width=1))
     torch.manual_seed(0)
     ids = torch.randint(0, VOCABULARY - 1, (ROWS, LENGTH))
     noise = Noise((torch.arange(ROWS) + 0.5) / ROWS, torch.rand(ROWS, LENGTH))

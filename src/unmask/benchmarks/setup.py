@@ -16,7 +16,7 @@ from unmask.data.length_policies import Packed, SpecialTokens
 from unmask.data.rows import Rows
 from unmask.models import CausalConfig, CausalLM, CheckpointSpec, DiT, DiTConfig, DiTSpec
 from unmask.models.build import read_config
-from unmask.models.inference import Engine, fuse_draws, halve_trunk, has_compiler
+from unmask.models.inference import InferenceEngine, cast_trunk_to_bf16, has_triton, use_fused_kernels
 from unmask.objectives.base import Objective
 from unmask.objectives.subs import Subs
 from unmask.schedules import LogLinear, Schedule
@@ -76,10 +76,10 @@ class Setup:
         """The network, or its twin, as `unmask.load` makes it ready for a long job."""
         network = self.reader(causal).eval()
         if self.precision == torch.bfloat16:
-            halve_trunk(network)
-        if self.device.type != "cuda" or not has_compiler():
+            cast_trunk_to_bf16(network)
+        if self.device.type != "cuda" or not has_triton():
             return network
-        return fuse_draws(network) if causal else Engine(network).compile()
+        return use_fused_kernels(network) if causal else InferenceEngine(network).compile()
 
     def plain_network(self) -> plain.PlainDiT:
         """The plain network of the same sizes; it reads both ways and is not conditioned, whatever the spec says."""

@@ -189,9 +189,9 @@ def train(
     """
     from unmask.benchmarks.choices import check_trains_on
     from unmask.benchmarks.train import CONTENDERS, Training
-    from unmask.models.inference import device_named
+    from unmask.models.inference import select_device
 
-    where = device_named(device)
+    where = select_device(device)
     check_trains_on(where)
     recipe, setup = _chosen(what, where, vocab, _options(size, length, batch, precision, optimizer))
     _check_comparable(setup, against)
@@ -233,9 +233,9 @@ def evaluate(
     """
     from unmask.benchmarks.bounds import CONTENDERS, Scoring
     from unmask.benchmarks.choices import check_trains_on
-    from unmask.models.inference import device_named
+    from unmask.models.inference import select_device
 
-    where = device_named(device)
+    where = select_device(device)
     others = [rival.value for rival in against or []]
     if "training" in others:
         check_trains_on(where)
@@ -278,9 +278,9 @@ def sample(
     from unmask.benchmarks.sweep import Sweep
 
     pass
-    from unmask.models.inference import device_named
+    from unmask.models.inference import select_device
 
-    where = device_named(device)
+    where = select_device(device)
     lengths = sorted(set(length or ([] if _named(what) else _by(where, [128, 512, 1024, 2048, 8192], [64, 128, 256]))))
     _, setup = _chosen(what, where, vocab, _options(size, max(lengths, default=None), None, precision))
     _check_comparable(setup, against)

@@ -184,9 +184,9 @@ def doctor(
     pass
     from unmask.doctor.machine import extras, look, version_findings
     from unmask.doctor.report import Report
-    from unmask.models.inference import device_named
+    from unmask.models.inference import select_device
 
-    where = device_named(device, dtype=torch.float64)  # that of laws and likelihoods
+    where = select_device(device, dtype=torch.float64)  # that of laws and likelihoods
     patient = None if checkpoint is None and text is None else _admit(checkpoint, text, where)
     report = Report(version_findings(), look(), extras(), str(where))
     _show(environment(report), quiet=as_json)

@@ -30,7 +30,7 @@ from unmask.evaluation.statistics import (
 )
 from unmask.likelihood import Progress
 from unmask.models.build import read_config
-from unmask.models.dit import no_planner
+from unmask.models.dit import missing_planner_error
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.plots.frontier import Curve, Interval, Point, draw_frontier
 from unmask.samplers.base import Sampler
@@ -99,7 +99,7 @@ def _part(name: str, path: str, steps: Sequence[int | None], length: int | None,
         return Part(name, path, (Course(name, None, longest),))
     courses = tuple(course for way in ways for course in _courses(name, card, way, steps, longest))
     if any(course.sampler.needs_planner for course in courses if course.sampler) and not _has_planner(path):
-        raise no_planner(path)
+        raise missing_planner_error(path)
     return Part(name, path, courses)
 
 

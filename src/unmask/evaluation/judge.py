@@ -23,8 +23,8 @@ from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Values
 from unmask.likelihood import Progress
-from unmask.models.build import first_line, quietly, read_config, reads_forward
-from unmask.models.inference import Dtype, fast_dtype
+from unmask.models.build import first_line, is_causal_config, read_config, silence_transformers
+from unmask.models.inference import Dtype, select_dtype
 
 BATCH = 64
 UNCOUNTED = -100
@@ -150,13 +150,13 @@ def open_judge(name: str, device: str | torch.device | None = None, dtype: Dtype
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         raise UnmaskError(f"There is no judge at '{name}'; give the folder or the hub name of a causal language model.")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if is_checkpoint(path) and not reads_forward(read_config(path)):
+    if is_checkpoint(path) and not is_causal_config(read_config(path)):
         raise UnmaskError(
             f"The judge '{name}' is a masked diffusion model, which cannot judge; name a causal language model, "
             f"such as {DEFAULT_AR_MODEL}."
         )
     where = str(path) if path.is_dir() else name
-    model = _open_model(where, name, fast_dtype(dtype, place))
+    model = _open_model(where, name, select_dtype(dtype, place))
     return Judge(model.to(place), _open_tokenizer(where, name), name)
 
 
@@ -165,7 +165,7 @@ def _open_model(where: str, name: str, dtype: torch.dtype) -> Any:
 
     opener: Any = AutoModelForCausalLM
     try:
-        with quietly():
+        with silence_transformers():
             model, report = opener.from_pretrained(
                 where, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
@@ -186,7 +186,7 @@ def _open_tokenizer(where: str, name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with quietly():
+        with silence_transformers():
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
         raise UnmaskError(
@@ -203,7 +203,7 @@ def _begin_token(config: Any, tokenizer: Any, name: str) -> int:
 
 def _context(config: Any) -> int | None:
     """Tokens that a network reads at a time; None where its configuration knows no limit."""
-    return config.max_length if reads_forward(config) else getattr(config, "max_position_embeddings", None)
+    return config.max_length if is_causal_config(config) else getattr(config, "max_position_embeddings", None)
 
 
 def _losses(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:

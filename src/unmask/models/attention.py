@@ -24,15 +24,15 @@ class Rotary(NamedTuple):
     sin: Tensor
 
 
-class Scope(NamedTuple):
+class AttentionMask(NamedTuple):
     """Which keys a query may see: a boolean mask [B or 1, 1, Q or 1, K]; None for all, or all before where causal."""
 
     mask: Tensor | None
     is_causal: bool
 
 
-class KeyValues(Protocol):
-    """A cache, as a block sees it: transformers' own, or `SlotCache`."""
+class KeyValueCache(Protocol):
+    """A cache, as a block sees it: transformers' own, or `StaticCache`."""
 
     def update(self, key: Tensor, value: Tensor, layer: int, /) -> tuple[Tensor, Tensor]:
         """Keep the new keys and values [B, H, L, d] of a layer; all that the queries look at."""
@@ -40,14 +40,14 @@ class KeyValues(Protocol):
 
 def rotary_angles(length: int, head_dim: int, base: float, device: torch.device, offset: int | Tensor = 0) -> Rotary:
     """The rotary table of positions offset..offset+length-1 for heads of width head_dim."""
-    frequency = rotary_speeds(head_dim, base, device)
+    frequency = rotary_frequencies(head_dim, base, device)
     position = offset + torch.arange(length, dtype=torch.float32, device=device)
     angle = position[:, None] * frequency
     angles = torch.stack((angle, angle, torch.zeros_like(angle)), dim=1)[:, :, None]
     return Rotary(angles.cos(), angles.sin())
 
 
-def rotary_speeds(head_dim: int, base: float, device: torch.device) -> Tensor:
+def rotary_frequencies(head_dim: int, base: float, device: torch.device) -> Tensor:
     """[head_dim / 2] how far each pair turns from one position to the next."""
     return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
 
@@ -88,7 +88,7 @@ def normalise_queries_and_keys(qkv: Tensor) -> Tensor:
 
 
 def attend(
-    qkv: Tensor, rotary: Rotary, scope: Scope, past_key_values: KeyValues | None = None, layer: int = 0
+    qkv: Tensor, rotary: Rotary, scope: AttentionMask, past_key_values: KeyValueCache | None = None, layer: int = 0
 ) -> Tensor:
     """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
 
@@ -102,7 +102,7 @@ def attend(
     return mixed.transpose(1, 2).flatten(2)
 
 
-def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotary, scope: Scope) -> Tensor:
+def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotary, scope: AttentionMask) -> Tensor:
     """Attention of some queries alone: [B, K, H, d], which stand at positions [B, K], to [B, K, H * d].
 
     ``key_value`` [B, L, 2, H, d] are the keys and values of all positions.
@@ -125,37 +125,37 @@ def _sound_kernels(query: Tensor) -> AbstractContextManager[Any]:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-def see_all(attention_mask: Tensor | None) -> Scope:
+def bidirectional_mask(attention_mask: Tensor | None) -> AttentionMask:
     """Every query sees every key that is not a pad; attention_mask is [B, L], true at the tokens, or None for no pads.
 
     A row of nothing but pads sees all of them: what it yields is used by nobody, and stays finite.
     """
     if attention_mask is None:
-        return Scope(None, is_causal=False)
+        return AttentionMask(None, is_causal=False)
     keys = attention_mask.bool()
     keys = keys | ~keys.any(dim=1, keepdim=True)
-    return Scope(keys[:, None, None, :], is_causal=False)
+    return AttentionMask(keys[:, None, None, :], is_causal=False)
 
 
-def see_before(length: int, past: int, attention_mask: Tensor | None, device: torch.device) -> Scope:
+def causal_mask(length: int, past: int, attention_mask: Tensor | None, device: torch.device) -> AttentionMask:
     """Queries past..past+length-1 see themselves and the keys before them, pads [B, past + length] excepted."""
     if attention_mask is None and past == 0:
-        return Scope(None, is_causal=True)
+        return AttentionMask(None, is_causal=True)
     if attention_mask is None and length == 1:
-        return Scope(None, is_causal=False)
+        return AttentionMask(None, is_causal=False)
     query = torch.arange(past, past + length, device=device)[:, None]
     key = torch.arange(past + length, device=device)
     if attention_mask is None:
-        return Scope((key <= query)[None, None], is_causal=False)
+        return AttentionMask((key <= query)[None, None], is_causal=False)
     seen = (key < query) & attention_mask.bool()[:, None, None, :]
-    return Scope(seen | (key == query), is_causal=False)
+    return AttentionMask(seen | (key == query), is_causal=False)
 
 
 STRIDE = {"cpu": 16, "cuda": 256}
 """Queries look at this many keys, at twice as many, and so on: one shape for each, and on a GPU one graph."""
 
 
-class SlotCache:
+class StaticCache:
     """Room for `capacity` tokens. Say with `seek` where the next tokens stand, outside of what is captured."""
 
     def __init__(self, layers: int, capacity: int, device: torch.device) -> None:
@@ -174,12 +174,12 @@ class SlotCache:
         self.position.fill_(position)
         self.reach = min(self.capacity, -(-(position + length) // self.stride) * self.stride)
 
-    def open(self, length: int) -> Scope:
+    def open(self, length: int) -> AttentionMask:
         """Begin a pass over `length` tokens; which keys they may see."""
         device = self.position.device
         self._places = self.position + torch.arange(length, device=device)
         seen = torch.arange(self.reach, device=device) <= self._places[:, None]
-        return Scope(seen[None, None], is_causal=False)
+        return AttentionMask(seen[None, None], is_causal=False)
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keep keys and values [B, H, L, d] of a layer; all that are in reach, [B, H, reach, d]."""

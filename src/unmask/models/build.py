@@ -18,7 +18,7 @@ from transformers.utils import logging
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
-from unmask.models.dit import DiT, PlannerConfig, attach
+from unmask.models.dit import DiT, PlannerConfig, attach_planner
 from unmask.registry import Component
 
 
@@ -36,11 +36,11 @@ def read_config(path: Path) -> Any:
         raise UnmaskError(f"'{path / 'config.json'}' cannot be read ({first_line(error)}); restore it.") from error
 
 
-def open_network(path: Path, causal: bool, **options: Any) -> Any:
+def load_network(path: Path, causal: bool, **options: Any) -> Any:
     """The network in a folder; `options` go to `from_pretrained`. Keys and shapes must be those of its config."""
     opener: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     try:
-        with quietly():
+        with silence_transformers():
             model, report = opener.from_pretrained(path, output_loading_info=True, local_files_only=True, **options)
     except UnmaskError:
         raise
@@ -56,13 +56,13 @@ def open_network(path: Path, causal: bool, **options: Any) -> Any:
     return model
 
 
-def reads_forward(config: Any) -> bool:
+def is_causal_config(config: Any) -> bool:
     """Whether networks of this configuration see only what stands before."""
     return isinstance(config, CausalConfig)
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Keep transformers from drawing bars over ours, and what it imports (DeepSpeed) from printing among our output."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -96,7 +96,7 @@ class LoraConfig(BaseModel):
     """Which matrices of every block get factors, by their names in it, such as attn_qkv or mlp.0."""
 
 
-def inject(network: nn.Module, lora: LoraConfig) -> nn.Module:
+def add_lora(network: nn.Module, lora: LoraConfig) -> nn.Module:
     """Put factors beside the matrices; they alone learn from now on, and at first they change nothing."""
     try:
         import peft
@@ -152,7 +152,7 @@ SIZES: dict[Size, dict[str, int]] = {
 }
 
 
-class _TrunkSpec(Component):
+class _TransformerSpec(Component):
     """A size, and what differs from it."""
 
     causal: ClassVar[bool] = False
@@ -183,7 +183,7 @@ class _TrunkSpec(Component):
         }
 
 
-class DiTSpec(_TrunkSpec):
+class DiTSpec(_TransformerSpec):
     """The bidirectional denoiser, unconditioned unless asked otherwise."""
 
     name: Literal["dit"] = "dit"
@@ -199,7 +199,7 @@ class DiTSpec(_TrunkSpec):
         return DiT(DiTConfig(**own, **self._fields(vocab_size, mask_token_id, length)))
 
 
-class CausalSpec(_TrunkSpec):
+class CausalSpec(_TransformerSpec):
     """The autoregressive twin, which begins every sequence with the mask token."""
 
     name: Literal["causal"] = "causal"
@@ -226,7 +226,7 @@ class CheckpointSpec(Component):
     @property
     def causal(self) -> bool:
         """Whether the network sees only what stands before."""
-        return reads_forward(read_config(Path(self.path)))
+        return is_causal_config(read_config(Path(self.path)))
 
     def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
         """The network in float32; `vocab_size` and `mask_token_id` must be its own, `length` may be longer."""
@@ -234,15 +234,15 @@ class CheckpointSpec(Component):
         self._check_vocabulary(config, vocab_size, mask_token_id)
         config.max_length = max(config.max_length, length)
         config.dropout = config.dropout if self.dropout is None else self.dropout
-        if not reads_forward(config):
+        if not is_causal_config(config):
             config.mask_logit = options.get("mask_logit", False)
             config.planner_width = None
-        network = open_network(Path(self.path), self.causal, config=config, dtype=torch.float32)
+        network = load_network(Path(self.path), self.causal, config=config, dtype=torch.float32)
         if self.absolute_positions and not self.causal:
-            network.tell_positions()
+            network.add_absolute_positions()
         if self.planner is not None:
-            return attach(network, self.planner)
-        return network if self.lora is None else inject(network, self.lora)
+            return attach_planner(network, self.planner)
+        return network if self.lora is None else add_lora(network, self.lora)
 
     def _check_vocabulary(self, config: Any, vocab_size: int, mask_token_id: int) -> None:
         if (vocab_size, mask_token_id) != (config.vocab_size, config.mask_token_id):

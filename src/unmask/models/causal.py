@@ -8,12 +8,12 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from unmask.models.attention import SlotCache, see_before
+from unmask.models.attention import StaticCache, causal_mask
 from unmask.models.config import CausalConfig
-from unmask.models.dit import Trunk, label_loss
+from unmask.models.dit import Transformer, label_loss
 
 
-class CausalLM(Trunk, GenerationMixin):
+class CausalLM(Transformer, GenerationMixin):
     """A causal language model. Row i of its output has seen tokens 0..i and predicts token i + 1."""
 
     config: CausalConfig
@@ -25,7 +25,10 @@ class CausalLM(Trunk, GenerationMixin):
         self.generation_config.max_length = None
 
     def hidden(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Cache | SlotCache | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | StaticCache | None = None,
     ) -> Tensor:
         """The rows that `head` takes, [B, L, D].
 
@@ -33,23 +36,23 @@ class CausalLM(Trunk, GenerationMixin):
             input_ids: Tokens, [B, L], the begin token first where the model has one; with a cache, only the new ones.
             attention_mask: True (or 1) at tokens and False at pads, [B, cached + L]. Pads on the right need none, since
                 no token sees what comes after it.
-            past_key_values: The cache of the tokens before these; it grows by L. A `SlotCache` was told where these
+            past_key_values: The cache of the tokens before these; it grows by L. A `StaticCache` was told where these
                 stand, and takes no attention mask.
         """
-        if isinstance(past_key_values, SlotCache):
+        if isinstance(past_key_values, StaticCache):
             scope = past_key_values.open(input_ids.shape[1])
             return self._run(input_ids, scope, past=past_key_values.position, past_key_values=past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         self._check_lengths(input_ids, attention_mask, past)
-        scope = see_before(input_ids.shape[1], past, attention_mask, input_ids.device)
+        scope = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
         return self._run(input_ids, scope, past=past, past_key_values=past_key_values)
 
-    def new_cache(self, capacity: int | None = None) -> Cache | SlotCache:
+    def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
         """An empty cache for `hidden` to fill: one that grows, or one that is allocated once for `capacity` tokens."""
         if capacity is None:
             return DynamicCache()
         self._check_length(capacity)
-        return SlotCache(self.config.num_hidden_layers, capacity, self.vocab_embed.embedding.device)
+        return StaticCache(self.config.num_hidden_layers, capacity, self.vocab_embed.embedding.device)
 
     @can_return_tuple
     def forward(

@@ -38,7 +38,7 @@ EPSILON = 1e-3
 """A conditioned network sees sigma = -log(EPSILON + (1 - EPSILON) alpha), the published log-linear value."""
 
 
-class TrunkConfig(PretrainedConfig):
+class TransformerConfig(PretrainedConfig):
     """What the DiT and its causal twin share. The defaults are the published small model with the GPT-2 vocabulary.
 
     Args:
@@ -117,7 +117,7 @@ class TrunkConfig(PretrainedConfig):
             )
 
 
-class DiTConfig(TrunkConfig):
+class DiTConfig(TransformerConfig):
     """The bidirectional denoiser.
 
     Args:
@@ -127,7 +127,7 @@ class DiTConfig(TrunkConfig):
         absolute_positions: Whether a position is also told where it stands in its row, and not only how far from
             others: to rotary positions alone all masks of a blank canvas are the same.
         planner_width: Width of the planner beside the network, which says what it would get right; None without one.
-        kwargs: The fields of `TrunkConfig`.
+        kwargs: The fields of `TransformerConfig`.
     """
 
     model_type = "unmask-dit"
@@ -151,13 +151,13 @@ class DiTConfig(TrunkConfig):
             raise UnmaskError(f"cond_dim={cond_dim} leaves no room for alpha; give a number of 1 or more.")
 
 
-class CausalConfig(TrunkConfig):
+class CausalConfig(TransformerConfig):
     """The autoregressive twin.
 
     Args:
         bos_token_id: The token every sequence begins with. ``"mask"`` takes the mask token, whose embedding the twin
             would otherwise never use; None begins with the first token of the text, which is then not predicted.
-        kwargs: The fields of `TrunkConfig`.
+        kwargs: The fields of `TransformerConfig`.
     """
 
     model_type = "unmask-causal"

@@ -15,8 +15,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import KeyValues, Scope, rotary_angles, see_all, waves
-from unmask.models.config import EPSILON, DiTConfig, TrunkConfig
+from unmask.models.attention import AttentionMask, KeyValueCache, bidirectional_mask, rotary_angles, waves
+from unmask.models.config import EPSILON, DiTConfig, TransformerConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.layers import (
     Block,
@@ -38,15 +38,15 @@ def label_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
 
 
-class Trunk(PreTrainedModel):
+class Transformer(PreTrainedModel):
     """Embedding, blocks and output layer. A subclass says what a token may see and what the conditioning is."""
 
-    config: TrunkConfig
-    config_class: type[PretrainedConfig] | None = TrunkConfig
+    config: TransformerConfig
+    config_class: type[PretrainedConfig] | None = TransformerConfig
     supports_gradient_checkpointing = True
     _supports_sdpa = True
 
-    def __init__(self, config: TrunkConfig, cond_dim: int | None = None) -> None:
+    def __init__(self, config: TransformerConfig, cond_dim: int | None = None) -> None:
         super().__init__(config)
         self._no_split_modules = ["Block"]
         self.vocab_embed = TokenEmbedding(config.vocab_size, config.hidden_size)
@@ -80,10 +80,10 @@ class Trunk(PreTrainedModel):
     def _run(
         self,
         input_ids: Tensor,
-        scope: Scope,
+        scope: AttentionMask,
         cond: Tensor | None = None,
         past: int | Tensor = 0,
-        past_key_values: KeyValues | None = None,
+        past_key_values: KeyValueCache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """Ids [B, L], the first of them at position ``past``, through all blocks and the final norm to [B, L, D].
@@ -168,7 +168,7 @@ class PlannerHead(nn.Module):
         return own + self.outer(told)[..., 0].float()
 
 
-def no_planner(checkpoint: Path | str | None = None) -> UnmaskError:
+def missing_planner_error(checkpoint: Path | str | None = None) -> UnmaskError:
     """What to say where a planner is asked for and there is none, in a checkpoint if it is known which."""
     network = "This network" if checkpoint is None else f"'{checkpoint}'"
     return UnmaskError(
@@ -182,7 +182,7 @@ def log_odds(log_p: Tensor) -> Tensor:
     return log_p - torch.log((-torch.expm1(log_p)).clamp_min(LEAST_DOUBT))
 
 
-def attach(network: Any, planner: PlannerConfig) -> Any:
+def attach_planner(network: Any, planner: PlannerConfig) -> Any:
     """Put a fresh planner beside a network. It alone learns from now on, and the network drops nothing out."""
     network.requires_grad_(False)
     for module in network.modules():
@@ -210,7 +210,7 @@ class PositionEmbedding(nn.Module):
         return self.gain * waves(length, len(self.gain), self.base, self.gain.device)
 
 
-class DiT(Trunk):
+class DiT(Transformer):
     """The bidirectional denoiser, conditioned on alpha as published or, by default, not at all."""
 
     config: DiTConfig
@@ -221,11 +221,11 @@ class DiT(Trunk):
         super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
         self.position_embed: PositionEmbedding | None = None
         if config.absolute_positions:
-            self.tell_positions()
+            self.add_absolute_positions()
         width = config.planner_width
         self.planner = None if width is None else PlannerHead(config.hidden_size, width)
 
-    def tell_positions(self) -> None:
+    def add_absolute_positions(self) -> None:
         """Add absolute positions, which the network does not look at at first, where it has none."""
         self.config.absolute_positions = True
         self.position_embed = self.position_embed or PositionEmbedding(self.config.hidden_size, self.config.rope_base)
@@ -240,7 +240,7 @@ class DiT(Trunk):
             attention_mask: True (or 1) at tokens and False at pads, [B, L]; None when there are no pads.
         """
         self._check_lengths(input_ids, attention_mask)
-        return self._run(input_ids, see_all(attention_mask), self._condition(alpha, input_ids.device))
+        return self._run(input_ids, bidirectional_mask(attention_mask), self._condition(alpha, input_ids.device))
 
     def hidden_at(
         self,
@@ -252,7 +252,7 @@ class DiT(Trunk):
         """`hidden` at positions [B, K] of each sequence alone, [B, K, D], for less work."""
         self._check_lengths(input_ids, attention_mask)
         cond = self._condition(alpha, input_ids.device)
-        return self._run(input_ids, see_all(attention_mask), cond, positions=positions)
+        return self._run(input_ids, bidirectional_mask(attention_mask), cond, positions=positions)
 
     @can_return_tuple
     def forward(
@@ -274,7 +274,7 @@ class DiT(Trunk):
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         """[...] log-odds that the most likely tokens at hidden rows [..., D], of log-probability [...], are right."""
         if self.planner is None:
-            raise no_planner()
+            raise missing_planner_error()
         return self.planner(rows, log_top)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:

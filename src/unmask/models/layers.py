@@ -13,8 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from unmask.models.attention import KeyValues, Rotary, Scope, attend, attend_at, normalise, normalise_queries_and_keys
-from unmask.models.config import TrunkConfig
+from unmask.models.attention import (
+    AttentionMask,
+    KeyValueCache,
+    Rotary,
+    attend,
+    attend_at,
+    normalise,
+    normalise_queries_and_keys,
+)
+from unmask.models.config import TransformerConfig
 
 _SPREAD, _FIRST, _SECOND = 0x9E3779B1 - (1 << 32), 0x7FEB352D, 0x846CA68B - (1 << 32)
 _LEVELS = 1 << 16
@@ -199,7 +207,7 @@ class Block(GradientCheckpointingLayer):
     the norms have biases, and the two output projections start at zero in the place of the gates.
     """
 
-    def __init__(self, config: TrunkConfig, layer: int, cond_dim: int | None) -> None:
+    def __init__(self, config: TransformerConfig, layer: int, cond_dim: int | None) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.mlp_ratio * config.hidden_size
         out_linear = ZeroLinear if cond_dim is None else nn.Linear
@@ -219,8 +227,8 @@ class Block(GradientCheckpointingLayer):
         x: Tensor,
         cond: Tensor | None,
         rotary: Rotary,
-        scope: Scope,
-        past_key_values: KeyValues | None = None,
+        scope: AttentionMask,
+        past_key_values: KeyValueCache | None = None,
         positions: Tensor | None = None,
         seeds: Tensor | None = None,
     ) -> Tensor:
@@ -244,7 +252,7 @@ class Block(GradientCheckpointingLayer):
         x: Tensor,
         cond: Tensor | None,
         rotary: Rotary,
-        scope: Scope,
+        scope: AttentionMask,
         seeds: Tensor | None,
     ) -> Tensor:
         for_attention, for_mlp = self._modulations(cond)
@@ -280,7 +288,7 @@ class Block(GradientCheckpointingLayer):
 class OutputLayer(nn.Module):
     """The final norm, and the projection to the vocabulary, which is only made where it is asked for."""
 
-    def __init__(self, config: TrunkConfig, cond_dim: int | None) -> None:
+    def __init__(self, config: TransformerConfig, cond_dim: int | None) -> None:
         super().__init__()
         self.norm_final = LayerNorm(config.hidden_size, bias=cond_dim is None)
         self.linear = ZeroLinear(config.hidden_size, config.vocab_size)

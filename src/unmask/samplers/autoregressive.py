@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import SlotCache
-from unmask.models.inference import Recording, can_record
+from unmask.models.attention import StaticCache
+from unmask.models.inference import CudaGraph, can_capture
 from unmask.samplers.base import Canvas, JointRule, Sampler, State
 from unmask.samplers.token_sampling import TokenSampler, is_fused
 
@@ -86,7 +86,7 @@ class Reader:
         self.cache = denoiser.new_cache(end - 1 + self.begin_tokens)
         self.position = torch.zeros((), dtype=torch.int64, device=seeds.device)
         self.token = torch.zeros_like(seeds)[:, None]
-        self._captures = isinstance(self.cache, SlotCache) and can_record(denoiser)
+        self._captures = isinstance(self.cache, StaticCache) and can_capture(denoiser)
         self._captured: Choice | None = None
         self._captured_reach = 0
 
@@ -116,12 +116,12 @@ class Reader:
         self._captured_reach = self.cache.reach
         last = min(self.end - 1, self.cache.reach - self.begin_tokens)
         if last - position + 1 >= WORTH_CAPTURING:
-            self._captured = Recording(lambda: self._choose(self.token))
+            self._captured = CudaGraph(lambda: self._choose(self.token))
 
     def _go_to(self, position: int, length: int) -> None:
         """The next `length` tokens to be read are those before a position."""
         self.position.fill_(position)
-        if isinstance(self.cache, SlotCache):
+        if isinstance(self.cache, StaticCache):
             self.cache.seek(position + self.begin_tokens - length, length)
 
     def _choose(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
-from unmask.models.inference import pin
+from unmask.models.inference import pin_memory
 from unmask.objectives.base import Corruption, Noise
 from unmask.process import Batch
 from unmask.schedules import draw_times
@@ -94,7 +94,7 @@ class DataFeed:
         batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
         corruption = None if self.corrupt is None else self.corrupt(batch, noise)
         made = MicroBatch(batch, noise, corruption)
-        return made.map(pin) if self.pin else made
+        return made.map(pin_memory) if self.pin else made
 
 
 def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:

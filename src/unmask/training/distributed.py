@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unmask.config import TrainingConfig
 from unmask.errors import UnmaskError
-from unmask.models.inference import has_compiler
+from unmask.models.inference import has_triton
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
@@ -314,7 +314,7 @@ def compiles(config: TrainingConfig, accelerator: Accelerator) -> bool:
     """Whether the network is compiled: by default on a GPU for which torch has its compiler."""
     if config.compile != "auto":
         return config.compile
-    return accelerator.device.type == "cuda" and has_compiler()
+    return accelerator.device.type == "cuda" and has_triton()
 
 
 def _sharding() -> FullyShardedDataParallelPlugin:

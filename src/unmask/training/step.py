@@ -12,7 +12,7 @@ from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 
 from unmask.config import TrainingConfig
-from unmask.models.inference import Recording, compile_network
+from unmask.models.inference import CudaGraph, compile_blocks
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.optimizers.base import OptimizerComponent, set_learning_rate
 from unmask.process import Batch
@@ -69,11 +69,11 @@ class _Passes:
     adds up gradients would live on in them with another stream (see `Stepper`).
     """
 
-    def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor, beside: Recording | None) -> None:
+    def __init__(self, work: Work, micro_batch: MicroBatch, scale: Tensor, beside: CudaGraph | None) -> None:
         self._micro_batch = micro_batch.map(Tensor.clone)
         self._scale = scale.clone()
         gc.collect()
-        self.recording = Recording(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
+        self.recording = CudaGraph(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         given = _tensors(micro_batch)
@@ -141,7 +141,7 @@ class TrainStep:
         optimizer = self.config.build(trained(denoiser), accelerator.device)
         self.compiled = compiles(training, accelerator)
         if self.compiled:
-            compile_network(denoiser)
+            compile_blocks(denoiser)
         self._bare_loss = Loss(denoiser, objective, precision_of(training))
         self.loss, self.optimizer = accelerator.prepare(self._bare_loss, optimizer)
         self.parameters = trained(denoiser)
