@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.laws import exact
 from unmask.laws.chains import MASK, L, V
-from unmask.laws.tables import Table, every_canvas
+from unmask.laws.tables import Table, all_canvases
 from unmask.samplers.base import State
 
 Written = tuple[int, ...]
@@ -27,7 +27,7 @@ def completions(denoiser: Table, z: Tensor, accepted: Tensor) -> Tensor:
     """[V^L] the factorised prediction at canvas z [L], given that it is accepted."""
     p = exact.log_conditionals(denoiser, z[None], 1.0)[0].exp()
     p = torch.where((z == MASK)[:, None], p, torch.nn.functional.one_hot(z, V).double())
-    each = torch.stack([p[position, every_canvas(V, L)[:, position]] for position in range(L)]).prod(dim=0) * accepted
+    each = torch.stack([p[position, all_canvases(V, L)[:, position]] for position in range(L)]).prod(dim=0) * accepted
     return each / each.sum()
 
 
@@ -36,7 +36,7 @@ def conditioned_chain(steps: int | None, denoiser: Table, start: Tensor, accepte
 
     def kernel(z: Written, revealed: Places) -> Iterator[tuple[Written, float]]:
         for x, p in zip(
-            every_canvas(V, L).tolist(), completions(denoiser, torch.tensor(z), accepted).tolist(), strict=True
+            all_canvases(V, L).tolist(), completions(denoiser, torch.tensor(z), accepted).tolist(), strict=True
         ):
             yield tuple(x[i] if i in revealed else z[i] for i in range(L)), p
 

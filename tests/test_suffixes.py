@@ -10,7 +10,7 @@ import torch
 from tests.conftest import LENGTH, make_checkpoint
 from unmask.constraints import Characters
 from unmask.laws.base import chi_square
-from unmask.laws.chains import chain_of
+from unmask.laws.chains import output_distribution
 from unmask.laws.tables import Table, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
@@ -35,7 +35,7 @@ def test_an_end_is_shut_out_of_the_law_where_a_text_goes_on(steps):
     table, closed = random_table(), torch.tensor([True, False, False])
     logits = table.logits.clone()
     logits[:, closed, END] = -torch.inf
-    should = chain_of(AncestralSampler(steps=steps), Table(logits, MASK), torch.full((L,), MASK))
+    should = output_distribution(AncestralSampler(steps=steps), Table(logits, MASK), torch.full((L,), MASK))
     canvas = Canvas.of(torch.full((8000, L), MASK), MASK, seed=90)
     view = WithoutEnd(table, closed.expand(8000, -1), END)
     ids = sample(AncestralSampler(steps=steps), view, canvas).ids

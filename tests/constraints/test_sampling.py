@@ -19,8 +19,8 @@ from unmask.constraints.sampling import Conditioned, Groups, Paths, largest, sum
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
-from unmask.laws.chains import BLANK, MASK, STARTED, L, V, chain_of
-from unmask.laws.tables import SameRow, Table, every_canvas, random_table
+from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V, output_distribution
+from unmask.laws.tables import ConstantDenoiser, Table, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, Evidence, JointRule, Positions, State, sample, walk
 from unmask.samplers.token_sampling import TokenSampler
@@ -44,7 +44,7 @@ def automaton_of(constraints: list[Constraint]) -> Automaton:
 
 def matches(automaton: Automaton) -> Tensor:
     """[V^L] the finished canvases that are accepted."""
-    return torch.tensor([MASK not in z and can_accept(automaton, z, MASK) for z in every_canvas(V, L).tolist()])
+    return torch.tensor([MASK not in z and can_accept(automaton, z, MASK) for z in all_canvases(V, L).tolist()])
 
 
 @pytest.mark.parametrize("many_arcs", [0, 4096])
@@ -53,7 +53,7 @@ def test_filter_is_the_enumerated_chance_of_acceptance(name, many_arcs, monkeypa
     monkeypatch.setattr(paths, "MANY_ARCS", many_arcs)
     automaton, denoiser = automaton_of(CONSTRAINTS[name]), random_table(3)
     rule = Conditioned(TokenSampler(), automaton, CPU)
-    for start in (BLANK, STARTED):
+    for start in (BLANK, PROMPTED):
         state = AncestralSampler().begin(Canvas.of(start[None], MASK))
         at = Positions(*state.masked.nonzero(as_tuple=True))
         rows = denoiser.hidden(state.ids)[at]
@@ -63,7 +63,7 @@ def test_filter_is_the_enumerated_chance_of_acceptance(name, many_arcs, monkeypa
         p = torch.where((start == MASK)[:, None], p, torch.nn.functional.one_hot(start, V).double())
         true = sum(
             float(p[0, x[0]] * p[1, x[1]] * p[2, x[2]])
-            for x, good in zip(every_canvas(V, L).tolist(), matches(automaton), strict=True)
+            for x, good in zip(all_canvases(V, L).tolist(), matches(automaton), strict=True)
             if good
         )
         assert float(said) == pytest.approx(true, rel=1e-5, abs=1e-12)
@@ -73,7 +73,7 @@ def test_filter_is_the_enumerated_chance_of_acceptance(name, many_arcs, monkeypa
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_draws_follow_the_conditioned_chain(name, steps):
     automaton, denoiser = automaton_of(CONSTRAINTS[name]), random_table()
-    for start in (BLANK, STARTED):
+    for start in (BLANK, PROMPTED):
         if not can_accept(automaton, start.tolist(), MASK):
             continue
         should = conditioned_chain(steps, denoiser, start, matches(automaton))
@@ -92,7 +92,7 @@ def test_an_automaton_that_takes_all_changes_nothing_of_the_law():
     seen = counts(
         sample(AncestralSampler(steps=2), random_table(), canvas, Conditioned(TokenSampler(), everything, CPU))
     )
-    assert chi_square(seen, chain_of(AncestralSampler(steps=2), random_table(), BLANK)) > 1e-4
+    assert chi_square(seen, output_distribution(AncestralSampler(steps=2), random_table(), BLANK)) > 1e-4
 
 
 def test_confidence_is_what_the_untouched_prediction_said():
@@ -121,7 +121,7 @@ def written(rule: TokenSampler, constraints: list[Constraint], n: int = 3000) ->
     """What two positions with the same prediction become; the mask is token 1."""
     joint = Conditioned(rule, automaton_of(constraints), CPU)
     canvas = Canvas.of(torch.full((n, 2), MASK), MASK)
-    state = sample(AncestralSampler(steps=1), SameRow(ROW, MASK), canvas, joint)
+    state = sample(AncestralSampler(steps=1), ConstantDenoiser(ROW, MASK), canvas, joint)
     return [tuple(row) for row in state.ids.tolist()]
 
 
@@ -154,7 +154,7 @@ def test_truncation_stays_where_it_leaves_a_path():
 def test_only_the_sequences_that_need_it_have_their_truncation_lifted():
     joint = Conditioned(TokenSampler(top_k=1), automaton_of([Words([3], [0])]), CPU)
     ids = torch.tensor([[3, MASK, MASK], [MASK, 0, MASK]]).repeat(200, 1)
-    state = sample(AncestralSampler(steps=1), SameRow(ROW, MASK), Canvas.of(ids, MASK), joint)
+    state = sample(AncestralSampler(steps=1), ConstantDenoiser(ROW, MASK), Canvas.of(ids, MASK), joint)
     assert state.ids[::2].unique(dim=0).tolist() == [[3, 0, 0]]
     assert len(state.ids[1::2].unique(dim=0)) > 2
 
@@ -173,7 +173,7 @@ def test_paths_of_tiny_chance_are_found(many_arcs, monkeypatch):
     automaton = automaton_of([Allowed([2, 3]), Words([3])])
     state = sample(
         AncestralSampler(steps=1),
-        SameRow(row, MASK),
+        ConstantDenoiser(row, MASK),
         Canvas.of(torch.full((2, 60), MASK), MASK),
         Conditioned(TokenSampler(), automaton, CPU),
     )
@@ -187,7 +187,10 @@ def test_chances_that_no_float_holds_are_summed_as_logarithms(monkeypatch):
     monkeypatch.setattr(paths, "MANY_ARCS", 0)
     ids = torch.tensor([[3, MASK, MASK, MASK], [0, MASK, MASK, MASK]])
     state = sample(
-        AncestralSampler(steps=1), SameRow(row, MASK), Canvas.of(ids, MASK), Conditioned(TokenSampler(), automaton, CPU)
+        AncestralSampler(steps=1),
+        ConstantDenoiser(row, MASK),
+        Canvas.of(ids, MASK),
+        Conditioned(TokenSampler(), automaton, CPU),
     )
     assert state.ids[0].tolist() == [3, 2, 2, 2]
 
@@ -209,13 +212,13 @@ def test_a_network_that_excludes_every_match_is_named():
         Conditioned(TokenSampler(), automaton_of([Words([2])]), CPU),
     )
     with pytest.raises(UnmaskError, match="no chance"):
-        sample(AncestralSampler(), SameRow(row, MASK), canvas, rule)
+        sample(AncestralSampler(), ConstantDenoiser(row, MASK), canvas, rule)
 
 
 def test_given_tokens_that_break_a_constraint_leave_no_chance():
     rule = Conditioned(TokenSampler(), automaton_of([Banned([2], [1])]), CPU)
     with pytest.raises(UnmaskError, match="no chance"):
-        sample(AncestralSampler(), random_table(), Canvas.of(STARTED[None], MASK), rule)
+        sample(AncestralSampler(), random_table(), Canvas.of(PROMPTED[None], MASK), rule)
 
 
 def test_groups_reduce_any_number_of_members():
@@ -252,7 +255,7 @@ def together(n: int, rows: int, steps: int | None, rule: JointRule, denoiser: Ta
 @pytest.mark.parametrize("steps", [2, None])
 def test_particles_converge_to_the_models_law_given_the_match(steps):
     automaton, denoiser = automaton_of([Words([2, 3])]), random_table()
-    law = chain_of(AncestralSampler(steps=steps), denoiser, BLANK) * matches(automaton)
+    law = output_distribution(AncestralSampler(steps=steps), denoiser, BLANK) * matches(automaton)
     chance = float(law.sum())
     distances = []
     for n, rows in ((1, 2000), (8, 1500), (64, 600)):
@@ -270,7 +273,7 @@ def test_particles_converge_to_the_models_law_given_the_match(steps):
 def test_the_chance_of_a_match_is_that_under_the_temperature():
     automaton, table = automaton_of([Words([2, 3])]), random_table()
     sharper = Table(table.logits / 0.5, MASK)
-    chance = float((chain_of(AncestralSampler(steps=2), sharper, BLANK) * matches(automaton)).sum())
+    chance = float((output_distribution(AncestralSampler(steps=2), sharper, BLANK) * matches(automaton)).sum())
     last = together(2, 2000, 2, Conditioned(TokenSampler(temperature=0.5), automaton, CPU, 2), table)
     estimate = last.evidence.log_weight.exp()
     assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 2000**0.5

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unmask.doctor.machine import look
-from unmask.laws.base import on
+from unmask.laws.base import on_device
 
 
 def test_the_machine_is_this_one(tmp_path, monkeypatch):
@@ -42,7 +42,7 @@ def test_the_compiler_is_the_one_that_torch_would_call(monkeypatch):
 def test_tensors_of_the_cpu_follow_to_the_device():
     """On the meta device, which computes nothing but says where it would have."""
     constant = torch.arange(3)
-    with on("meta"):
+    with on_device("meta"):
         made = torch.zeros(3)
         found = {
             "made": made,
@@ -58,5 +58,5 @@ def test_tensors_of_the_cpu_follow_to_the_device():
 
 
 def test_on_the_cpu_nothing_is_done():
-    with on("cpu"):
+    with on_device("cpu"):
         assert torch.zeros(1).device.type == "cpu"

@@ -133,11 +133,11 @@ def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
 @pytest.mark.parametrize("axis", ["schedule", "sampler", "model"])
 def test_laws_hold_on_the_gpu(axis):
     from unmask import laws
-    from unmask.laws.base import on
+    from unmask.laws.base import on_device
 
     cases = laws.cases(axis)
-    with on("cuda"):
-        for law in (law for case in cases for law in case.judge()):
+    with on_device("cuda"):
+        for law in (law for case in cases for law in case.run()):
             law.require()
     assert torch.zeros(1).device.type == "cpu"
 

@@ -118,11 +118,11 @@ def test_few_tokens_are_not_recorded(model: CausalLM, recorded: list[int]) -> No
 
 def test_laws_of_the_causal_network_hold_on_graphs(monkeypatch: pytest.MonkeyPatch, recorded: list[int]) -> None:
     from unmask import laws
-    from unmask.laws.base import on
+    from unmask.laws.base import on_device
 
     monkeypatch.setattr(ar, "WORTH_CAPTURING", 1)
     cases = [case for case in laws.cases("model") if case.member.causal]
-    with on("cuda"):
-        for law in (law for case in cases for law in case.judge()):
+    with on_device("cuda"):
+        for law in (law for case in cases for law in case.run()):
             law.require()
     assert recorded

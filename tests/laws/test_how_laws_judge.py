@@ -14,7 +14,7 @@ from unmask import laws, random, registry
 from unmask.laws import exact, tables
 from unmask.laws.base import chi_square
 from unmask.laws.objectives import RANDOM
-from unmask.laws.samplers import tails_are_kept
+from unmask.laws.samplers import rare_tokens_are_drawn_at_their_rate
 from unmask.objectives.base import Objective
 from unmask.random import Purpose
 from unmask.samplers import token_sampling as draws
@@ -62,7 +62,7 @@ def register(monkeypatch, axis: str, member: type) -> None:
 
 def test_a_new_member_is_judged_by_being_registered(monkeypatch):
     register(monkeypatch, "schedule", Crooked)
-    judged = [law for case in laws.cases("schedule") if isinstance(case.member, Crooked) for law in case.judge()]
+    judged = [law for case in laws.cases("schedule") if isinstance(case.member, Crooked) for law in case.run()]
     broken = {law.name for law in judged if not law.passed}
     assert broken == {"derivative is that of alpha"}
     with pytest.raises(laws.LawBroken, match=r"crooked.*at most"):
@@ -76,19 +76,19 @@ def test_a_new_schedule_is_in_the_laws_of_samplers_too(monkeypatch):
 
 @pytest.mark.parametrize(
     ("axis", "member", "tool"),
-    [("sampler", Stranger, "@chain_of.register"), ("objective", Unheard, "@draws_of.register")],
+    [("sampler", Stranger, "@output_distribution.register"), ("objective", Unheard, "@enumerate_noise.register")],
 )
 def test_a_new_member_without_its_enumeration_fails_with_what_to_write(monkeypatch, axis, member, tool):
     register(monkeypatch, axis, member)
     case = next(case for case in laws.cases(axis) if isinstance(case.member, member) and "json" not in case.name)
     with pytest.raises(laws.LawBroken, match=rf"{tool}\({member.__name__}\)"):
-        list(case.judge())
+        list(case.run())
 
 
 def test_run_reports_what_cannot_be_judged_as_broken(monkeypatch):
     monkeypatch.setitem(registry.AXES, "sampler", {"stranger": Stranger})
     verdicts = list(laws.run(("sampler",)))
-    assert any(not law.passed and "@chain_of.register(Stranger)" in law.words for law in verdicts)
+    assert any(not law.passed and "@output_distribution.register(Stranger)" in law.description for law in verdicts)
 
 
 def test_run_judges_the_schedules():
@@ -99,7 +99,7 @@ def test_run_judges_the_schedules():
 
 
 def test_a_figure_that_is_no_number_breaks_its_law():
-    assert not laws.Law("law", "subject", math.nan, 1.0, "words").passed
+    assert not laws.LawResult("law", "subject", math.nan, 1.0, "words").passed
 
 
 def naive_draw(log_w_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor) -> Tensor:
@@ -112,9 +112,9 @@ def naive_draw(log_w_NV: Tensor, seeds_N: Tensor, step: int, positions_N: Tensor
 
 
 def test_a_naive_gumbel_draw_fails_the_test_of_tails(monkeypatch):
-    assert next(tails_are_kept(AncestralSampler())).figure < 4
+    assert next(rare_tokens_are_drawn_at_their_rate(AncestralSampler())).value < 4
     monkeypatch.setattr(draws, "sample_tokens", naive_draw)
-    assert next(tails_are_kept(AncestralSampler())).figure > 20
+    assert next(rare_tokens_are_drawn_at_their_rate(AncestralSampler())).value > 20
 
 
 def test_subset_recursion_is_the_mean_over_all_orders():
@@ -160,7 +160,7 @@ def test_canvases_may_be_shown_in_chunks(conditioned, monkeypatch):
     text, open_ = torch.tensor([[2, 0, 3]]), torch.ones(3, dtype=torch.bool)
     whole = exact.any_order(table, text, open_)
     monkeypatch.setattr(exact, "TOKENS_AT_ONCE", 9)
-    watched = tables.Watched(table)
+    watched = tables.RecordingDenoiser(table)
     parts = exact.any_order(watched, text, open_)
     assert max(len(ids) for ids in watched.calls) == 3
     assert (float(parts.nll), float(parts.bound)) == (float(whole.nll), float(whole.bound))

@@ -9,5 +9,5 @@ from unmask import laws
 
 @pytest.mark.parametrize("case", laws.cases("model"), ids=str)
 def test_network_keeps_law(case):
-    for law in case.judge():
+    for law in case.run():
         law.require()

@@ -24,7 +24,7 @@ NOISE = Noise(torch.tensor([0.6, 0.1]), torch.tensor([[0.2, 0.9, 0.3], [0.1, 0.9
 
 @pytest.mark.parametrize("case", laws.cases("objective"), ids=str)
 def test_objective_keeps_law(case):
-    for law in case.judge():
+    for law in case.run():
         law.require()
 
 

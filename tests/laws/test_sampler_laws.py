@@ -32,5 +32,5 @@ CASES = laws.cases("sampler") + [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sampler_keeps_law(case):
-    for law in case.judge():
+    for law in case.run():
         law.require()

@@ -22,5 +22,5 @@ CASES = laws.cases("schedule") + [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_schedule_keeps_law(case):
-    for law in case.judge():
+    for law in case.run():
         law.require()

@@ -68,7 +68,7 @@ def test_what_stands_where_is_learnt_from_masks_alone(absolute):
 
 @pytest.mark.parametrize("case", laws.cases_of("model", DiTSpec(size="nano", absolute_positions=True)), ids=str)
 def test_the_laws_of_networks_hold(case):
-    for law in case.judge():
+    for law in case.run():
         law.require()
 
 

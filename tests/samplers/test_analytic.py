@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from unmask.laws.chains import BLANK, MASK, STARTED, L, chain_of
+from unmask.laws.chains import BLANK, MASK, PROMPTED, L, output_distribution
 from unmask.laws.tables import random_table
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import build, names
@@ -17,13 +17,13 @@ from unmask.samplers.base import Canvas, walk
 from unmask.schedules import Cosine
 
 
-@pytest.mark.parametrize("start", [BLANK, STARTED])
+@pytest.mark.parametrize("start", [BLANK, PROMPTED])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("schedule", names("schedule"))
 def test_scores_of_mass_one_are_ancestral_sampling(schedule, steps, start):
     table, options = random_table(conditioned=True), {"steps": steps, "schedule": build("schedule", schedule)}
-    law = chain_of(AnalyticSampler(**options), table, start)
-    assert torch.allclose(law, chain_of(AncestralSampler(**options), table, start), atol=1e-12)
+    law = output_distribution(AnalyticSampler(**options), table, start)
+    assert torch.allclose(law, output_distribution(AncestralSampler(**options), table, start), atol=1e-12)
 
 
 @pytest.mark.parametrize("mass", [0.5, 1.0, 1.6, 9.0])

@@ -9,7 +9,7 @@ from scipy import stats
 from unmask import registry
 from unmask.errors import UnmaskError
 from unmask.laws.base import chi_square
-from unmask.laws.tables import SameRow, Watched, random_causal_table, random_table
+from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, random_causal_table, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, State, sample, walk
@@ -32,9 +32,9 @@ def blank(rows: int, length: int, seed: int = 0) -> Canvas:
     return Canvas.of(torch.full((rows, length), MASK), MASK, seed)
 
 
-def flat(vocab_size: int = 5) -> SameRow:
+def flat(vocab_size: int = 5) -> ConstantDenoiser:
     """A network to which all tokens are alike."""
-    return SameRow(torch.zeros(vocab_size, dtype=torch.float64), MASK)
+    return ConstantDenoiser(torch.zeros(vocab_size, dtype=torch.float64), MASK)
 
 
 def test_one_step_reveals_everything_in_one_call():
@@ -113,7 +113,7 @@ def test_finished_sequences_leave_once_half_are_done():
     ids[0, 1:] = 2
     ids[1] = 3
     ids[3, 2:] = 2
-    denoiser = Watched(flat())
+    denoiser = RecordingDenoiser(flat())
     state = sample(AncestralSampler(), denoiser, Canvas.of(ids, MASK))
     assert state.calls.tolist() == [1, 0, 4, 2, 4]
     assert [len(call) for call in denoiser.calls] == [5, 5, 2, 2]
@@ -146,14 +146,14 @@ def test_seeds_decide(sampler):
 
 
 def test_token_rule_reaches_the_draw():
-    peaked = SameRow(torch.tensor([0.0, 0.0, 1.0, 0.5], dtype=torch.float64), MASK)
+    peaked = ConstantDenoiser(torch.tensor([0.0, 0.0, 1.0, 0.5], dtype=torch.float64), MASK)
     for sampler in (AncestralSampler(), AutoregressiveSampler()):
         assert (sample(sampler, peaked, blank(4, 6), TokenSampler(temperature=0)).ids == 2).all()
 
 
 def test_conditioned_networks_are_told_the_alpha_of_each_call():
     sampler = AncestralSampler(steps=4, schedule=registry.build("schedule", "cosine"))
-    denoiser = Watched(flat())
+    denoiser = RecordingDenoiser(flat())
     state = sampler.begin(blank(1, 6))
     sample(sampler, denoiser, blank(1, 6))
     told = torch.cat(denoiser.alphas)
@@ -166,7 +166,7 @@ def test_conditioned_networks_are_told_the_alpha_of_each_call():
 def test_left_to_right_reads_a_prompt_once_and_then_a_token_a_call():
     ids = torch.full((2, 6), MASK)
     ids[:, :3] = 2
-    denoiser = Watched(flat())
+    denoiser = RecordingDenoiser(flat())
     sample(AutoregressiveSampler(), denoiser, Canvas.of(ids, MASK))
     assert [call.shape[1] for call in denoiser.calls] == [4, 1, 1]
     assert denoiser.calls[0][0].tolist() == [MASK, 2, 2, 2]

@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.chains import counts, ending_chain
 from tests.conftest import make_checkpoint
 from unmask.laws.base import chi_square
-from unmask.laws.chains import BLANK, MASK, STARTED, L, V
-from unmask.laws.tables import Table, every_canvas, oracle, random_table
+from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V
+from unmask.laws.tables import Table, all_canvases, oracle, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
@@ -23,7 +23,7 @@ ENDING = Ending(TokenSampler(), EOS)
 
 STARTS = {
     "blank": BLANK,
-    "text": STARTED,
+    "text": PROMPTED,
     "end": torch.tensor([MASK, EOS, MASK]),
     "first": torch.tensor([2, MASK, MASK]),
 }
@@ -62,7 +62,7 @@ def test_every_position_ends_with_the_chance_it_was_given():
 def test_one_at_a_time_a_consistent_network_writes_the_law_of_its_data():
     """A data law of rows that end: the true conditionals, in uniform order, give it back."""
     weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
-    law = weight * torch.tensor([float(MASK not in z and ends(z)) for z in every_canvas(V, L).tolist()])
+    law = weight * torch.tensor([float(MASK not in z and ends(z)) for z in all_canvases(V, L).tolist()])
     law = law / law.sum()
     done = sample(AncestralSampler(), oracle(law, V, L, MASK), Canvas.of(BLANK.expand(20_000, -1), MASK), ENDING)
     assert chi_square(counts(done), law) > 1e-4

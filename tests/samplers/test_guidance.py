@@ -10,8 +10,8 @@ import torch
 from tests.conftest import LENGTH
 from unmask.constraints.particles import Scored, walk_together
 from unmask.laws.base import chi_square
-from unmask.laws.chains import chain_of
-from unmask.laws.tables import Table, Watched, every_canvas, random_table
+from unmask.laws.chains import output_distribution
+from unmask.laws.tables import RecordingDenoiser, Table, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.ending import Ending
@@ -31,8 +31,8 @@ def counts(ids):
 
 def guided_table(table: Table, weight: float) -> Table:
     """The table that holds (1 + w) log p(with the first token) - w log p(without it)."""
-    log_p = table.head(table.hidden(every_canvas(V, L))).log_softmax(-1)
-    without = every_canvas(V, L)
+    log_p = table.head(table.hidden(all_canvases(V, L))).log_softmax(-1)
+    without = all_canvases(V, L)
     without[:, 0] = MASK
     log_q = table.head(table.hidden(without)).log_softmax(-1)
     logits = (1 + weight) * log_p - weight * log_q
@@ -44,14 +44,14 @@ def test_guided_walks_follow_the_guided_chain(steps):
     table, condition = random_table(), torch.tensor([True, False, False])
     canvas = Canvas.of(PROMPTED.expand(8000, -1), MASK, seed=20)
     ids = sample(AncestralSampler(steps=steps), Guided(table, condition.expand(8000, -1), 1.5), canvas).ids
-    should = chain_of(AncestralSampler(steps=steps), guided_table(table, 1.5), PROMPTED)
+    should = output_distribution(AncestralSampler(steps=steps), guided_table(table, 1.5), PROMPTED)
     assert chi_square(counts(ids), should) > 1e-4
-    plain = chain_of(AncestralSampler(steps=steps), table, PROMPTED)
+    plain = output_distribution(AncestralSampler(steps=steps), table, PROMPTED)
     assert chi_square(counts(ids), plain) < 1e-6, "the test can tell them apart"
 
 
 def test_guidance_is_one_call_of_two_rows_a_sequence():
-    denoiser = Watched(random_table())
+    denoiser = RecordingDenoiser(random_table())
     canvas = Canvas.of(PROMPTED.expand(5, -1), MASK)
     sample(AncestralSampler(), Guided(denoiser, (canvas.ids != MASK), 1.0), canvas)
     assert [len(ids) for ids in denoiser.calls] == [10, 10]
@@ -109,7 +109,7 @@ def score_of(ids):
 @pytest.mark.parametrize("steps", [2, None])
 def test_scored_particles_converge_to_the_tilted_law(steps):
     denoiser, start = random_table(), torch.full((L,), MASK)
-    law = chain_of(AncestralSampler(steps=steps), denoiser, start) * score_of(every_canvas(V, L)).exp()
+    law = output_distribution(AncestralSampler(steps=steps), denoiser, start) * score_of(all_canvases(V, L)).exp()
     z = float(law.sum())
     rule, distances = Scored(TokenSampler(), lambda ids, real: score_of(ids)), []
     for n, rows in ((1, 2000), (8, 1500), (64, 600)):

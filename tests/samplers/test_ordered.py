@@ -11,8 +11,8 @@ from unmask.constraints import Vocabulary, Words, bind
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
-from unmask.laws.chains import chain_of
-from unmask.laws.tables import SameRow, Watched, odds, random_table
+from unmask.laws.chains import output_distribution
+from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, odds, random_table
 from unmask.registry import build
 from unmask.samplers import token_sampling as draws
 from unmask.samplers.base import Canvas, sample, walk
@@ -62,7 +62,7 @@ def test_pace_is_that_of_the_schedule():
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("steps", [1, 4, 7, None])
 def test_steps_are_calls(order, steps):
-    denoiser = Watched(SameRow(torch.arange(5, dtype=torch.float64), MASK))
+    denoiser = RecordingDenoiser(ConstantDenoiser(torch.arange(5, dtype=torch.float64), MASK))
     state = sample(OrderedSampler(order=order, steps=steps), denoiser, blank(3, 10))
     assert len(denoiser.calls) == state.total == (steps or 10)
     assert (state.calls == state.total).all()
@@ -99,7 +99,7 @@ def test_one_at_a_time_and_greedy_is_the_dense_loop(order):
 
 
 def test_left_to_right_and_lots():
-    flat = SameRow(torch.zeros(5, dtype=torch.float64), MASK)
+    flat = ConstantDenoiser(torch.zeros(5, dtype=torch.float64), MASK)
     state = sample(OrderedSampler(order="left_to_right", steps=3), flat, blank(2, 6))
     assert state.order.tolist() == [[0, 0, 1, 1, 2, 2]] * 2
     lots = sample(OrderedSampler(order="uniform", steps=3), flat, blank(4000, 6)).order
@@ -110,7 +110,7 @@ def test_left_to_right_and_lots():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_equal_positions_are_written_in_turn_or_by_lot(order):
-    flat = SameRow(torch.zeros(5, dtype=torch.float64), MASK)
+    flat = ConstantDenoiser(torch.zeros(5, dtype=torch.float64), MASK)
     state = sample(OrderedSampler(order=order), flat, blank(3, 80))
     in_turn = (state.order == torch.arange(80)).all(dim=1)
     assert in_turn.all() if order != "uniform" else not in_turn.any()
@@ -128,7 +128,7 @@ def test_ranks_count_from_the_surest():
 
 
 def test_no_more_than_a_chunk_of_logits_is_held(monkeypatch):
-    class Counting(SameRow):
+    class Counting(ConstantDenoiser):
         most = 0
 
         def head(self, rows, mask_logit=False):
@@ -141,7 +141,7 @@ def test_no_more_than_a_chunk_of_logits_is_held(monkeypatch):
     assert denoiser.most == 4
 
 
-class Rows(SameRow):
+class Rows(ConstantDenoiser):
     """A network that says the same of a position whatever the canvas."""
 
     def __init__(self, rows: torch.Tensor) -> None:
@@ -198,7 +198,7 @@ def test_an_adaptive_walk_promises_less_and_less():
 
 
 def test_finished_sequences_leave_once_half_are_done():
-    denoiser = Watched(sure(0.9, 0.6, 0.8, 0.65))
+    denoiser = RecordingDenoiser(sure(0.9, 0.6, 0.8, 0.65))
     ids = torch.tensor([[MASK] * 4, [MASK, 2, MASK, 2]])
     sample(ThresholdSampler(above=0.7), denoiser, Canvas.of(ids, MASK))
     assert [len(call) for call in denoiser.calls] == [2, 1, 1]
@@ -220,7 +220,7 @@ def test_particles_converge_to_the_law_given_the_match(sampler):
     automaton = bind([Words([2, 3])], Vocabulary(None, 4, MASK), [])
     canvases = torch.arange(64)[:, None] // 4 ** torch.arange(3) % 4
     matches = ((canvases[:, :-1] == 2) & (canvases[:, 1:] == 3)).any(dim=1)
-    law = chain_of(sampler, table, start).where(matches, 0.0)
+    law = output_distribution(sampler, table, start).where(matches, 0.0)
     begin = walks(sampler, SamplingOptions(automaton=automaton, particles=256), torch.device("cpu"))
     last = list(begin(table, blank(300, 3)))[-1]
     counts = torch.bincount((last.ids * 4 ** torch.arange(3)).sum(dim=1), minlength=64)

@@ -10,8 +10,8 @@ import torch
 from unmask.constraints import Vocabulary, Words, bind
 from unmask.constraints.sampling import Conditioned
 from unmask.errors import UnmaskError
-from unmask.laws.chains import _at, _law, chain_of, take_turn, turns
-from unmask.laws.tables import SameRow, Watched, every_canvas, oracle, random_joint, random_table
+from unmask.laws.chains import _at, _law, output_distribution, remasking_step, remasking_steps
+from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, all_canvases, oracle, random_joint, random_table
 from unmask.process import remask_limit, reveal_probability
 from unmask.registry import build, names
 from unmask.samplers.ancestral import AncestralSampler
@@ -28,7 +28,7 @@ STRATEGIES = ("cap", "rescale", "conf", "loop")
 def factorised() -> torch.Tensor:
     """[V^L] a law of the data under which positions are independent, but not alike."""
     rows = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.1, 0.0, 0.8, 0.1], [0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
-    return torch.stack([rows[place, token] for place, token in enumerate(every_canvas(V, L).T)]).prod(dim=0)
+    return torch.stack([rows[place, token] for place, token in enumerate(all_canvases(V, L).T)]).prod(dim=0)
 
 
 def distance(law: torch.Tensor, other: torch.Tensor) -> float:
@@ -51,8 +51,8 @@ def test_without_remasking_it_is_ancestral_sampling(strategy):
     for schedule in ("loglinear", "cosine") if strategy != "loop" else ("loglinear",):
         for table in (random_table(), random_table(conditioned=True)):
             sampler = ReMDMSampler(strategy=strategy, steps=4, eta=0.0, schedule=build("schedule", schedule), **short)
-            ancestral = chain_of(AncestralSampler(steps=4, schedule=sampler.schedule), table, BLANK)
-            assert torch.allclose(chain_of(sampler, table, BLANK), ancestral, atol=1e-12)
+            ancestral = output_distribution(AncestralSampler(steps=4, schedule=sampler.schedule), table, BLANK)
+            assert torch.allclose(output_distribution(sampler, table, BLANK), ancestral, atol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", ["cap", "rescale", "loop"])
@@ -61,10 +61,10 @@ def test_marginals_are_those_of_the_process_for_an_exact_denoiser(strategy, eta)
     """Where positions are independent the factorised prediction is the posterior itself: z_s has the law of the process
     at every step, whatever is masked again."""
     joint = factorised()
-    denoiser, canvases = oracle(joint, V, L, MASK), every_canvas(V, L)
+    denoiser, canvases = oracle(joint, V, L, MASK), all_canvases(V, L)
     walks, open_ = _at(BLANK), torch.ones(L, dtype=torch.bool)
-    for turn in turns(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
-        walks = take_turn(denoiser, walks, open_, turn)
+    for turn in remasking_steps(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
+        walks = remasking_step(denoiser, walks, open_, turn)
         kept = (1 - turn.rate_s) * (canvases[:, None] == canvases).double() + turn.rate_s * (canvases[:, None] == MASK)
         process = torch.einsum("x,zx->z", joint, kept.prod(dim=-1))
         assert torch.allclose(_law(walks, V), process, atol=1e-12)
@@ -74,7 +74,7 @@ def test_marginals_are_those_of_the_process_for_an_exact_denoiser(strategy, eta)
 @pytest.mark.parametrize("steps", [1, 4, 5])
 def test_corrections_keep_the_law_of_an_exact_denoiser(fraction, steps):
     joint = factorised()
-    law = chain_of(CorrectorSampler(steps=steps, fraction=fraction), oracle(joint, V, L, MASK), BLANK)
+    law = output_distribution(CorrectorSampler(steps=steps, fraction=fraction), oracle(joint, V, L, MASK), BLANK)
     assert torch.allclose(law, joint, atol=1e-12)
 
 
@@ -84,7 +84,9 @@ def test_many_steps_give_the_law_of_the_data(strategy):
     joint = random_joint()
     denoiser = oracle(joint, V, L, MASK)
     far = [
-        distance(chain_of(ReMDMSampler(strategy=strategy, steps=steps, eta=1 / steps), denoiser, BLANK), joint)
+        distance(
+            output_distribution(ReMDMSampler(strategy=strategy, steps=steps, eta=1 / steps), denoiser, BLANK), joint
+        )
         for steps in (4, 16, 64, 256)
     ]
     assert far[-1] < 2e-3
@@ -94,10 +96,10 @@ def test_many_steps_give_the_law_of_the_data(strategy):
 def test_corrections_bring_the_law_nearer_to_the_data():
     joint = random_joint()
     denoiser = oracle(joint, V, L, MASK)
-    ancestral = distance(chain_of(AncestralSampler(steps=4), denoiser, BLANK), joint)
-    corrected = distance(chain_of(CorrectorSampler(steps=8, fraction=0.1), denoiser, BLANK), joint)
+    ancestral = distance(output_distribution(AncestralSampler(steps=4), denoiser, BLANK), joint)
+    corrected = distance(output_distribution(CorrectorSampler(steps=8, fraction=0.1), denoiser, BLANK), joint)
     assert corrected < 0.8 * ancestral
-    many = distance(chain_of(CorrectorSampler(steps=512, fraction=1 / 256), denoiser, BLANK), joint)
+    many = distance(output_distribution(CorrectorSampler(steps=512, fraction=1 / 256), denoiser, BLANK), joint)
     assert many < 0.02 * ancestral
 
 
@@ -138,7 +140,7 @@ def test_calls_prompts_and_masks(sampler):
     ids = torch.full((4, 12), MASK)
     ids[1, :8] = 3
     ids[2] = 2
-    denoiser = Watched(SameRow(torch.zeros(5, dtype=torch.float64), MASK))
+    denoiser = RecordingDenoiser(ConstantDenoiser(torch.zeros(5, dtype=torch.float64), MASK))
     states = list(walk(sampler, denoiser, Canvas.of(ids, MASK)))
     assert len(denoiser.calls) == 30
     assert states[0].calls.tolist() == states[-1].calls.tolist() == [30, 30, 0, 30]
@@ -154,7 +156,7 @@ def test_calls_prompts_and_masks(sampler):
     assert rewritten > 0 or isinstance(sampler, CorrectorSampler)
 
 
-class TwoRows(SameRow):
+class TwoRows(ConstantDenoiser):
     """A network that is sure of the first half of a canvas and not of the second."""
 
     def hidden(self, input_ids, *args, **kwargs):

@@ -16,7 +16,7 @@ from unmask.constraints.sampling import Conditioned
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.laws.base import chi_square
 from unmask.laws.chains import MASK, L, V
-from unmask.laws.tables import SameRow, every_canvas, odds, oracle, random_table
+from unmask.laws.tables import ConstantDenoiser, all_canvases, odds, oracle, random_table
 from unmask.samplers import token_sampling as draws
 from unmask.samplers.base import Canvas, JointRule, Outlook, State, as_predicted, sample
 from unmask.samplers.ending import Ending
@@ -33,7 +33,7 @@ KINDS = ("confidence", "margin", "entropy", "planner")
 
 def scores(kind: str, rule: TokenSampler | JointRule) -> Tensor:
     """[V^L, L] of all canvases, as a random table sees them."""
-    table, canvas = random_table(3), Canvas.of(every_canvas(V, L), MASK)
+    table, canvas = random_table(3), Canvas.of(all_canvases(V, L), MASK)
     state = State.start(canvas, canvas.masked.sum(dim=1), L, None)
     return score(table, state, look(table, state, part_written(state)), kind, rule)
 
@@ -69,7 +69,7 @@ def worth(kind: str, p: list[float], case: str) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_the_altered_prediction(kind):
     found, cases = scores(kind, ENDING), set()
-    canvases = every_canvas(V, L)
+    canvases = all_canvases(V, L)
     p = random_table(3).head(random_table(3).hidden(canvases)).softmax(-1)
     for z, row, chances in zip(canvases.tolist(), found.tolist(), p.tolist(), strict=True):
         for place in range(L):
@@ -98,7 +98,7 @@ def test_under_a_score_or_a_constraint_texts_end_as_well(kind):
 def test_one_at_a_time_a_consistent_network_still_writes_the_law_of_its_data(order):
     """An order decides where, by the canvas alone, and not what: rows that end keep their law."""
     weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
-    law = weight * torch.tensor([float(MASK not in z and is_row(z)) for z in every_canvas(V, L).tolist()])
+    law = weight * torch.tensor([float(MASK not in z and is_row(z)) for z in all_canvases(V, L).tolist()])
     law = law / law.sum()
     canvas = Canvas.of(torch.full((10_000, L), MASK), MASK)
     done = sample(OrderedSampler(order=order), oracle(law, V, L, MASK), canvas, ENDING)
@@ -110,7 +110,7 @@ def is_row(z: list[int]) -> bool:
     return EOS not in z or set(z[z.index(EOS) :]) == {EOS}
 
 
-class Flooding(SameRow):
+class Flooding(ConstantDenoiser):
     """Sure of EOS towards the end of its row, surer still before EOS; of text it thinks 3 likely, then 2 and 4."""
 
     ends = torch.tensor([0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99])

@@ -11,7 +11,7 @@ from unmask.constraints import Allowed, Vocabulary, Words, bind
 from unmask.constraints.sampling import Conditioned
 from unmask.errors import UnmaskError
 from unmask.generation_config import token_rule
-from unmask.laws.tables import SameRow, random_causal_table, random_table
+from unmask.laws.tables import ConstantDenoiser, random_causal_table, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, sample
@@ -92,7 +92,7 @@ def shares_by_order(sampler, denoiser, rule: TokenSampler) -> torch.Tensor:
 @pytest.mark.parametrize("sampler", [AncestralSampler(), AutoregressiveSampler()])
 def test_the_last_calls_are_greedy_and_the_others_are_not(sampler):
     row = torch.tensor([0.5, 0.1, 0.3, 0.2], dtype=torch.float64).log()
-    shares = shares_by_order(sampler, SameRow(row, MASK), TokenSampler(greedy_tail=0.375))
+    shares = shares_by_order(sampler, ConstantDenoiser(row, MASK), TokenSampler(greedy_tail=0.375))
     assert (shares[5:] == 1).all()
     assert ((shares[:5] - 0.5).abs() < 4 * math.sqrt(0.25 / 400)).all()
 

@@ -10,8 +10,8 @@ import torch
 from tests.conftest import LENGTH, make_checkpoint
 from unmask.laws import describe, members
 from unmask.laws.base import chi_square
-from unmask.laws.chains import chain_of
-from unmask.laws.tables import SameRow, Watched, random_table
+from unmask.laws.chains import output_distribution
+from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, Sampler, sample, walk
@@ -43,7 +43,7 @@ def windowed_law(sampler: Sampler, denoiser, start: list[int], windows: Windows)
     for begin in windows.starts(len(start)):
         after: dict[tuple[int, ...], float] = {}
         for canvas, chance in law.items():
-            chain = chain_of(sampler, denoiser, torch.tensor(canvas[begin : begin + L]))
+            chain = output_distribution(sampler, denoiser, torch.tensor(canvas[begin : begin + L]))
             for code in chain.nonzero()[:, 0].tolist():
                 written = tuple(code // V**i % V for i in range(L))
                 new = canvas[:begin] + written + canvas[begin + L :]
@@ -84,7 +84,7 @@ def test_windows_cover_the_canvas_and_end_with_it():
 
 @pytest.mark.parametrize("steps", [2, None])
 def test_calls_add_up_and_order_goes_on_counting(steps):
-    denoiser = Watched(random_table())
+    denoiser = RecordingDenoiser(random_table())
     canvas = Canvas.of(torch.tensor([[MASK] * 7]), MASK, seed=5)
     states = list(windowed(steps, denoiser, canvas, Windows(L, 2)))
     assert [state.call for state in states] == list(range(len(denoiser.calls) + 1))
@@ -102,7 +102,7 @@ def test_calls_add_up_and_order_goes_on_counting(steps):
 
 def test_a_text_ends_with_the_window_of_its_end_and_costs_no_more():
     """Token 3 ends a text, and each row draws it now and then; rows are the same in company and alone."""
-    denoiser = Watched(SameRow(torch.tensor([0.4, 0.0, 0.4, 0.2]).log(), MASK))
+    denoiser = RecordingDenoiser(ConstantDenoiser(torch.tensor([0.4, 0.0, 0.4, 0.2]).log(), MASK))
     windows, rows = Windows(4, 2, end=3), 12
     canvas = Canvas.of(torch.full((rows, 16), MASK), MASK, seed=70)
     together = last_of(windowed(None, denoiser, canvas, windows))

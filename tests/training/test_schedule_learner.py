@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.laws import describe
-from unmask.laws.exact import over_time
+from unmask.laws.exact import time_quadrature
 from unmask.laws.tables import random_table
 from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.objectives.d3pm import D3PM
@@ -74,7 +74,7 @@ def second_moment(schedule: Schedule, t: Tensor, weight: Tensor) -> float:
 
 def test_the_learnt_density_is_the_best_one(learned: Learned) -> None:
     ends = (torch.arange(KNOTS + 1).double() / KNOTS).square()
-    node, weight = over_time(tuple(ends[1:-1].tolist()))
+    node, weight = time_quadrature(tuple(ends[1:-1].tolist()))
     should = (weight * best(node)).view(KNOTS, -1).sum(dim=1)
     shares = torch.tensor((0.0, *learned.times), dtype=torch.float64).diff()
     ratio = shares / (should / should.sum())
@@ -85,10 +85,10 @@ def test_the_learnt_density_is_the_best_one(learned: Learned) -> None:
 
 
 def test_no_density_has_much_less_variance_and_flat_ones_have_more(learned: Learned) -> None:
-    node, weight = over_time()
+    node, weight = time_quadrature()
     least = float((weight * best(node)).sum()) ** 2
-    assert 1.0 < second_moment(learned, *over_time(learned.breakpoints())) / least < 1.01
-    assert second_moment(Learned(), *over_time()) / least > 1.1
+    assert 1.0 < second_moment(learned, *time_quadrature(learned.breakpoints())) / least < 1.01
+    assert second_moment(Learned(), *time_quadrature()) / least > 1.1
 
 
 def test_the_variance_is_below_log_linear_by_the_predicted_ratio(learned: Learned) -> None:

@@ -144,7 +144,7 @@ def _tokenizer(tokenizer: dict[str, Any] | None) -> str:
 def _row(verdict: Verdict) -> tuple[str, ...]:
     law = verdict.closest
     counts = (verdict.axis, str(verdict.members), f"{verdict.checks:,}")
-    return (*counts, f"{law.figure:.2g}", f"{law.limit:.2g}", law.name)
+    return (*counts, f"{law.value:.2g}", f"{law.limit:.2g}", law.name)
 
 
 def _fact(name: str, words: str) -> str:

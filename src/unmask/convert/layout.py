@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import rotary_frequencies
+from unmask.models import attention
 
 PREFIX = "backbone."
 ROTARY = "rotary_emb.inv_freq"
@@ -135,7 +135,7 @@ def choose_heads(
 
 def rotary_frequencies(head_width: int) -> Tensor:
     """The published buffer of rotary frequencies, [head_width / 2]."""
-    return rotary_frequencies(head_width, ROTARY_BASE, torch.device("cpu"))
+    return attention.rotary_frequencies(head_width, ROTARY_BASE, torch.device("cpu"))
 
 
 def _fits(rotary: Tensor, head_width: int) -> bool:

@@ -19,7 +19,7 @@ from unmask.data.tokenizers import vocabulary_size
 from unmask.doctor.machine import CheckResult, at_most, not_applicable, not_made
 from unmask.errors import UnmaskError
 from unmask.laws import describe, exact
-from unmask.laws.exact import MOST_OPEN, AnyOrder
+from unmask.laws.exact import MAX_OPEN, AnyOrder
 from unmask.likelihood import AGREEMENT, Bound, bound, evaluating
 from unmask.objectives.base import Noise, Objective
 from unmask.objectives.subs import MaskCount
@@ -135,14 +135,14 @@ def _own(lm: MaskedDiffusionLM) -> tuple[str | None, list[int]]:
         ids = encode(lm.text_processor.tokenizer, [text])[0][:length]
     except UnmaskError:
         ids = []
-    if len(ids) < min(MOST_OPEN, length):
+    if len(ids) < min(MAX_OPEN, length):
         return None, random_tokens(lm, 1, length)[0].tolist()
     return text, ids
 
 
 def _spread(length: int) -> Tensor:
     """[L] True at eight positions spread evenly, or at all if there are fewer."""
-    count = min(MOST_OPEN, length)
+    count = min(MAX_OPEN, length)
     open_ = torch.zeros(length, dtype=torch.bool)
     open_[torch.arange(count) * length // count] = True
     return open_

@@ -12,8 +12,8 @@ import torch
 
 from unmask import laws
 from unmask.doctor.machine import CheckResult, Extra, Machine
-from unmask.laws import Law
-from unmask.laws.base import on
+from unmask.laws import LawResult
+from unmask.laws.base import on_device
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Verdict:
     members: int
     checks: int
     seconds: float
-    broken: tuple[Law, ...]
-    closest: Law
+    broken: tuple[LawResult, ...]
+    closest: LawResult
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -45,10 +45,10 @@ def judge(device: torch.device, progress: Callable[[int], None] = lambda cases: 
     for axis in laws.AXES:
         started = time.monotonic()
         cases = laws.cases(axis)
-        made: list[Law] = []
+        made: list[LawResult] = []
         for case in cases:
-            with on(device):
-                made += case.verdicts()
+            with on_device(device):
+                made += case.run_safely()
             progress(1)
         broken = tuple(law for law in made if not law.passed)
         members = len({case.subject for case in cases})
@@ -60,19 +60,19 @@ def work() -> int:
     return sum(len(laws.cases(axis)) for axis in laws.AXES)
 
 
-def share(law: Law) -> float:
+def share(law: LawResult) -> float:
     """How much of its limit a law uses up, above 1 where it is broken; 0 where its limit leaves no room to measure."""
     if not law.passed:
         return math.inf
-    return max(law.figure / law.limit, 0.0) if law.limit > 0 else 0.0
+    return max(law.value / law.limit, 0.0) if law.limit > 0 else 0.0
 
 
-def _plain(law: Law) -> dict[str, Any]:
+def _plain(law: LawResult) -> dict[str, Any]:
     return {
         "law": law.name,
         "subject": law.subject,
-        "words": law.words,
-        "figure": _finite(law.figure),
+        "words": law.description,
+        "figure": _finite(law.value),
         "limit": law.limit,
     }
 

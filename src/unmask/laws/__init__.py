@@ -8,6 +8,18 @@ axis.
 
 from __future__ import annotations
 
-from unmask.laws.base import AXES, Case, Finding, Law, LawBroken, cases, cases_of, describe, law, members, run
+from unmask.laws.base import AXES, Case, Check, LawBroken, LawResult, cases, cases_of, describe, law, members, run
 
-__all__ = ["AXES", "Case", "Finding", "Law", "LawBroken", "cases", "cases_of", "describe", "law", "members", "run"]
+__all__ = [
+    "AXES",
+    "Case",
+    "Check",
+    "LawBroken",
+    "LawResult",
+    "cases",
+    "cases_of",
+    "describe",
+    "law",
+    "members",
+    "run",
+]

@@ -30,28 +30,28 @@ class LawBroken(AssertionError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """What a check measured: `figure` must be at most `limit` (a NaN never is)."""
 
-    figure: float
+    value: float
     limit: float
-    words: str
+    description: str
 
 
 @dataclass(frozen=True)
-class Law:
+class LawResult:
     """The outcome of one law for one member."""
 
     name: str
     subject: str
-    figure: float
+    value: float
     limit: float
-    words: str
+    description: str
 
     @property
     def passed(self) -> bool:
         """Whether the figure is within its limit."""
-        return self.figure <= self.limit
+        return self.value <= self.limit
 
     def require(self) -> None:
         """Raise `LawBroken` where the law does not hold."""
@@ -60,10 +60,10 @@ class Law:
 
     def __str__(self) -> str:
         verdict = "holds" if self.passed else "BROKEN"
-        return f"{self.subject}: {self.name} {verdict}: {self.words}: {self.figure:.3g} (at most {self.limit:.3g})"
+        return f"{self.subject}: {self.name} {verdict}: {self.description}: {self.value:.3g} (at most {self.limit:.3g})"
 
 
-Check = Callable[[Any], Iterator[Finding]]
+Law = Callable[[Any], Iterator[Check]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Case:
     """One law and one member that it applies to."""
 
     name: str
-    check: Check
+    check: Law
     axis: str
     member: Any
 
@@ -83,38 +83,38 @@ class Case:
     def __str__(self) -> str:
         return f"{self.subject}: {self.name}"
 
-    def judge(self) -> Iterator[Law]:
+    def run(self) -> Iterator[LawResult]:
         """Every measurement of this law for this member."""
         for finding in self.check(self.member):
-            yield Law(self.name, self.subject, finding.figure, finding.limit, finding.words)
+            yield LawResult(self.name, self.subject, finding.value, finding.limit, finding.description)
 
-    def verdicts(self) -> Iterator[Law]:
+    def run_safely(self) -> Iterator[LawResult]:
         """The same; a check that cannot be made is a broken law."""
         try:
-            yield from self.judge()
+            yield from self.run()
         except Exception as error:
-            yield Law(self.name, self.subject, math.inf, 0.0, f"{type(error).__name__}: {error}")
+            yield LawResult(self.name, self.subject, math.inf, 0.0, f"{type(error).__name__}: {error}")
 
 
-_CHECKS: dict[str, list[tuple[Check, Callable[[Any], bool]]]] = {axis: [] for axis in AXES}
+_CHECKS: dict[str, list[tuple[Law, Callable[[Any], bool]]]] = {axis: [] for axis in AXES}
 
 
-def law(axis: str, when: Callable[[Any], bool] = lambda member: True) -> Callable[[Check], Check]:
+def law(axis: str, when: Callable[[Any], bool] = lambda member: True) -> Callable[[Law], Law]:
     """Make a check a law of an axis, for those members of which `when` is true."""
 
-    def add(check: Check) -> Check:
+    def add(check: Law) -> Law:
         _CHECKS[axis].append((check, when))
         return check
 
     return add
 
 
-def survives_serialisation(axis: str) -> Check:
+def survives_serialisation(axis: str) -> Law:
     """The law of every axis: a component written as JSON and read again is the same component."""
 
-    def survives_its_way_through_json(member: Component) -> Iterator[Finding]:
+    def survives_its_way_through_json(member: Component) -> Iterator[Check]:
         again = registry.build(axis, json.loads(member.model_dump_json()))
-        yield Finding(float(again != member), 0, "differs after a round trip")
+        yield Check(float(again != member), 0, "differs after a round trip")
 
     return survives_its_way_through_json
 
@@ -135,11 +135,11 @@ def cases_of(axis: str, member: Any) -> list[Case]:
     return [Case(name, check, axis, member) for check, name in names]
 
 
-def run(axes: tuple[str, ...] = AXES) -> Iterator[Law]:
+def run(axes: tuple[str, ...] = AXES) -> Iterator[LawResult]:
     """Judge every registered member of the axes, one law after another. A check that cannot be made is a broken law."""
     for axis in axes:
         for case in cases(axis):
-            yield from case.verdicts()
+            yield from case.run_safely()
 
 
 def members(axis: str) -> tuple[Any, ...]:
@@ -237,7 +237,7 @@ def deviations(samples: Tensor, value: float) -> float:
 
 
 @contextmanager
-def on(device: torch.device | str) -> Iterator[None]:
+def on_device(device: torch.device | str) -> Iterator[None]:
     """What is computed in this block is computed on a device: new tensors are made there, those of the CPU follow."""
     device = torch.device(device)
     if device.type == "cpu":

@@ -1,6 +1,6 @@
 """The Markov chain of every sampler, enumerated: the law of what it makes of a small canvas.
 
-`chain_of.register` says it for a class and its subclasses.
+`output_distribution.register` says it for a class and its subclasses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.laws import exact
 from unmask.laws.base import LawBroken, describe
-from unmask.laws.tables import every_canvas
+from unmask.laws.tables import all_canvases
 from unmask.samplers.analytic import AnalyticSampler
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
@@ -39,7 +39,7 @@ def chosen_law(denoiser: Any, start: Tensor, choose: Choice) -> Tensor:
     The network is told how much of what is to be written is.
     """
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
-    canvases = every_canvas(V, len(start))
+    canvases = all_canvases(V, len(start))
     written = 1.0 - (canvases == mask).sum(dim=1).double() / max(1, int((start == mask).sum()))
     x_theta = exact.log_conditionals(denoiser, canvases, written).exp().tolist()
     law = {tuple(start.tolist()): 1.0}
@@ -131,7 +131,7 @@ def _entropy(row: list[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Walks:
+class ChainState:
     """Different walks: canvases [S, L], the chance [S, L] that each token had when it was written (0 where none is
     remembered), and how likely each walk is [S]."""
 
@@ -141,7 +141,7 @@ class Walks:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RemaskingStep:
     """A step from the mask rate `rate_t` to `rate_s` that masks a token again with a chance `remask`, at most `limit`.
 
     `by_trust`: that chance is shared out among the tokens by how unlikely they were.
@@ -154,17 +154,17 @@ class Turn:
     by_trust: bool = False
 
 
-def remasking_law(denoiser: Any, start: Tensor, turns: list[Turn]) -> Tensor:
+def remasking_law(denoiser: Any, start: Tensor, remasking_steps: list[RemaskingStep]) -> Tensor:
     """[V^L] the law of finished canvases from `start` [L], whose given tokens stay."""
     walks = _at(start)
     open_ = start == denoiser.config.mask_token_id
-    for turn in turns:
-        walks = take_turn(denoiser, walks, open_, turn)
+    for turn in remasking_steps:
+        walks = remasking_step(denoiser, walks, open_, turn)
     return _law(walks, denoiser.config.vocab_size)
 
 
 def correcting_law(denoiser: Any, start: Tensor, levels: list[float], calls: int, fraction: float) -> Tensor:
-    """[V^L] the law of finished canvases when steps between mask rates and corrections of the lower one take turns."""
+    """[V^L] the law of finished canvases when steps between mask rates and corrections of the lower one alternate."""
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     walks, open_ = _at(start), start == mask
     steps = list(itertools.pairwise(levels))
@@ -180,9 +180,9 @@ def correcting_law(denoiser: Any, start: Tensor, levels: list[float], calls: int
     return _law(walks, V)
 
 
-def take_turn(denoiser: Any, walks: Walks, open_: Tensor, turn: Turn) -> Walks:
-    """Walks one step later. What is masked is written with the chance that makes the share of masks `rate_s`, if it was
-    `rate_t`: alpha_s = (1 - rho) alpha_t + (1 - alpha_t) write."""
+def remasking_step(denoiser: Any, walks: ChainState, open_: Tensor, turn: RemaskingStep) -> ChainState:
+    """The state one step later. A masked token is written with the chance that takes the mask rate from `rate_t` to
+    `rate_s`: alpha_s = (1 - rho) alpha_t + (1 - alpha_t) write."""
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     x_theta = exact.log_conditionals(denoiser, walks.ids, 1.0 - turn.rate_t).exp()
     write = ((1 - turn.rate_s) - (1 - turn.remask) * (1 - turn.rate_t)) / turn.rate_t
@@ -194,7 +194,7 @@ def take_turn(denoiser: Any, walks: Walks, open_: Tensor, turn: Turn) -> Walks:
     return _move(walks, torch.where(open_[:, None], kernel, kept), x_theta if turn.by_trust else None)
 
 
-def _shared(walks: Walks, open_: Tensor, turn: Turn, mask: int) -> Tensor:
+def _shared(walks: ChainState, open_: Tensor, turn: RemaskingStep, mask: int) -> Tensor:
     """[S, L] the chance that each token is masked again."""
     if not turn.by_trust:
         return torch.full(walks.ids.shape, turn.remask, dtype=torch.float64)
@@ -204,15 +204,15 @@ def _shared(walks: Walks, open_: Tensor, turn: Turn, mask: int) -> Tensor:
     return (turn.remask * written.sum(dim=1, keepdim=True) * share).clamp_max(turn.limit)
 
 
-def _at(start: Tensor) -> Walks:
+def _at(start: Tensor) -> ChainState:
     nothing = torch.zeros(1, len(start), dtype=torch.float64)
-    return Walks(start[None], nothing, torch.ones(1, dtype=torch.float64))
+    return ChainState(start[None], nothing, torch.ones(1, dtype=torch.float64))
 
 
-def _move(walks: Walks, kernel_SLV: Tensor, x_theta: Tensor | None) -> Walks:
+def _move(walks: ChainState, kernel_SLV: Tensor, x_theta: Tensor | None) -> ChainState:
     """Every walk to every canvas that it may become; with `x_theta` [S, L, V] what is written is remembered."""
     _, L, V = kernel_SLV.shape
-    canvases = every_canvas(V, L)
+    canvases = all_canvases(V, L)
     each = torch.stack([kernel_SLV[:, place, token] for place, token in enumerate(canvases.T)])
     likely = walks.chance[:, None] * each.prod(dim=0)
     walk, canvas = likely.nonzero(as_tuple=True)
@@ -223,84 +223,86 @@ def _move(walks: Walks, kernel_SLV: Tensor, x_theta: Tensor | None) -> Walks:
     return _merged(ids, trust, likely[walk, canvas])
 
 
-def _merged(ids: Tensor, trust: Tensor, chance: Tensor) -> Walks:
-    """Walks that differ in nothing, as one."""
+def _merged(ids: Tensor, trust: Tensor, chance: Tensor) -> ChainState:
+    """ChainState that differ in nothing, as one."""
     seen, number = torch.cat([ids.double(), trust], dim=1).unique(dim=0, return_inverse=True)
     total = torch.zeros(len(seen), dtype=torch.float64).index_add(0, number, chance)
-    return Walks(seen[:, : ids.shape[1]].long(), seen[:, ids.shape[1] :], total)
+    return ChainState(seen[:, : ids.shape[1]].long(), seen[:, ids.shape[1] :], total)
 
 
-def _law(walks: Walks, vocab_size: int) -> Tensor:
+def _law(walks: ChainState, vocab_size: int) -> Tensor:
     length = walks.ids.shape[1]
     code = (walks.ids * vocab_size ** torch.arange(length)).sum(dim=1)
     return torch.zeros(vocab_size**length, dtype=torch.float64).index_add(0, code, walks.chance)
 
 
 V, L, MASK = 4, 3, 1
-BLANK, STARTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
+BLANK, PROMPTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
 
 
 @singledispatch
-def chain_of(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
+def output_distribution(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
     """[V^L] the law of what a sampler makes of a canvas [L], or a message that says what to write for a new one."""
     raise LawBroken(
         f"The laws do not know the Markov chain of {describe(sampler)}: write a function (sampler, denoiser, start) -> "
-        f"law [V^L] that enumerates it and register it with @chain_of.register({type(sampler).__name__}), see "
-        "unmask.laws.chains."
+        f"law [V^L] that enumerates it and register it with @output_distribution.register({type(sampler).__name__}), "
+        "see unmask.laws.chains."
     )
 
 
-@chain_of.register(AncestralSampler)
+@output_distribution.register(AncestralSampler)
 def reveal_chain(sampler: AncestralSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Ancestral sampling in T steps of the posterior, or the limit of one position at a time."""
     if sampler.steps is None:
-        return over_canvases(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
+        return distribution_from_nll(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
     rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
     return exact.step_law(denoiser, start, rates)
 
 
-@chain_of.register(AnalyticSampler)
+@output_distribution.register(AnalyticSampler)
 def analytic_chain(sampler: AnalyticSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Steps of the scores themselves, whatever their mass."""
     rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
     return exact.score_law(denoiser, start, rates)
 
 
-@chain_of.register(AutoregressiveSampler)
+@output_distribution.register(AutoregressiveSampler)
 def left_to_right_chain(sampler: AutoregressiveSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Every masked position from the tokens before it."""
-    return over_canvases(denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1))
+    return distribution_from_nll(
+        denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1)
+    )
 
 
-@chain_of.register(OrderedSampler)
+@output_distribution.register(OrderedSampler)
 def ordered_chain(sampler: OrderedSampler, denoiser: Any, start: Tensor) -> Tensor:
     """The planned number of positions in their order, or any of them by lot."""
     counts = portions(int((start == MASK).sum()), sampler.steps, sampler.pace)
     return chosen_law(denoiser, start, in_portions(sampler.order, counts))
 
 
-@chain_of.register(ThresholdSampler)
+@output_distribution.register(ThresholdSampler)
 def threshold_chain(sampler: ThresholdSampler, denoiser: Any, start: Tensor) -> Tensor:
     """All positions that are sure enough."""
     return chosen_law(denoiser, start, above(sampler.above, sampler.by))
 
 
-@chain_of.register(EntropyBoundedSampler)
+@output_distribution.register(EntropyBoundedSampler)
 def entropy_bounded_chain(sampler: EntropyBoundedSampler, denoiser: Any, start: Tensor) -> Tensor:
     """The largest set in order of entropy that the bound allows."""
     return chosen_law(denoiser, start, within_entropy(sampler.gamma))
 
 
-@chain_of.register(ReMDMSampler)
+@output_distribution.register(ReMDMSampler)
 def remasking_chain(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Tensor:
     """T steps that mask again with the chance of the strategy."""
-    return remasking_law(denoiser, start, turns(sampler))
+    return remasking_law(denoiser, start, remasking_steps(sampler))
 
 
-def turns(sampler: ReMDMSampler) -> list[Turn]:
+def remasking_steps(sampler: ReMDMSampler) -> list[RemaskingStep]:
     """The strategies, one step at a time."""
     hold = float(sampler.schedule.inverse(torch.tensor(sampler.alpha_on, dtype=torch.float64)))
-    turns = []
+    remasking_steps = []
     for step in reversed(range(sampler.steps)):
         t, s = (step + 1) / sampler.steps, step / sampler.steps
         clock = [_held(sampler, time, hold) if sampler.strategy == "loop" else time for time in (t, s)]
@@ -309,8 +311,8 @@ def turns(sampler: ReMDMSampler) -> list[Turn]:
         remask = sampler.eta * limit if sampler.strategy == "rescale" else min(sampler.eta, limit)
         if sampler.strategy == "loop" and not (s >= sampler.t_off and t <= sampler.t_on):
             remask = 0.0
-        turns.append(Turn(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
-    return turns
+        remasking_steps.append(RemaskingStep(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
+    return remasking_steps
 
 
 def _held(sampler: ReMDMSampler, time: float, hold: float) -> float:
@@ -320,19 +322,19 @@ def _held(sampler: ReMDMSampler, time: float, hold: float) -> float:
     return hold if time >= sampler.t_off else hold * time / sampler.t_off
 
 
-@chain_of.register(CorrectorSampler)
+@output_distribution.register(CorrectorSampler)
 def correcting_chain(sampler: CorrectorSampler, denoiser: Any, start: Tensor) -> Tensor:
-    """Steps of ancestral sampling and corrections by turns."""
+    """Steps of ancestral sampling and corrections by remasking_steps."""
     steps = -(-sampler.steps // 2)
     time = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
     rates = sampler.schedule.mask_rate(time).tolist()
     return correcting_law(denoiser, start, rates, sampler.steps, sampler.fraction)
 
 
-def over_canvases(denoiser: Any, start: Tensor, nll: Callable[[Tensor], Tensor]) -> Tensor:
+def distribution_from_nll(denoiser: Any, start: Tensor, nll: Callable[[Tensor], Tensor]) -> Tensor:
     """[V^L] exp(-nll) at the finished canvases that agree with `start` [L], 0 elsewhere."""
     vocab_size = denoiser.config.vocab_size
     finished = exact.outcomes(start, vocab_size, denoiser.config.mask_token_id)
-    law_of_x = torch.zeros(len(every_canvas(vocab_size, len(start))), dtype=torch.float64)
+    law_of_x = torch.zeros(len(all_canvases(vocab_size, len(start))), dtype=torch.float64)
     law_of_x[(finished * vocab_size ** torch.arange(len(start))).sum(dim=1)] = (-nll(finished)).exp()
     return law_of_x

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.laws.tables import every_canvas
+from unmask.laws.tables import all_canvases
 from unmask.likelihood import device_of
 
-MOST_OPEN = 8
+MAX_OPEN = 8
 CLOCK_NODES = 12
 QUADRATURE_NODES = 64
 TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 14, 1 << 24
@@ -131,7 +131,7 @@ def _step_divergence(
 def step_law(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: bool = False) -> Tensor:
     """[V^L] the law of z_0 of the T-step reverse chain from the canvas `start` [L]; all canvases are its states."""
     V, L = denoiser.config.vocab_size, start.shape[0]
-    canvases = every_canvas(V, L)
+    canvases = all_canvases(V, L)
     law = (canvases == start).all(dim=1).double()
     for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
         x_theta = log_conditionals(denoiser, canvases, 1.0 - rate_t, mask_logit=mask_logit).exp()
@@ -147,7 +147,7 @@ def score_law(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
     become something.
     """
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
-    canvases = every_canvas(V, len(start))
+    canvases = all_canvases(V, len(start))
     law, kept = (canvases == start).all(dim=1).double(), torch.nn.functional.one_hot(canvases, V).double()
     for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
         alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
@@ -164,7 +164,7 @@ def score_law(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
 def rewritten(denoiser: Any, law: Tensor, open_: Tensor, mask_logit: bool) -> Tensor:
     """[V^L] the law of x when z_0 has the law [V^L] and the network writes every open position [L] anew from z_0."""
     V = denoiser.config.vocab_size
-    canvases = every_canvas(V, len(open_))
+    canvases = all_canvases(V, len(open_))
     written = log_conditionals(denoiser, canvases, 1.0, mask_logit=mask_logit).exp()
     kept = torch.nn.functional.one_hot(canvases, V).double()
     return torch.einsum("z,zx->x", law, _jointly(torch.where(open_[:, None], written, kept), canvases))
@@ -190,7 +190,7 @@ def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy((node + 1) / 2), torch.from_numpy(weight / 2)
 
 
-def over_time(bends: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
+def time_quadrature(bends: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
     """[K] times and weights of a quadrature over t in (0, 1) for what is smooth between the times `bends`.
 
     It is one in sqrt(t), gentle to schedules that start steeply.
@@ -203,7 +203,7 @@ def over_time(bends: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
 
 def outcomes(start: Tensor, vocab_size: int, mask: int) -> Tensor:
     """[K, L] every finished canvas that agrees with the given tokens of `start` [L]."""
-    canvases = every_canvas(vocab_size, start.shape[0])
+    canvases = all_canvases(vocab_size, start.shape[0])
     agrees = ((canvases == start) | (start == mask)).all(dim=1) & (canvases != mask).all(dim=1)
     return canvases[agrees]
 
@@ -225,8 +225,8 @@ def _jointly(each_ZLV: Tensor, canvases_XL: Tensor) -> Tensor:
 def _subsets(open_: Tensor) -> Tensor:
     """[2^n, L] every set of open positions; set number sum_k 2^k has the k-th open position in it."""
     positions = open_.nonzero()[:, 0]
-    if len(positions) > MOST_OPEN:
-        raise ValueError(f"{len(positions)} open positions are too many to enumerate; leave at most {MOST_OPEN} open")
+    if len(positions) > MAX_OPEN:
+        raise ValueError(f"{len(positions)} open positions are too many to enumerate; leave at most {MAX_OPEN} open")
     sets = torch.zeros(1 << len(positions), len(open_), dtype=torch.bool)
     sets[:, positions] = (torch.arange(len(sets))[:, None] >> torch.arange(len(positions)) & 1).bool()
     return sets

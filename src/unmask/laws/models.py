@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.laws import exact
-from unmask.laws.base import Finding, describe, law, members
+from unmask.laws.base import Check, describe, law, members
 from unmask.laws.objectives import average
 from unmask.models import cross_entropy as losses
 from unmask.objectives.base import LossTerms, Noise, Objective
@@ -45,7 +45,7 @@ def text(rows: int, seed: int = 0) -> Tensor:
 
 
 @law("model")
-def mask_token_is_closed(spec: Any) -> Iterator[Finding]:
+def mask_token_is_closed(spec: Any) -> Iterator[Check]:
     """Without `mask_logit` the mask token has probability exactly 0, the other logits are those with it, and the rows
     are not written to."""
     net = network(spec)
@@ -54,14 +54,14 @@ def mask_token_is_closed(spec: Any) -> Iterator[Finding]:
         before = rows.clone()
         closed, free = net.head(rows), net.head(rows, mask_logit=True)
     others = torch.arange(V) != MASK
-    yield Finding(float(closed.softmax(dim=-1)[..., MASK].abs().max()), 0.0, "probability of the mask token")
-    yield Finding(float((closed - free)[..., others].abs().max()), 0.0, "change of the other logits")
-    yield Finding(float((~free.isfinite()).sum()), 0, "logits that are not finite with the mask token among them")
-    yield Finding(float((rows != before).sum()), 0, "rows changed by the head")
+    yield Check(float(closed.softmax(dim=-1)[..., MASK].abs().max()), 0.0, "probability of the mask token")
+    yield Check(float((closed - free)[..., others].abs().max()), 0.0, "change of the other logits")
+    yield Check(float((~free.isfinite()).sum()), 0, "logits that are not finite with the mask token among them")
+    yield Check(float((rows != before).sum()), 0, "rows changed by the head")
 
 
 @law("model")
-def company_and_pads_do_not_matter(spec: Any) -> Iterator[Finding]:
+def company_and_pads_do_not_matter(spec: Any) -> Iterator[Check]:
     """A sequence has the same rows alone, in a batch, and with pads behind it whatever stands there."""
     net = network(spec)
     ids, length = text(3), LENGTH - 3
@@ -71,12 +71,12 @@ def company_and_pads_do_not_matter(spec: Any) -> Iterator[Finding]:
         together = net.head(net.hidden(ids, attention_mask=attention), mask_logit=True)
         alone = net.head(net.hidden(ids[1:2, :length]), mask_logit=True)
         first = net.head(net.hidden(ids[:1]), mask_logit=True)
-    yield Finding(float((together[1, :length] - alone[0]).abs().max()), CLOSE, "logits of a padded sequence")
-    yield Finding(float((together[0] - first[0]).abs().max()), CLOSE, "logits of a sequence in a batch")
+    yield Check(float((together[1, :length] - alone[0]).abs().max()), CLOSE, "logits of a padded sequence")
+    yield Check(float((together[0] - first[0]).abs().max()), CLOSE, "logits of a sequence in a batch")
 
 
 @law("model", when=lambda spec: not spec.causal)
-def some_rows_are_rows_of_all(spec: Any) -> Iterator[Finding]:
+def some_rows_are_rows_of_all(spec: Any) -> Iterator[Check]:
     """Asked about some positions alone, a network gives there what it gives when asked about all, pads or none."""
     net = network(spec)
     ids, positions = text(3), torch.tensor([[0, 5], [3, 3], [7, 1]])
@@ -87,21 +87,21 @@ def some_rows_are_rows_of_all(spec: Any) -> Iterator[Finding]:
         with torch.no_grad():
             some = net.hidden_at(ids, positions, alpha=alpha, attention_mask=pads)
             rows = net.hidden(ids, alpha=alpha, attention_mask=pads)[torch.arange(3)[:, None], positions]
-        yield Finding(float((some - rows).abs().max()), CLOSE, "rows at some positions alone")
+        yield Check(float((some - rows).abs().max()), CLOSE, "rows at some positions alone")
 
 
 @law("model")
-def forward_is_hidden_then_head(spec: Any) -> Iterator[Finding]:
+def forward_is_hidden_then_head(spec: Any) -> Iterator[Check]:
     """Called as Hugging Face calls it, a network gives the logits of its fast path."""
     net = network(spec)
     ids = text(2)
     with torch.no_grad():
         difference = (net(ids).logits.softmax(dim=-1) - net.head(net.hidden(ids)).softmax(dim=-1)).abs().max()
-    yield Finding(float(difference), 1e-6, "probabilities of forward against hidden and head")
+    yield Check(float(difference), 1e-6, "probabilities of forward against hidden and head")
 
 
 @law("model")
-def selected_rows_are_dense_rows(spec: Any) -> Iterator[Finding]:
+def selected_rows_are_dense_rows(spec: Any) -> Iterator[Check]:
     """Loss and gradients from selected rows, in chunks or not, equal those from logits at all positions (law 10)."""
     net = network(spec)
     attention = torch.ones(4, LENGTH, dtype=torch.bool)
@@ -114,10 +114,8 @@ def selected_rows_are_dense_rows(spec: Any) -> Iterator[Finding]:
             rows = _with_gradients(objective, net, net, batch, noise)
             with mock.patch.object(losses, "LOGITS_PER_REDUCTION", 3 * V):
                 chunks = _with_gradients(objective, net, net, batch, noise)
-            yield Finding(_apart(rows, dense), CLOSE, f"{describe(objective)}: rows against dense, relative")
-            yield Finding(
-                _apart(chunks, dense), CLOSE, f"{describe(objective)}: rows in chunks against dense, relative"
-            )
+            yield Check(_apart(rows, dense), CLOSE, f"{describe(objective)}: rows against dense, relative")
+            yield Check(_apart(chunks, dense), CLOSE, f"{describe(objective)}: rows in chunks against dense, relative")
 
 
 class Dense:
@@ -149,47 +147,47 @@ def _apart(some: list[Tensor], others: list[Tensor]) -> float:
 
 
 @law("model", when=lambda spec: not spec.causal)
-def alpha_is_seen_by_those_who_ask(spec: Any) -> Iterator[Finding]:
+def alpha_is_seen_by_those_who_ask(spec: Any) -> Iterator[Check]:
     """A conditioned network depends on alpha, any other does not."""
     net = network(spec)
     with torch.no_grad():
         low, high = (net.hidden(text(2), alpha=torch.full((2,), alpha)) for alpha in (0.1, 0.9))
     moved = float((low - high).abs().max())
     if net.config.conditioned:
-        yield Finding(-moved, -1e-3, "minus what alpha moves in a conditioned network")
+        yield Check(-moved, -1e-3, "minus what alpha moves in a conditioned network")
     else:
-        yield Finding(moved, 0.0, "what alpha moves in a network that is not conditioned")
+        yield Check(moved, 0.0, "what alpha moves in a network that is not conditioned")
 
 
 @law("model", when=lambda spec: not spec.causal)
-def bound_of_a_network_is_above_its_likelihood(spec: Any) -> Iterator[Finding]:
+def bound_of_a_network_is_above_its_likelihood(spec: Any) -> Iterator[Check]:
     """The bound of a network on 4 open positions, averaged exactly, is not below -log p by the subset recursion, and is
     the enumerated bound (law 1)."""
     net = network(spec)
     ids, open_ = text(1)[0], torch.arange(LENGTH) >= LENGTH - 4
     nats = float(average(MaskCount(), net, LogLinear(), ids, open_).sum())
     nll = float(exact.any_order_nll(net, ids[None], open_))
-    yield Finding(nll - nats, 1e-4, "nats by which the bound is below -log p")
+    yield Check(nll - nats, 1e-4, "nats by which the bound is below -log p")
     should = float(exact.continuous_bound(net, ids[None], open_).sum())
-    yield Finding(abs(nats - should), 1e-4, "nats between the bound and its enumeration")
+    yield Check(abs(nats - should), 1e-4, "nats between the bound and its enumeration")
 
 
 @law("model", when=lambda spec: spec.causal)
-def later_tokens_are_not_seen(spec: Any) -> Iterator[Finding]:
+def later_tokens_are_not_seen(spec: Any) -> Iterator[Check]:
     """A row of a causal network does not move with the tokens after it, and a cache changes nothing."""
     net = network(spec)
     ids = text(2)
     other = torch.cat([ids[:, :4], text(2, seed=1)[:, 4:]], dim=1)
     with torch.no_grad():
         rows = net.hidden(ids)
-        yield Finding(float((rows - net.hidden(other))[:, :4].abs().max()), CLOSE, "rows that see later tokens")
+        yield Check(float((rows - net.hidden(other))[:, :4].abs().max()), CLOSE, "rows that see later tokens")
         cache = net.new_cache()
         parts = [net.hidden(part, past_key_values=cache) for part in ids.split([3, 1, 1, LENGTH - 5], dim=1)]
-    yield Finding(float((torch.cat(parts, dim=1) - rows).abs().max()), CLOSE, "rows with a cache")
+    yield Check(float((torch.cat(parts, dim=1) - rows).abs().max()), CLOSE, "rows with a cache")
 
 
 @law("model")
-def samples_do_not_depend_on_company(spec: Any) -> Iterator[Finding]:
+def samples_do_not_depend_on_company(spec: Any) -> Iterator[Check]:
     """With test seeds, sequences come out of a network with the same tokens alone and in a batch."""
     net = network(spec)
     canvas = Canvas.of(text(4).masked_fill(torch.arange(LENGTH) >= 3, MASK), MASK, seed=5)
@@ -199,4 +197,4 @@ def samples_do_not_depend_on_company(spec: Any) -> Iterator[Finding]:
         for b in range(4):
             lone = Canvas(canvas.ids[b : b + 1], canvas.attention_mask[b : b + 1], canvas.seeds[b : b + 1], MASK)
             differ = (sample(sampler, net, lone).ids[0] != together[b]).sum()
-            yield Finding(float(differ), 0, f"tokens of {describe(sampler)} that differ in company")
+            yield Check(float(differ), 0, f"tokens of {describe(sampler)} that differ in company")

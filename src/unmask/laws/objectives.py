@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from unmask.laws import exact
-from unmask.laws.base import STEPS, Finding, LawBroken, describe, deviations, law, members
+from unmask.laws.base import STEPS, Check, LawBroken, describe, deviations, law, members
 from unmask.laws.tables import (
     Data,
-    Watched,
-    every_canvas,
+    RecordingDenoiser,
+    all_canvases,
     markov_joint,
     odds,
     random_causal_table,
@@ -42,37 +42,37 @@ class NoiseDraws:
 
 
 @singledispatch
-def draws_of(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
+def enumerate_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
     """All cases of the noise of an objective, or a message that says what to write for a new one."""
     raise LawBroken(
         f"The laws cannot average {describe(objective)} over its noise: write a function (objective, schedule, open) "
-        f"-> Draws that enumerates it and register it with @draws_of.register({type(objective).__name__}), see "
+        f"-> Draws that enumerates it and register it with @enumerate_noise.register({type(objective).__name__}), see "
         "unmask.laws.objectives."
     )
 
 
-@draws_of.register(Subs)
-@draws_of.register(D3PM)
-@draws_of.register(SEDD)
+@enumerate_noise.register(Subs)
+@enumerate_noise.register(D3PM)
+@enumerate_noise.register(SEDD)
 def threshold_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
     """Those that mask where u < 1 - alpha(t), t uniform or on the grid i/T: every t with every set of small u."""
     steps = getattr(objective, "steps", None)
-    t, weight = exact.over_time(schedule.breakpoints()) if steps is None else _one_a_step(steps)
+    t, weight = exact.time_quadrature(schedule.breakpoints()) if steps is None else _one_a_step(steps)
     rate = schedule.mask_rate(t if steps is None else torch.ceil(t * steps) / steps)
-    small = every_canvas(2, len(open_)).bool()
+    small = all_canvases(2, len(open_)).bool()
     u = torch.where(small, 0.5 * rate[:, None, None], 0.5 + 0.5 * rate[:, None, None])
     chance = torch.where(small, rate[:, None, None], 1.0 - rate[:, None, None]).prod(dim=-1)
     return NoiseDraws(Noise(t.repeat_interleave(len(small)), u.flatten(0, 1)), (weight[:, None] * chance).flatten())
 
 
-@draws_of.register(MaskCount)
+@enumerate_noise.register(MaskCount)
 def count_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
     """n = ceil(t L) of the open u are the smallest, any set of them, and the n-th of them is Beta(n, L - n + 1).
 
     Positions that are not open get smaller numbers still, which must not matter.
     """
     length = int(open_.sum())
-    small = every_canvas(2, len(open_)).bool()
+    small = all_canvases(2, len(open_)).bool()
     small = small[(small & ~open_).sum(dim=1).eq(0) & small.any(dim=1)]
     n = small.sum(dim=1)
     node, weight = exact.gauss_legendre(16)
@@ -85,7 +85,7 @@ def count_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> Nois
     return NoiseDraws(Noise(t.flatten(), u.flatten(0, 1)), chance.flatten())
 
 
-@draws_of.register(AR)
+@enumerate_noise.register(AR)
 def no_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDraws:
     """Nothing is random."""
     one = torch.ones(1, dtype=torch.float64)
@@ -94,7 +94,7 @@ def no_noise(objective: Objective, schedule: Schedule, open_: Tensor) -> NoiseDr
 
 def average(objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, open_: Tensor) -> Tensor:
     """[L] the nats of the objective at each position of a text [L], averaged exactly over its noise."""
-    draws = draws_of(objective, schedule, open_)
+    draws = enumerate_noise(objective, schedule, open_)
     count = len(draws.weight)
     batch = Batch.of(text.expand(count, -1), frozen=(~open_).expand(count, -1))
     with torch.no_grad():
@@ -161,43 +161,43 @@ def plans(objective: Objective) -> bool:
 
 
 @law("objective", when=plans)
-def planner_pays_for_its_surprise(objective: Objective) -> Iterator[Finding]:
+def planner_pays_for_its_surprise(objective: Objective) -> Iterator[Check]:
     """The loss at a masked position is -log of the chance that the planner gave to what is true of it: that the most
     likely token is the text's, or that it is not. Nothing else is counted."""
     for schedule in members("schedule"):
         for conditioned in (False, True):
-            denoiser: Any = Watched(random_table(conditioned=conditioned))
+            denoiser: Any = RecordingDenoiser(random_table(conditioned=conditioned))
             terms = objective.loss(denoiser, Batch.of(PLANNER_TEXT.expand(len(RATES), -1)), schedule, _noise())
             should = _surprise(denoiser)
             apart = (terms.nelbo - should).abs().max()
-            yield Finding(float(apart), 1e-5, f"nats from the enumerated loss with {describe(schedule)}")
+            yield Check(float(apart), 1e-5, f"nats from the enumerated loss with {describe(schedule)}")
             uncounted = int((terms.counted != (denoiser.calls[0] == PLANNER_MASK)).sum())
-            yield Finding(uncounted, 0, "positions counted that are not masked, or the reverse")
-            yield Finding(abs(float(terms.loss - should.sum())), 1e-4, "nats between the loss and what is trained")
+            yield Check(uncounted, 0, "positions counted that are not masked, or the reverse")
+            yield Check(abs(float(terms.loss - should.sum())), 1e-4, "nats between the loss and what is trained")
 
 
 @law("objective", when=plans)
-def denoiser_learns_nothing(objective: Objective) -> Iterator[Finding]:
+def denoiser_learns_nothing(objective: Objective) -> Iterator[Check]:
     """Gradients reach the planner, all finite, and nothing of the denoiser."""
     table = _Learning(random_table())
     terms = objective.loss(table, Batch.of(PLANNER_TEXT.expand(len(RATES), -1)), LogLinear(), _noise())
     denoiser, planner = torch.autograd.grad(terms.loss, [table.logits, table.scale], allow_unused=True)
-    yield Finding(float(denoiser is not None), 0, "gradients that reach the denoiser")
-    yield Finding(float(not (planner.isfinite() and planner != 0)), 0, "planners without a finite gradient")
+    yield Check(float(denoiser is not None), 0, "gradients that reach the denoiser")
+    yield Check(float(not (planner.isfinite() and planner != 0)), 0, "planners without a finite gradient")
 
 
 @law("objective", when=plans)
-def planner_sees_open_tokens_alone(objective: Objective) -> Iterator[Finding]:
+def planner_sees_open_tokens_alone(objective: Objective) -> Iterator[Check]:
     """Frozen tokens and pads are never corrupted nor counted."""
-    denoiser: Any = Watched(random_table())
+    denoiser: Any = RecordingDenoiser(random_table())
     attention, frozen = torch.tensor([True, True, False]), torch.tensor([True, False, False])
     size = len(RATES)
     batch = Batch.of(PLANNER_TEXT.expand(size, -1), attention.expand(size, -1), frozen.expand(size, -1))
     terms = objective.loss(denoiser, batch, LogLinear(), _noise())
-    yield Finding(float((terms.counted & ~batch.target_mask).sum()), 0, "positions counted that are not open")
-    yield Finding(float(terms.nelbo[~batch.target_mask].abs().sum()), 0, "nats where nothing is counted")
+    yield Check(float((terms.counted & ~batch.target_mask).sum()), 0, "positions counted that are not open")
+    yield Check(float(terms.nelbo[~batch.target_mask].abs().sum()), 0, "nats where nothing is counted")
     touched = (denoiser.calls[0] != batch.input_ids)[~batch.target_mask].sum()
-    yield Finding(float(touched), 0, "tokens corrupted that are frozen or pads")
+    yield Check(float(touched), 0, "tokens corrupted that are frozen or pads")
 
 
 class _Learning:
@@ -218,7 +218,7 @@ def _noise() -> Noise:
     return Noise(RATES, torch.linspace(0.001, 0.999, len(RATES) * 3).view(3, -1).T)
 
 
-def _surprise(denoiser: Watched) -> Tensor:
+def _surprise(denoiser: RecordingDenoiser) -> Tensor:
     """[B, L] by the definition, at what a denoiser was asked."""
     z, alpha = denoiser.calls[0], denoiser.alphas[0]
     assert alpha is not None
@@ -243,7 +243,7 @@ def denoisers(objective: Objective) -> list[Any]:
 
 
 @law("objective", when=is_bound)
-def average_is_the_bound(objective: Objective) -> Iterator[Finding]:
+def average_is_the_bound(objective: Objective) -> Iterator[Check]:
     """Averaged over its noise an objective is its bound, for every schedule, conditioned or not (laws 2, 3, 4, 5): in
     continuous time the same number for all, in T steps the divergences made of transition matrices."""
     for schedule in members("schedule"):
@@ -253,11 +253,11 @@ def average_is_the_bound(objective: Objective) -> Iterator[Finding]:
                 made = average(objective, denoiser, schedule, TEXT, open_)
                 should = reference(objective, denoiser, schedule, TEXT, open_)
                 worst = max(worst, float((made - should).abs().max()))
-        yield Finding(worst, TOLERANCE, f"nats from the enumerated bound with {describe(schedule)}")
+        yield Check(worst, TOLERANCE, f"nats from the enumerated bound with {describe(schedule)}")
 
 
 @law("objective", when=is_bound)
-def bound_is_not_below_the_likelihood(objective: Objective) -> Iterator[Finding]:
+def bound_is_not_below_the_likelihood(objective: Objective) -> Iterator[Check]:
     """-log p of the process that the objective bounds, enumerated, is not above the bound (law 1)."""
     shortfall, gap = -math.inf, math.inf
     for schedule in members("schedule"):
@@ -266,13 +266,13 @@ def bound_is_not_below_the_likelihood(objective: Objective) -> Iterator[Finding]
                 nats = float(average(objective, denoiser, schedule, TEXT, open_).sum())
                 nll = likelihood(objective, denoiser, schedule, TEXT, open_)
                 shortfall, gap = max(shortfall, nll - nats), min(gap, nats - nll)
-    yield Finding(shortfall, TOLERANCE, "nats by which the bound is below -log p")
+    yield Check(shortfall, TOLERANCE, "nats by which the bound is below -log p")
     if objective.exact:
-        yield Finding(abs(gap), TOLERANCE, "nats between an exact objective and -log p")
+        yield Check(abs(gap), TOLERANCE, "nats between an exact objective and -log p")
 
 
 @law("objective", when=lambda o: is_bound(o) and getattr(o, "steps", None) is None)
-def oracle_leaves_no_gap(objective: Objective) -> Iterator[Finding]:
+def oracle_leaves_no_gap(objective: Objective) -> Iterator[Check]:
     """With the true conditionals the bound is -log p itself, of any law and of a Markov chain, given tokens conditioned
     on (law 1)."""
     for data in (RANDOM, MARKOV):
@@ -283,11 +283,11 @@ def oracle_leaves_no_gap(objective: Objective) -> Iterator[Finding]:
                 float(average(objective, denoiser, LogLinear(), text, open_).sum()) - data.nll(text, open_)
                 for text in data.texts()[::5]
             ]
-            yield Finding(max(map(abs, gap)), TOLERANCE, f"nats between bound and -log p with an oracle, {given} given")
+            yield Check(max(map(abs, gap)), TOLERANCE, f"nats between bound and -log p with an oracle, {given} given")
 
 
 @law("objective", when=lambda o: getattr(o, "steps", None) is not None)
-def oracle_gains_by_more_steps(objective: Any) -> Iterator[Finding]:
+def oracle_gains_by_more_steps(objective: Any) -> Iterator[Check]:
     """With the true conditionals the T-step bound, averaged over the data, comes down along T, 2T, 4T towards the
     entropy of the data and never below it (law 3)."""
     denoiser = RANDOM.oracle(objective.causal)
@@ -300,8 +300,8 @@ def oracle_gains_by_more_steps(objective: Any) -> Iterator[Finding]:
             each = [average(finer, denoiser, LogLinear(), text, open_).sum() for text in RANDOM.texts()]
             nats.append(RANDOM.mean(each))
         rise = max(after - before for before, after in itertools.pairwise(nats))
-        yield Finding(rise, -1e-3, "rise along T, 2T, 4T with an oracle")
-        yield Finding(entropy - nats[-1], TOLERANCE, "nats by which the bound is below the entropy of the data")
+        yield Check(rise, -1e-3, "rise along T, 2T, 4T with an oracle")
+        yield Check(entropy - nats[-1], TOLERANCE, "nats by which the bound is below the entropy of the data")
 
 
 def _in_steps(objective: Objective) -> bool:
@@ -309,7 +309,7 @@ def _in_steps(objective: Objective) -> bool:
 
 
 @law("objective", when=lambda o: _in_steps(o) and o.steps == STEPS[0])
-def many_steps_are_continuous_time(objective: Objective) -> Iterator[Finding]:
+def many_steps_are_continuous_time(objective: Objective) -> Iterator[Check]:
     """The T-step bound comes as close to the continuous one as 1/T, for a denoiser that contradicts itself (law 3)."""
     for schedule in members("schedule"):
         for denoiser in denoisers(objective):
@@ -318,35 +318,35 @@ def many_steps_are_continuous_time(objective: Objective) -> Iterator[Finding]:
                 float(average(objective.model_copy(update={"steps": T}), denoiser, schedule, TEXT, FREE).sum()) - limit
                 for T in (128, 256)
             ]
-            yield Finding(abs(gaps[1]), 0.05, f"nats from the continuous bound at T = 256 with {describe(schedule)}")
-            yield Finding(abs(2 * gaps[1] - gaps[0]), 0.01, "what is left when 1/T is extrapolated away")
+            yield Check(abs(gaps[1]), 0.05, f"nats from the continuous bound at T = 256 with {describe(schedule)}")
+            yield Check(abs(2 * gaps[1] - gaps[0]), 0.01, "what is left when 1/T is extrapolated away")
 
 
 @law("objective", when=is_bound)
-def estimators_agree(objective: Objective) -> Iterator[Finding]:
+def estimators_agree(objective: Objective) -> Iterator[Check]:
     """The estimators by which an objective wants its models judged average to one number (law 2)."""
     for denoiser in denoisers(objective):
         for open_ in (FREE, GIVEN):
             nats = [average(e, denoiser, LogLinear(), TEXT, open_).sum() for e in objective.estimators().values()]
-            yield Finding(float(max(nats) - min(nats)), TOLERANCE, "nats between the estimators")
+            yield Check(float(max(nats) - min(nats)), TOLERANCE, "nats between the estimators")
 
 
 @law("objective", when=lambda o: isinstance(o, SEDD))
-def free_score_pays_for_its_mass(objective: SEDD) -> Iterator[Finding]:
+def free_score_pays_for_its_mass(objective: SEDD) -> Iterator[Check]:
     """A score of total mass S alpha/(1 - alpha) costs w(t) (S - 1 - log S) more at every masked token (law 5)."""
     schedule = LogLinear()
     noise = Noise(torch.tensor([0.4, 0.9]).double(), torch.tensor([[0.2, 0.3, 0.95]] * 2).double())
     batch, masked = Batch.of(TEXT.expand(2, -1)), torch.tensor([[True, True, False]] * 2)
     fair = objective.loss(random_table(), batch, schedule, noise).nelbo
     subs = Subs().loss(random_table(), batch, schedule, noise).nelbo
-    yield Finding(_most(fair - subs), TOLERANCE, "nats between a normalised score and SUBS at a z_t")
+    yield Check(_most(fair - subs), TOLERANCE, "nats between a normalised score and SUBS at a z_t")
     for mass in (0.3, 2.5):
         table = random_table(mass=mass)
         free = objective.loss(table, batch, schedule, noise).nelbo
         price = schedule.weight(noise.t)[:, None] * (mass - 1 - math.log(mass)) * masked
-        yield Finding(_most(free - fair - price), TOLERANCE, f"price of a score of mass {mass}")
+        yield Check(_most(free - fair - price), TOLERANCE, f"price of a score of mass {mass}")
         written = _score_entropy(table, batch, schedule, noise.t, masked)
-        yield Finding(_most(free - written), TOLERANCE, f"against the formula as written, mass {mass}")
+        yield Check(_most(free - written), TOLERANCE, f"against the formula as written, mass {mass}")
 
 
 def _score_entropy(denoiser: Any, batch: Batch, schedule: Schedule, t: Tensor, masked: Tensor) -> Tensor:
@@ -361,45 +361,43 @@ def _score_entropy(denoiser: Any, batch: Batch, schedule: Schedule, t: Tensor, m
 
 
 @law("objective", when=lambda o: isinstance(o, SEDD))
-def scores_and_predictions_convert(objective: SEDD) -> Iterator[Finding]:
+def scores_and_predictions_convert(objective: SEDD) -> Iterator[Check]:
     """s = alpha/(1 - alpha) x_theta, there and back; a raw output whose mass is V - 1 is such a score."""
     table, alpha = random_table(), torch.tensor(0.3, dtype=torch.float64)
     log_x = exact.log_conditionals(table, TEXT[None].masked_fill(FREE, MASK), 0.3)
     log_s = x_to_log_score(log_x, alpha)
-    yield Finding(_most(log_s.exp() - log_x.exp() * 0.3 / 0.7), 1e-12, "score of a prediction")
-    yield Finding(_most(log_score_to_x(log_s).exp() - log_x.exp()), 1e-12, "prediction of a score")
+    yield Check(_most(log_s.exp() - log_x.exp() * 0.3 / 0.7), 1e-12, "score of a prediction")
+    yield Check(_most(log_score_to_x(log_s).exp() - log_x.exp()), 1e-12, "prediction of a score")
     f = table.head(table.hidden(TEXT[None].masked_fill(FREE, MASK)))
-    yield Finding(_most(log_score(f, alpha, V).exp() - log_s.exp()), 1e-12, "score of a raw output")
+    yield Check(_most(log_score(f, alpha, V).exp() - log_s.exp()), 1e-12, "score of a raw output")
 
 
 @law("objective", when=is_bound)
-def frozen_and_padded_tokens_are_left_alone(objective: Objective) -> Iterator[Finding]:
+def frozen_and_padded_tokens_are_left_alone(objective: Objective) -> Iterator[Check]:
     """Frozen tokens and pads are never corrupted, predicted nor counted; what stands at a pad does not matter."""
-    denoiser: Any = Watched(denoisers(objective)[0])
+    denoiser: Any = RecordingDenoiser(denoisers(objective)[0])
     attention, frozen = torch.tensor([True, True, False]), torch.tensor([True, False, False])
     batch = Batch.of(TEXT.expand(64, -1), attention.expand(64, -1), frozen.expand(64, -1))
     noise = _real_noise(64, seed=3)
     terms = objective.loss(denoiser, batch, LogLinear(), noise)
-    yield Finding(
+    yield Check(
         float((terms.counted != batch.target_mask).sum()), 0, "positions counted that are not open, or the reverse"
     )
     for name in ("diffusion", "reconstruction", "prior", "cross_entropy"):
-        yield Finding(
-            float(getattr(terms, name)[~batch.target_mask].abs().sum()), 0, f"{name} where nothing is counted"
-        )
+        yield Check(float(getattr(terms, name)[~batch.target_mask].abs().sum()), 0, f"{name} where nothing is counted")
     if terms.masked is not None:
         touched = sum(int((ids != batch.input_ids)[~batch.target_mask].sum()) for ids in denoiser.calls)
-        yield Finding(touched, 0, "tokens corrupted that are frozen or pads")
-        yield Finding(float((terms.masked & ~batch.target_mask).sum()), 0, "positions called masked that are not open")
+        yield Check(touched, 0, "tokens corrupted that are frozen or pads")
+        yield Check(float((terms.masked & ~batch.target_mask).sum()), 0, "positions called masked that are not open")
     other = replace(batch, input_ids=batch.input_ids.masked_fill(~batch.attention_mask, 0))
     again = objective.loss(denoiser, other, LogLinear(), noise)
-    yield Finding(float((terms.nelbo != again.nelbo).sum()), 0, "values that change with what stands at a pad")
+    yield Check(float((terms.nelbo != again.nelbo).sum()), 0, "values that change with what stands at a pad")
 
 
 @law("objective", when=is_bound)
-def cross_entropy_is_that_of_the_prediction(objective: Objective) -> Iterator[Finding]:
+def cross_entropy_is_that_of_the_prediction(objective: Objective) -> Iterator[Check]:
     """The term `cross_entropy` is -log x_theta(x) at the tokens that were masked (for AR: at all), and 0 elsewhere."""
-    denoiser: Any = Watched(denoisers(objective)[0])
+    denoiser: Any = RecordingDenoiser(denoisers(objective)[0])
     batch = Batch.of(TEXT.expand(64, -1))
     terms = objective.loss(denoiser, batch, LogLinear(), _real_noise(64, seed=4))
     if terms.masked is None:
@@ -407,11 +405,11 @@ def cross_entropy_is_that_of_the_prediction(objective: Objective) -> Iterator[Fi
     else:
         log_p = exact.log_conditionals(denoiser.denoiser, denoiser.calls[0], 0.5, mask_logit=objective.needs_mask_logit)
         should = -log_p.gather(2, batch.input_ids[..., None])[..., 0] * terms.masked
-    yield Finding(_most(terms.cross_entropy - should), TOLERANCE, "nats from -log x_theta(x)")
+    yield Check(_most(terms.cross_entropy - should), TOLERANCE, "nats from -log x_theta(x)")
 
 
 @law("objective", when=is_bound)
-def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Finding]:
+def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Check]:
     """Every term and every gradient is finite at all times, t = 0, 1 and the first step of the grid included."""
     table = denoisers(objective)[0]
     table.logits.requires_grad_()
@@ -421,11 +419,11 @@ def terms_are_finite_with_gradients(objective: Objective) -> Iterator[Finding]:
         terms = objective.loss(table, Batch.of(TEXT.expand(len(t), -1)), schedule, Noise(t, u))
         (gradient,) = torch.autograd.grad(terms.loss, table.logits)
         bad = int((~terms.nelbo.isfinite()).sum() + (~gradient.isfinite()).sum())
-        yield Finding(bad, 0, f"values or gradients that are not finite with {describe(schedule)}")
+        yield Check(bad, 0, f"values or gradients that are not finite with {describe(schedule)}")
 
 
 @law("objective", when=lambda o: is_bound(o) and not o.exact)
-def real_noise_averages_to_the_bound(objective: Objective) -> Iterator[Finding]:
+def real_noise_averages_to_the_bound(objective: Objective) -> Iterator[Check]:
     """With the noise of training, stratified times included, the mean is the bound within 4 standard errors (law 2)."""
     rounds, size = 24, 256
     noises = [_real_noise(size, seed=5, step=step) for step in range(rounds)]
@@ -434,11 +432,11 @@ def real_noise_averages_to_the_bound(objective: Objective) -> Iterator[Finding]:
         terms = objective.loss(denoiser, Batch.of(TEXT.expand(rounds * size, -1)), LogLinear(), noise)
         means = terms.nelbo.double().sum(dim=1).view(rounds, size).mean(dim=1)
         value = float(average(objective, denoiser, LogLinear(), TEXT, FREE).sum())
-        yield Finding(deviations(means, value), 4.0, "standard errors from the exact average")
+        yield Check(deviations(means, value), 4.0, "standard errors from the exact average")
 
 
 @law("objective")
-def half_a_batch_is_half_of_the_batch(objective: Objective) -> Iterator[Finding]:
+def half_a_batch_is_half_of_the_batch(objective: Objective) -> Iterator[Check]:
     """A global batch of 8 has the same times, masks and values on one process and on two (law 11)."""
     denoiser = denoisers(objective)[0]
 
@@ -450,7 +448,7 @@ def half_a_batch_is_half_of_the_batch(objective: Objective) -> Iterator[Finding]
     for name in ("nelbo", "masked", "mask_rate"):
         if getattr(whole, name) is not None:
             halves = torch.cat([getattr(first, name), getattr(second, name)])
-            yield Finding(float((getattr(whole, name) != halves).sum()), 0, f"{name} that differ on two processes")
+            yield Check(float((getattr(whole, name) != halves).sum()), 0, f"{name} that differ on two processes")
 
 
 def _most(difference: Tensor) -> float:

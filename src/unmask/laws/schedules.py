@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from unmask.laws.base import Finding, law
-from unmask.laws.exact import bayes, over_time
+from unmask.laws.base import Check, law
+from unmask.laws.exact import bayes, time_quadrature
 from unmask.process import posterior, reveal_probability
 from unmask.schedules import MIN_TIME, Schedule
 
@@ -17,63 +17,63 @@ ULP = torch.finfo(torch.float32).eps
 
 
 @law("schedule")
-def alpha_falls_from_one_to_zero(schedule: Schedule) -> Iterator[Finding]:
+def alpha_falls_from_one_to_zero(schedule: Schedule) -> Iterator[Check]:
     """alpha(0) = 1 and alpha(1) = 0 to the last bit or two of float32, and in between it never rises."""
     ends = torch.tensor([0.0, 1.0])
-    yield Finding(_worst(schedule.mask_rate(ends) - ends), 2 * ULP, "mask rate at t = 0 and 1, against 0 and 1")
-    yield Finding(_worst(schedule.time_at(ends) - ends), 4 * ULP, "time at mask rate 0 and 1, against 0 and 1")
+    yield Check(_worst(schedule.mask_rate(ends) - ends), 2 * ULP, "mask rate at t = 0 and 1, against 0 and 1")
+    yield Check(_worst(schedule.time_at(ends) - ends), 4 * ULP, "time at mask rate 0 and 1, against 0 and 1")
     t = torch.linspace(0, 1, 4097)
     rise = schedule.alpha(t).diff().max().clamp_min(0)
-    yield Finding(float(rise), ULP, "largest rise of alpha on a grid")
+    yield Check(float(rise), ULP, "largest rise of alpha on a grid")
     outside = torch.stack([schedule.alpha(t) - 1, -schedule.alpha(t), schedule.time_at(t) - 1, -schedule.time_at(t)])
-    yield Finding(float(outside.max()), 0.0, "how far alpha or the inverse leaves [0, 1]")
+    yield Check(float(outside.max()), 0.0, "how far alpha or the inverse leaves [0, 1]")
 
 
 @law("schedule")
-def derivative_is_that_of_alpha(schedule: Schedule) -> Iterator[Finding]:
+def derivative_is_that_of_alpha(schedule: Schedule) -> Iterator[Check]:
     """dalpha equals what autograd and a difference quotient make of alpha, and it integrates to -1."""
     t = TIMES.clone().requires_grad_()
     (slope,) = torch.autograd.grad(-schedule.mask_rate(t).sum(), t)
     # where alpha is all but flat, differences of it lose digits
-    yield Finding(_relative(schedule.dalpha(TIMES), slope, 1e-6), 1e-7, "dalpha against autograd, relative")
+    yield Check(_relative(schedule.dalpha(TIMES), slope, 1e-6), 1e-7, "dalpha against autograd, relative")
     t = _straight(TIMES, schedule.breakpoints())
     h = 1e-4 * t
     quotient = (schedule.mask_rate(t - h) - schedule.mask_rate(t + h)) / (2 * h)
-    yield Finding(_relative(schedule.dalpha(t), quotient, 1e-6), 1e-4, "dalpha against a difference quotient, relative")
-    node, weight = over_time(schedule.breakpoints())
+    yield Check(_relative(schedule.dalpha(t), quotient, 1e-6), 1e-4, "dalpha against a difference quotient, relative")
+    node, weight = time_quadrature(schedule.breakpoints())
     fall = (weight * schedule.dalpha(node)).sum()
-    yield Finding(abs(float(fall) + 1.0), 1e-6, "integral of dalpha, against -1")
+    yield Check(abs(float(fall) + 1.0), 1e-6, "integral of dalpha, against -1")
 
 
 @law("schedule")
-def weight_is_that_of_eq_10(schedule: Schedule) -> Iterator[Finding]:
+def weight_is_that_of_eq_10(schedule: Schedule) -> Iterator[Check]:
     """w = -alpha'/(1 - alpha), finite at both ends, and as good in float32 as in float64, also near t = 0."""
     exact = -schedule.dalpha(TIMES) / schedule.mask_rate(TIMES)
-    yield Finding(_relative(schedule.weight(TIMES), exact), 1e-9, "weight against -alpha'/(1 - alpha), relative")
+    yield Check(_relative(schedule.weight(TIMES), exact), 1e-9, "weight against -alpha'/(1 - alpha), relative")
     short = TIMES.float()
     for name in ("weight", "mask_rate"):
         function = getattr(schedule, name)
         error = _relative(function(short).double(), function(short.double()))
-        yield Finding(error, 2e-5, f"{name} in float32 against float64, relative")
+        yield Check(error, 2e-5, f"{name} in float32 against float64, relative")
     ends = schedule.weight(torch.tensor([0.0, MIN_TIME, 1.0]))
-    yield Finding(float((~ends.isfinite()).sum() + (ends < 0).sum()), 0, "weights at the ends that are not finite")
+    yield Check(float((~ends.isfinite()).sum() + (ends < 0).sum()), 0, "weights at the ends that are not finite")
 
 
 @law("schedule")
-def inverse_finds_the_time(schedule: Schedule) -> Iterator[Finding]:
+def inverse_finds_the_time(schedule: Schedule) -> Iterator[Check]:
     """mask_rate(time_at(v)) = v in float64 and, for every v that a float32 uniform may have, nearly so in float32."""
     v = TIMES
-    yield Finding(_relative(schedule.mask_rate(schedule.time_at(v)), v), 1e-8, "mask rate at the time of v, relative")
+    yield Check(_relative(schedule.mask_rate(schedule.time_at(v)), v), 1e-8, "mask rate at the time of v, relative")
     back = schedule.time_at(schedule.mask_rate(TIMES))
     stiff = schedule.dalpha(TIMES).abs() > 1e-6
-    yield Finding(_relative(back[stiff], TIMES[stiff]), 1e-7, "time at the mask rate of t, relative")
-    yield Finding(_worst(schedule.inverse(schedule.alpha(v)) - back), 1e-4, "inverse of alpha against that of the rate")
+    yield Check(_relative(back[stiff], TIMES[stiff]), 1e-7, "time at the mask rate of t, relative")
+    yield Check(_worst(schedule.inverse(schedule.alpha(v)) - back), 1e-4, "inverse of alpha against that of the rate")
     v = torch.cat([torch.tensor([2.0**-33, 2.0**-20, 1 - 2.0**-24]), torch.linspace(0.001, 0.999, 999)])
-    yield Finding(_worst(schedule.mask_rate(schedule.time_at(v)) - v), 8 * ULP, "the same in float32, absolute")
+    yield Check(_worst(schedule.mask_rate(schedule.time_at(v)) - v), 8 * ULP, "the same in float32, absolute")
 
 
 @law("schedule")
-def posterior_is_bayes(schedule: Schedule) -> Iterator[Finding]:
+def posterior_is_bayes(schedule: Schedule) -> Iterator[Check]:
     """process.posterior equals Bayes' rule with transition matrices for all tokens and a few pairs s < t (law 6)."""
     V, mask = 4, 1
     tokens = torch.tensor([0, 2, 3])
@@ -86,7 +86,7 @@ def posterior_is_bayes(schedule: Schedule) -> Iterator[Finding]:
             worst = max(worst, _worst(made - bayes(x, z_t, rate_s, rate_t, mask)))
         reveal = bayes(x, torch.full_like(tokens, mask), rate_s, rate_t, mask)[0, 0]
         worst = max(worst, abs(float(reveal_probability(rate_s, rate_t) - reveal)))
-    yield Finding(worst, 1e-12, "posterior against Bayes' rule")
+    yield Check(worst, 1e-12, "posterior against Bayes' rule")
 
 
 def _straight(t: Tensor, bends: tuple[float, ...]) -> Tensor:

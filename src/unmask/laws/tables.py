@@ -90,7 +90,7 @@ class CausalTable(_Rows):
         return self.logits[codes[:, -input_ids.shape[1] :]]
 
 
-class SameRow(_Rows):
+class ConstantDenoiser(_Rows):
     """The same row of logits [V] at every position of every canvas, whether it is walked left to right or not."""
 
     def __init__(self, row: Tensor, mask_token_id: int) -> None:
@@ -117,7 +117,7 @@ def prefix_codes(ids: Tensor, vocab_size: int) -> Tensor:
     return ((ids + 1) * (vocab_size + 1) ** torch.arange(ids.shape[1])).cumsum(dim=1)
 
 
-def every_canvas(vocab_size: int, length: int) -> Tensor:
+def all_canvases(vocab_size: int, length: int) -> Tensor:
     """[V^L, L] all canvases; canvas number sum_l z_l V^l is the one in that row."""
     code = torch.arange(vocab_size**length)
     return code[:, None] // vocab_size ** torch.arange(length) % vocab_size
@@ -161,14 +161,14 @@ def markov_joint(seed: int = 0, vocab_size: int = 3, length: int = 6, mask_token
     transition = torch.rand(vocab_size, vocab_size, generator=generator, dtype=torch.float64) + 3 * torch.eye(
         vocab_size
     )
-    ids = every_canvas(vocab_size, length)
+    ids = all_canvases(vocab_size, length)
     weight = transition[ids[:, :-1], ids[:, 1:]].prod(dim=1)
     return _normalised(weight, vocab_size, length, mask_token_id)
 
 
 def oracle(joint: Tensor, vocab_size: int, length: int, mask_token_id: int) -> Table:
     """The table of the true conditionals p(x_l | visible tokens) of a law [V^L] of the data."""
-    ids = every_canvas(vocab_size, length)
+    ids = all_canvases(vocab_size, length)
     agrees = ((ids[:, None] == ids[None]) | (ids[:, None] == mask_token_id)).all(dim=-1)
     token = nn.functional.one_hot(ids, vocab_size).to(joint.dtype)
     marginal = torch.einsum("zx,x,xlv->zlv", agrees.to(joint.dtype), joint, token)
@@ -177,7 +177,7 @@ def oracle(joint: Tensor, vocab_size: int, length: int, mask_token_id: int) -> T
 
 def causal_oracle(joint: Tensor, vocab_size: int, length: int, mask_token_id: int) -> CausalTable:
     """The causal table of the true conditionals p(x_l | x_<l), beginning with the mask token."""
-    ids = every_canvas(vocab_size, length)
+    ids = all_canvases(vocab_size, length)
     before = torch.cat([torch.full_like(ids[:, :1], mask_token_id), ids[:, :-1]], dim=1)
     table = torch.zeros((vocab_size + 1) ** (length + 1), vocab_size, dtype=joint.dtype)
     weight = joint[:, None].expand(ids.shape)
@@ -200,11 +200,11 @@ class Data:
 
     def texts(self) -> Tensor:
         """[K, L] all texts of a probability above 0."""
-        return every_canvas(self.vocab_size, self.length)[self.joint > 0]
+        return all_canvases(self.vocab_size, self.length)[self.joint > 0]
 
     def nll(self, text: Tensor, open_: Tensor) -> float:
         """-log p(open tokens | the others)."""
-        ids = every_canvas(self.vocab_size, self.length)
+        ids = all_canvases(self.vocab_size, self.length)
         fits = ((ids == text) | open_).all(dim=1)
         return -math.log(float(self.joint[(ids == text).all(dim=1)].sum() / self.joint[fits].sum()))
 
@@ -213,7 +213,7 @@ class Data:
         return float(self.joint[self.joint > 0] @ torch.tensor([float(value) for value in values], dtype=torch.float64))
 
 
-class Watched:
+class RecordingDenoiser:
     """A denoiser that keeps what its trunk was asked: the ids and alpha of every call."""
 
     def __init__(self, denoiser: Any) -> None:
@@ -232,6 +232,6 @@ class Watched:
 
 
 def _normalised(weight: Tensor, vocab_size: int, length: int, mask_token_id: int) -> Tensor:
-    masked = (every_canvas(vocab_size, length) == mask_token_id).any(dim=1)
+    masked = (all_canvases(vocab_size, length) == mask_token_id).any(dim=1)
     weight = weight.masked_fill(masked, 0.0)
     return weight / weight.sum()

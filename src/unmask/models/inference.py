@@ -169,7 +169,7 @@ def worth_compiling(network: Any, tokens: int) -> bool:
     return network.device.type == "cuda" and has_triton() and 2.0 * weights * tokens > MIN_OPERATIONS_TO_COMPILE
 
 
-class Engine:
+class InferenceEngine:
     """A denoiser for inference on a GPU that is called again and again with the same shapes.
 
     From the second call of a shape on, `hidden` replays a recorded graph: one launch in place of hundreds. The rows it
@@ -192,13 +192,13 @@ class Engine:
         """Whether the network's work is compiled."""
         return self.network.fused
 
-    def prepare(self, tokens: int) -> Engine:
+    def prepare(self, tokens: int) -> InferenceEngine:
         """Be ready to see so many tokens in all calls together: compile, if that is worth its while."""
         if not self.fused and worth_compiling(self.network, tokens):
             self.compile()
         return self
 
-    def compile(self) -> Engine:
+    def compile(self) -> InferenceEngine:
         """Compile the blocks at their next call; what was recorded before is forgotten."""
         compile_blocks(self.network)
         self._passes.clear()
