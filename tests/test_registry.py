@@ -92,3 +92,11 @@ def test_a_field_builds_and_writes_its_component():
 def test_members_are_imported_only_when_asked_for():
     code = "import sys, unmask.registry as r; r.names('model'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("spec", ["reveal", {"name": "reveal", "steps": 4}])
+def test_an_earlier_name_of_a_member_keeps_opening(spec):
+    built = registry.build("sampler", spec)
+    assert built.name == "ancestral"
+    assert built.model_dump()["name"] == "ancestral"
+    assert "reveal" not in registry.names("sampler")

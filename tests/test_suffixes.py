@@ -15,7 +15,7 @@ from unmask.laws.tables import Table, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
-from unmask.samplers.wrappers import WithoutEnd
+from unmask.samplers.guidance import NoEosDenoiser
 
 V, L, MASK, END = 4, 3, 1, 3
 
@@ -37,7 +37,7 @@ def test_an_end_is_shut_out_of_the_law_where_a_text_goes_on(steps):
     logits[:, closed, END] = -torch.inf
     should = output_distribution(AncestralSampler(steps=steps), Table(logits, MASK), torch.full((L,), MASK))
     canvas = Canvas.of(torch.full((8000, L), MASK), MASK, seed=90)
-    view = WithoutEnd(table, closed.expand(8000, -1), END)
+    view = NoEosDenoiser(table, closed.expand(8000, -1), END)
     ids = sample(AncestralSampler(steps=steps), view, canvas).ids
     counts = torch.bincount((ids * V ** torch.arange(L)).sum(dim=1), minlength=V**L)
     assert counts[should == 0].sum() == 0
@@ -51,12 +51,14 @@ def test_a_row_keeps_its_own_gaps_when_others_are_finished():
     canvas, table = Canvas.of(ids, MASK, seed=11), random_table()
     for seed in range(40):
         canvas = Canvas.of(ids, MASK, seed=10 * seed)
-        together = sample(AncestralSampler(), WithoutEnd(table, closed, END), canvas).ids
+        together = sample(AncestralSampler(), NoEosDenoiser(table, closed, END), canvas).ids
         assert END not in together[2, 1:].tolist()
         for b in range(len(ids)):
             row = slice(b, b + 1)
             alone = sample(
-                AncestralSampler(), WithoutEnd(table, closed[row], END), Canvas.of(ids[row], MASK, seed=10 * seed + b)
+                AncestralSampler(),
+                NoEosDenoiser(table, closed[row], END),
+                Canvas.of(ids[row], MASK, seed=10 * seed + b),
             )
             assert torch.equal(alone.ids[0], together[b])
 
@@ -116,7 +118,7 @@ def test_no_blank_in_the_middle_ends_a_text(eager, options):
 
 def test_where_texts_are_joined_an_end_cuts_nothing_off(mdlm):
     canvas = mdlm.text_processor.canvas([[97, mdlm.text_processor.mask, 98]], 0, torch.device("cpu"))
-    assert canvas.closed is None
+    assert canvas.no_eos is None
 
 
 def test_given_tokens_are_what_a_gap_lies_before(tmp_path):
@@ -124,6 +126,6 @@ def test_given_tokens_are_what_a_gap_lies_before(tmp_path):
     mask, eos = text_processor.mask, text_processor.end_token
     rows = [[97, mask, mask, 98, mask, eos], [mask, mask], [97, mask, eos]]
     canvas = text_processor.canvas(rows, 0, torch.device("cpu"))
-    assert canvas.closed is not None
-    assert canvas.closed.nonzero().tolist() == [[0, 1], [0, 2]]
+    assert canvas.no_eos is not None
+    assert canvas.no_eos.nonzero().tolist() == [[0, 1], [0, 2]]
     assert canvas.condition.nonzero().tolist() == [[0, 0], [0, 3], [2, 0]]

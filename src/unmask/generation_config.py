@@ -9,7 +9,7 @@ from inspect import signature
 from numbers import Real
 from typing import Any
 
-from unmask.constraints import Constraint, constraints_of
+from unmask.constraints import Constraint, as_constraints
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -43,7 +43,7 @@ class GenerationConfig:
         check_most(particles=self.particles, best_of=self.best_of)
         check_numbers(guidance=self.guidance)
         if self.constraint is not None:
-            constraints_of(self.constraint)
+            as_constraints(self.constraint)
         if self.score is not None and not callable(self.score):
             raise UnmaskError(f"score={self.score!r} is no function; give one that makes a number of a text.")
         if self.best_of < 1:
@@ -81,7 +81,7 @@ def together(asked: Constraints, others: Sequence[Constraint]) -> Constraints:
     """What a user asks for, and some things more."""
     if not others or asked is None:
         return others or asked
-    return [*constraints_of(asked), *others]
+    return [*as_constraints(asked), *others]
 
 
 def check_whole(**numbers: Any) -> None:

@@ -34,7 +34,13 @@ from unmask.models.dit import missing_planner_error
 from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, select_device, select_dtype
 from unmask.registry import build
 from unmask.samplers.base import Sampler, State
-from unmask.samplers.options import SamplingOptions, Spec, check_walk, choose_sampler, walks
+from unmask.samplers.options import (
+    SamplerSpec,
+    SamplingOptions,
+    check_sampling_options,
+    choose_sampler,
+    configure_sampler,
+)
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows
 from unmask.text_processor import BLANK, Frame, Generation, PieceReader, TextProcessor, checked_texts
@@ -89,7 +95,7 @@ class Writer:
         check_wish(wish, text_processor, sampler, max(map(len, rows)))
         self._rewrites = sampler.rewrites
         self.control = self._control()
-        begin = walks(sampler, self.control, device)
+        begin = configure_sampler(sampler, self.control, device)
         self._walk = partial(begin, ready(self._work(getattr(sampler, "steps", None))))
 
     def states(self, rows: TokenRows, seed: int, several: int = 1) -> Iterator[State]:
@@ -198,7 +204,7 @@ def check_wish(wish: GenerationConfig, text_processor: TextProcessor, sampler: S
     if stride is not None and not 1 <= stride <= limit:
         raise UnmaskError(f"stride={stride} is not possible; give 1 to {limit}, the length of this model.")
     constrained, scored = wish.constraint is not None, wish.score is not None and wish.particles > 1
-    check_walk(sampler, wish.rule, wish.particles, wish.guidance, constrained, scored)
+    check_sampling_options(sampler, wish.rule, wish.particles, wish.guidance, constrained, scored)
     if longest > limit and (constrained or scored):
         raise UnmaskError(
             f"A constraint or score of a whole canvas of {longest} tokens needs a model that sees it, "
@@ -226,7 +232,7 @@ def _given(row: Sequence[int], text_processor: TextProcessor) -> bool:
 def _remember(seen: list[list[list[int]]], state: State) -> None:
     """Add canvases to what each sequence has looked like: before its first call, and after each of its own."""
     seen += [[] for _ in range(len(state.ids) - len(seen))]
-    for past, ids, made in zip(seen, state.ids.tolist(), state.made.tolist(), strict=True):
+    for past, ids, made in zip(seen, state.ids.tolist(), state.calls_made.tolist(), strict=True):
         if made == len(past):
             past.append(ids)
 
@@ -347,7 +353,7 @@ class Author(Opened):
         return_trajectory: bool = False,
         streamer: Any = None,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
         **wish: Any,
     ) -> list[Generation]:
         """Like `generate`, with ids, order, confidences and the number of network calls of each sequence.
@@ -382,7 +388,7 @@ class Author(Opened):
         batch_size: int | None = None,
         progress: Progress | None = None,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
         **wish: Any,
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; line i has the seed `seed + i`."""
@@ -403,7 +409,7 @@ class Author(Opened):
         batch_size: int | None = None,
         progress: Progress | None = None,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
         **wish: Any,
     ) -> list[Generation]:
         """Like `fill_details` for rows of token ids with masks among them.
@@ -429,7 +435,7 @@ class Author(Opened):
         seed: int = 0,
         progress: Progress | None = None,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
         **wish: Any,
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
@@ -453,7 +459,7 @@ class Author(Opened):
         steps: int | None = None,
         seed: int = 0,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
         **wish: Any,
     ) -> Iterator[Frame]:
         """Every canvas of one generation, from the masked one to the text.
@@ -491,7 +497,9 @@ class Author(Opened):
 
         return Writer(self.text_processor, sampler, wish, rows, self.device, ready, length)
 
-    def sampler(self, steps: int | None = None, order: str | None = None, sampler: Spec | None = None) -> Sampler:
+    def sampler(
+        self, steps: int | None = None, order: str | None = None, sampler: SamplerSpec | None = None
+    ) -> Sampler:
         """The sampler that `generate` uses for these words of a user."""
         if not self.causal:
             chosen = choose_sampler(self.config.schedule, steps, order, sampler, self.config.objective.predicts_scores)
@@ -531,7 +539,7 @@ class MaskedDiffusionLM(Author):
         constraint: Constraints = None,
         particles: int = 1,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
         guidance: float = 0.0,
         best_of: int = 1,
         score: TextScore | None = None,
@@ -581,7 +589,7 @@ class MaskedDiffusionLM(Author):
         constraint: Constraints = None,
         particles: int = 1,
         order: str | None = None,
-        sampler: Spec | None = None,
+        sampler: SamplerSpec | None = None,
     ) -> str | list[str]:
         """Write the blanks of a text or of several: `[MASK]` is one token, `[MASK:3]` three.
 

@@ -34,7 +34,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "planner": "unmask.objectives.planner:Planner",
     },
     "sampler": {
-        "reveal": "unmask.samplers.ancestral:AncestralSampler",
+        "ancestral": "unmask.samplers.ancestral:AncestralSampler",
         "analytic": "unmask.samplers.analytic:AnalyticSampler",
         "ar": "unmask.samplers.autoregressive:AutoregressiveSampler",
         "ordered": "unmask.samplers.ordered:OrderedSampler",
@@ -80,6 +80,9 @@ AXES: dict[str, dict[str, str | type]] = {
     },
 }
 
+ALIASES: dict[str, dict[str, str]] = {"sampler": {"reveal": "ancestral"}}
+"""Earlier names of members, which keep opening."""
+
 
 class Component(BaseModel):
     """A small frozen, serialisable member of an axis. Each member adds ``name: Literal["its-name"] = "its-name"``."""
@@ -106,6 +109,7 @@ def register(axis: str, name: str, member: str | type) -> None:
 def get(axis: str, name: str) -> Any:
     """The class registered under a name, imported now."""
     members = _axis(axis)
+    name = ALIASES.get(axis, {}).get(name, name)
     if name not in members:
         raise UnmaskError(f"There is no {axis} named '{name}'.{did_you_mean(name, members)}")
     target = members[name]
@@ -129,7 +133,7 @@ def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
         if key != "name" and key not in options:
             raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{key}'.{did_you_mean(key, options)}")
     try:
-        return member(**spec)
+        return member(**{**spec, "name": ALIASES.get(axis, {}).get(spec["name"], spec["name"])})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"

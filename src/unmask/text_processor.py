@@ -13,14 +13,22 @@ import torch
 from torch import Tensor
 
 from unmask.checkpoint import CheckpointConfig
-from unmask.constraints import Automaton, Constraint, Terms, Vocabulary, before_text, bind, constraints_of
+from unmask.constraints import (
+    Automaton,
+    CompiledConstraints,
+    Constraint,
+    Vocabulary,
+    as_constraints,
+    compile_constraints,
+    masks_before_text,
+)
 from unmask.data.encoding import encode, encode_one
 from unmask.data.length_policies import rows_given, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.generation_config import check_most
 from unmask.samplers.base import Canvas, State
-from unmask.samplers.wrappers import GoesOn
+from unmask.samplers.guidance import MaskPaddedDenoiser
 
 BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
 GLYPH = "░"
@@ -285,7 +293,7 @@ class TextProcessor:
         """A network as rows see it that are shorter than its own. To one that has learnt rows filled up with EOS, a
         piece of text is the beginning of a row: a row that ends with it would say that this is all there is."""
         learnt = self.config.policy.supervises_padding and not self.config.objective.causal
-        return GoesOn(denoiser, self.length) if learnt else denoiser
+        return MaskPaddedDenoiser(denoiser, self.length) if learnt else denoiser
 
     def canvas(self, rows: list[list[int]], seed: int, device: torch.device) -> Canvas:
         """A canvas of ragged rows, padded on the right."""
@@ -295,8 +303,8 @@ class TextProcessor:
         given = real & (ids != self.mask) & (ids != self.end_token)
         if self.ends_with is None:
             return replace(canvas, condition=given)
-        closed = _padded([before_text(row, self.mask, self.ends_with).tolist() for row in rows], False, device)
-        return replace(canvas, closed=closed, condition=given)
+        no_eos = _padded([masks_before_text(row, self.mask, self.ends_with).tolist() for row in rows], False, device)
+        return replace(canvas, no_eos=no_eos, condition=given)
 
     @property
     def end_token(self) -> int:
@@ -313,16 +321,22 @@ class TextProcessor:
         """What one or several constraints ask of these rows; an error where one of the rows cannot satisfy them."""
         if constraint is None:
             return None
-        return bind(constraints_of(constraint), self.vocabulary, [self.without_end(row) for row in rows], self.limit)
+        return compile_constraints(
+            as_constraints(constraint), self.vocabulary, [self.without_end(row) for row in rows], self.limit
+        )
 
     def without_end(self, row: list[int]) -> list[int]:
         """What a constraint speaks of: a row, but for the end of the text that it is framed with for the network."""
         size = next((size for size in range(len(row), 0, -1) if row[size - 1] != self.ends_with), 0)
         return row[:size]
 
-    def terms(self, constraint: Constraint | Sequence[Constraint] | None, longest: int) -> Terms | None:
+    def terms(self, constraint: Constraint | Sequence[Constraint] | None, longest: int) -> CompiledConstraints | None:
         """What one or several constraints ask of rows of at most so many tokens, to be asked about each."""
-        return None if constraint is None else Terms(constraints_of(constraint), self.vocabulary, longest, self.limit)
+        return (
+            None
+            if constraint is None
+            else CompiledConstraints(as_constraints(constraint), self.vocabulary, longest, self.limit)
+        )
 
     def finish(self, state: State, length: int | None = None) -> list[Generation]:
         """What a finished walk wrote, sequence by sequence: of each the positions of its row that are not pads, up to

@@ -31,7 +31,7 @@ def test_sample_prints_texts_and_their_calls(run, mdlm_folder):
     result = json.loads(out)
     assert [one["seed"] for one in result["texts"]] == [0, 1]
     assert all(1 <= one["calls"] <= 3 and len(one["ids"]) == 12 for one in result["texts"])
-    assert result["sampler"]["name"] == "reveal"
+    assert result["sampler"]["name"] == "ancestral"
     code, out, _ = run("sample", mdlm_folder, "--length", 12, "--steps", 3)
     assert code == 0
     assert "network calls" in out

@@ -22,10 +22,10 @@ from unmask.constraints import (
     Regex,
     Vocabulary,
     Words,
-    bind,
+    compile_constraints,
 )
 from unmask.constraints.automaton import fewest_states
-from unmask.constraints.members import before_text, can_accept
+from unmask.constraints.members import can_accept, masks_before_text
 from unmask.data.sources import Document
 from unmask.data.tokenizers import with_special_tokens
 from unmask.errors import UnmaskError
@@ -176,7 +176,7 @@ def cuts(text: bytes, pieces: dict[bytes, int]):
 
 
 def intersect(vocabulary: Vocabulary, *constraints: Constraint) -> Automaton:
-    return bind(constraints, vocabulary, [])
+    return compile_constraints(constraints, vocabulary, [])
 
 
 def test_random_canvases_are_judged_by_their_decoded_text(bpe):
@@ -323,7 +323,7 @@ def test_automata_stay_small(single):
 )
 def test_what_cannot_be_is_named(single, constraints, row, words):
     with pytest.raises(UnmaskError, match=words) as caught:
-        bind(constraints, single, [row])
+        compile_constraints(constraints, single, [row])
     assert "\n" not in str(caught.value)
 
 
@@ -335,7 +335,7 @@ def test_a_row_is_accepted_where_some_writing_of_it_without_an_end_before_given_
     automaton = constraint.automaton(Vocabulary(None, 4, 3))
     for row in itertools.product(range(4), repeat=4):
         middle = [token == 3 and any(one in (0, 1) for one in row[i:]) for i, token in enumerate(row)]
-        assert before_text(row, 3, 2).tolist() == middle
+        assert masks_before_text(row, 3, 2).tolist() == middle
         written = [(0, 1) if inner else (0, 1, 2) for inner in middle]
         options = [(token,) if token != 3 else some for token, some in zip(row, written, strict=True)]
         assert can_accept(automaton, row, 3, 2) == any(can_accept(automaton, z, 3) for z in itertools.product(*options))
@@ -356,12 +356,12 @@ def test_a_row_is_accepted_where_some_writing_of_it_without_an_end_before_given_
 )
 def test_no_advice_goes_beyond_what_the_model_sees(single, constraint, limit, words):
     with pytest.raises(UnmaskError, match=words):
-        bind([constraint], single, [[single.mask] * 5], limit)
+        compile_constraints([constraint], single, [[single.mask] * 5], limit)
 
 
 def test_an_error_shows_the_beginning_of_a_long_constraint(single):
     with pytest.raises(UnmaskError, match=r"Banned\(tokens=\[0, 1, 2, .*\.\.\. leaves no token") as caught:
-        bind([Banned(list(range(257)))], single, [[257]])
+        compile_constraints([Banned(list(range(257)))], single, [[257]])
     assert len(str(caught.value)) < 300
 
 

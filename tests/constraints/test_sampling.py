@@ -11,18 +11,28 @@ import torch
 from torch import Tensor
 
 from tests.chains import WEIGHTS, completions, conditioned_chain, counts
-from unmask.constraints import Allowed, Automaton, Banned, Constraint, Fixed, NoWords, Vocabulary, Words, bind
+from unmask.constraints import (
+    Allowed,
+    Automaton,
+    Banned,
+    Constraint,
+    Fixed,
+    NoWords,
+    Vocabulary,
+    Words,
+    compile_constraints,
+)
 from unmask.constraints import sampling as paths
 from unmask.constraints.members import can_accept
-from unmask.constraints.particles import repeat_canvas, walk_together
-from unmask.constraints.sampling import Conditioned, Groups, Paths, largest, sum_of_logs
+from unmask.constraints.particles import repeat_canvas, run_particles
+from unmask.constraints.sampling import ConstrainedTokenSampler, Groups, Paths, largest, sum_of_logs
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V, output_distribution
 from unmask.laws.tables import ConstantDenoiser, Table, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, Evidence, JointRule, Positions, State, sample, walk
+from unmask.samplers.base import Canvas, JointTokenSampler, ParticleWeights, Positions, State, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
 
 CPU = torch.device("cpu")
@@ -39,7 +49,7 @@ CONSTRAINTS: dict[str, list[Constraint]] = {
 
 
 def automaton_of(constraints: list[Constraint]) -> Automaton:
-    return bind(constraints, Vocabulary(None, V, MASK), [])
+    return compile_constraints(constraints, Vocabulary(None, V, MASK), [])
 
 
 def matches(automaton: Automaton) -> Tensor:
@@ -52,7 +62,7 @@ def matches(automaton: Automaton) -> Tensor:
 def test_filter_is_the_enumerated_chance_of_acceptance(name, many_arcs, monkeypatch):
     monkeypatch.setattr(paths, "MANY_ARCS", many_arcs)
     automaton, denoiser = automaton_of(CONSTRAINTS[name]), random_table(3)
-    rule = Conditioned(TokenSampler(), automaton, CPU)
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton, CPU)
     for start in (BLANK, PROMPTED):
         state = AncestralSampler().begin(Canvas.of(start[None], MASK))
         at = Positions(*state.masked.nonzero(as_tuple=True))
@@ -80,7 +90,9 @@ def test_draws_follow_the_conditioned_chain(name, steps):
         assert float(should.sum()) == pytest.approx(1)
         canvas = Canvas.of(start.expand(4000, -1), MASK)
         seen = counts(
-            sample(AncestralSampler(steps=steps), denoiser, canvas, Conditioned(TokenSampler(), automaton, CPU))
+            sample(
+                AncestralSampler(steps=steps), denoiser, canvas, ConstrainedTokenSampler(TokenSampler(), automaton, CPU)
+            )
         )
         assert seen[should == 0].sum() == 0
         assert chi_square(seen, should) > 1e-4
@@ -90,14 +102,16 @@ def test_an_automaton_that_takes_all_changes_nothing_of_the_law():
     everything = automaton_of([Allowed([0, 2, 3])])
     canvas = Canvas.of(BLANK.expand(4000, -1), MASK)
     seen = counts(
-        sample(AncestralSampler(steps=2), random_table(), canvas, Conditioned(TokenSampler(), everything, CPU))
+        sample(
+            AncestralSampler(steps=2), random_table(), canvas, ConstrainedTokenSampler(TokenSampler(), everything, CPU)
+        )
     )
     assert chi_square(seen, output_distribution(AncestralSampler(steps=2), random_table(), BLANK)) > 1e-4
 
 
 def test_confidence_is_what_the_untouched_prediction_said():
-    rule = Conditioned(TokenSampler(temperature=0.5), automaton_of([Words([2, 3])]), CPU)
-    states = list(walk(AncestralSampler(), random_table(), Canvas.of(BLANK[None], MASK, seed=3), rule))
+    rule = ConstrainedTokenSampler(TokenSampler(temperature=0.5), automaton_of([Words([2, 3])]), CPU)
+    states = list(run_sampler(AncestralSampler(), random_table(), Canvas.of(BLANK[None], MASK, seed=3), rule))
     for before, after in itertools.pairwise(states):
         (position,) = (after.ids != before.ids)[0].nonzero()[:, 0].tolist()
         p = exact.log_conditionals(random_table(), before.ids, 1.0)[0, position].exp()
@@ -109,7 +123,7 @@ def test_greedy_is_the_likeliest_canvas_that_matches():
     for seed in range(6):
         denoiser = random_table(seed)
         best = completions(denoiser, BLANK, matches(automaton)).argmax()
-        rule = Conditioned(TokenSampler(temperature=0), automaton, CPU)
+        rule = ConstrainedTokenSampler(TokenSampler(temperature=0), automaton, CPU)
         state = sample(AncestralSampler(steps=1), denoiser, Canvas.of(BLANK[None], MASK), rule)
         assert int((state.ids[0] * WEIGHTS).sum()) == int(best)
 
@@ -119,7 +133,7 @@ ROW = torch.tensor([0.9, 0.05, 0.04, 0.01]).log()
 
 def written(rule: TokenSampler, constraints: list[Constraint], n: int = 3000) -> list[tuple[int, ...]]:
     """What two positions with the same prediction become; the mask is token 1."""
-    joint = Conditioned(rule, automaton_of(constraints), CPU)
+    joint = ConstrainedTokenSampler(rule, automaton_of(constraints), CPU)
     canvas = Canvas.of(torch.full((n, 2), MASK), MASK)
     state = sample(AncestralSampler(steps=1), ConstantDenoiser(ROW, MASK), canvas, joint)
     return [tuple(row) for row in state.ids.tolist()]
@@ -152,7 +166,7 @@ def test_truncation_stays_where_it_leaves_a_path():
 
 
 def test_only_the_sequences_that_need_it_have_their_truncation_lifted():
-    joint = Conditioned(TokenSampler(top_k=1), automaton_of([Words([3], [0])]), CPU)
+    joint = ConstrainedTokenSampler(TokenSampler(top_k=1), automaton_of([Words([3], [0])]), CPU)
     ids = torch.tensor([[3, MASK, MASK], [MASK, 0, MASK]]).repeat(200, 1)
     state = sample(AncestralSampler(steps=1), ConstantDenoiser(ROW, MASK), Canvas.of(ids, MASK), joint)
     assert state.ids[::2].unique(dim=0).tolist() == [[3, 0, 0]]
@@ -175,7 +189,7 @@ def test_paths_of_tiny_chance_are_found(many_arcs, monkeypatch):
         AncestralSampler(steps=1),
         ConstantDenoiser(row, MASK),
         Canvas.of(torch.full((2, 60), MASK), MASK),
-        Conditioned(TokenSampler(), automaton, CPU),
+        ConstrainedTokenSampler(TokenSampler(), automaton, CPU),
     )
     assert set(state.ids.flatten().tolist()) == {2, 3}
 
@@ -190,7 +204,7 @@ def test_chances_that_no_float_holds_are_summed_as_logarithms(monkeypatch):
         AncestralSampler(steps=1),
         ConstantDenoiser(row, MASK),
         Canvas.of(ids, MASK),
-        Conditioned(TokenSampler(), automaton, CPU),
+        ConstrainedTokenSampler(TokenSampler(), automaton, CPU),
     )
     assert state.ids[0].tolist() == [3, 2, 2, 2]
 
@@ -209,14 +223,14 @@ def test_a_network_that_excludes_every_match_is_named():
     row = torch.tensor([0.0, 0.0, -torch.inf, 0.0])
     canvas, rule = (
         Canvas.of(torch.full((1, 2), MASK), MASK),
-        Conditioned(TokenSampler(), automaton_of([Words([2])]), CPU),
+        ConstrainedTokenSampler(TokenSampler(), automaton_of([Words([2])]), CPU),
     )
     with pytest.raises(UnmaskError, match="no chance"):
         sample(AncestralSampler(), ConstantDenoiser(row, MASK), canvas, rule)
 
 
 def test_given_tokens_that_break_a_constraint_leave_no_chance():
-    rule = Conditioned(TokenSampler(), automaton_of([Banned([2], [1])]), CPU)
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton_of([Banned([2], [1])]), CPU)
     with pytest.raises(UnmaskError, match="no chance"):
         sample(AncestralSampler(), random_table(), Canvas.of(PROMPTED[None], MASK), rule)
 
@@ -246,9 +260,11 @@ def test_arcs_lead_where_the_automaton_does():
             assert arcs == [end for end in [int(automaton.move[state, kind])] if end >= 0]
 
 
-def together(n: int, rows: int, steps: int | None, rule: JointRule, denoiser: Table, start: Tensor = BLANK) -> State:
+def together(
+    n: int, rows: int, steps: int | None, rule: JointTokenSampler, denoiser: Table, start: Tensor = BLANK
+) -> State:
     canvas = Canvas.of(start.expand(rows, -1), MASK, seed=500)
-    *_, last = walk_together(AncestralSampler(steps=steps), denoiser, canvas, rule, n)
+    *_, last = run_particles(AncestralSampler(steps=steps), denoiser, canvas, rule, n)
     return last
 
 
@@ -259,14 +275,14 @@ def test_particles_converge_to_the_models_law_given_the_match(steps):
     chance = float(law.sum())
     distances = []
     for n, rows in ((1, 2000), (8, 1500), (64, 600)):
-        last = together(n, rows, steps, Conditioned(TokenSampler(), automaton, CPU, n), denoiser)
-        assert last.evidence is not None
-        estimate = last.evidence.log_weight.exp()
+        last = together(n, rows, steps, ConstrainedTokenSampler(TokenSampler(), automaton, CPU, n), denoiser)
+        assert last.particle_weights is not None
+        estimate = last.particle_weights.log_weight.exp()
         error = float(estimate.std()) / rows**0.5
         assert abs(float(estimate.mean()) - chance) < 4 * error, "the estimate of the chance of a match is unbiased"
         distances.append(float((counts(last) / rows - law / chance).abs().sum()) / 2)
     assert distances[0] > distances[1] + 0.05 > distances[2] + 0.1
-    many = counts(together(256, 300, steps, Conditioned(TokenSampler(), automaton, CPU, 256), denoiser))
+    many = counts(together(256, 300, steps, ConstrainedTokenSampler(TokenSampler(), automaton, CPU, 256), denoiser))
     assert chi_square(many, law / chance) > 1e-3
 
 
@@ -274,8 +290,8 @@ def test_the_chance_of_a_match_is_that_under_the_temperature():
     automaton, table = automaton_of([Words([2, 3])]), random_table()
     sharper = Table(table.logits / 0.5, MASK)
     chance = float((output_distribution(AncestralSampler(steps=2), sharper, BLANK) * matches(automaton)).sum())
-    last = together(2, 2000, 2, Conditioned(TokenSampler(temperature=0.5), automaton, CPU, 2), table)
-    estimate = last.evidence.log_weight.exp()
+    last = together(2, 2000, 2, ConstrainedTokenSampler(TokenSampler(temperature=0.5), automaton, CPU, 2), table)
+    estimate = last.particle_weights.log_weight.exp()
     assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 2000**0.5
 
 
@@ -288,10 +304,10 @@ def two_places(rule: TokenSampler, particles: int, rows: int, second: tuple[floa
     p[:, 0, :2] = 0.5
     p[:, 1, :3] = torch.tensor(second)
     p[::4, 1, :3] = torch.tensor([0.5, 0.4, 0.1])
-    automaton = bind([Fixed({1: 2})], Vocabulary(None, 4, 3), [])
+    automaton = compile_constraints([Fixed({1: 2})], Vocabulary(None, 4, 3), [])
     canvas = Canvas.of(torch.full((rows, 2), 3), 3, seed=11)
-    joint = Conditioned(rule, automaton, CPU, particles)
-    *_, last = walk_together(AncestralSampler(), Table(p.log(), 3), canvas, joint, particles)
+    joint = ConstrainedTokenSampler(rule, automaton, CPU, particles)
+    *_, last = run_particles(AncestralSampler(), Table(p.log(), 3), canvas, joint, particles)
     return last
 
 
@@ -301,7 +317,7 @@ def test_particles_converge_to_the_truncated_models_law_given_the_match():
     chance = 0.5 * 0.5 * 0.4 + 0.5 * 0.4
     assert (last.ids[:, 1] == 2).all()
     assert float((last.ids[:, 0] == 0).double().mean()) == pytest.approx(0.5 * 0.4 * 0.5 / chance, abs=0.025)
-    estimate = last.evidence.log_weight.exp()
+    estimate = last.particle_weights.log_weight.exp()
     assert abs(float(estimate.mean()) - chance) < 4 * float(estimate.std()) / 4000**0.5
 
 
@@ -309,16 +325,16 @@ def test_truncation_is_lifted_where_it_leaves_no_particle_a_path():
     last = two_places(TokenSampler(top_k=1), 4, 1000, second=(0.6, 0.3, 0.1))
     assert (last.ids[:, 1] == 2).all()
     assert float((last.ids[:, 0] == 0).double().mean()) == pytest.approx(0.5, abs=0.06)
-    quarters = last.evidence.log_weight.exp() / 0.025
+    quarters = last.particle_weights.log_weight.exp() / 0.025
     assert set(quarters.round(decimals=4).tolist()) == {1.0, 2.0, 3.0, 4.0}, "all are lifted together, then some die"
 
 
 def test_particles_die_where_others_that_weigh_something_have_a_path():
-    rule = Conditioned(TokenSampler(top_k=1), automaton_of([Words([2])]), CPU, 2)
+    rule = ConstrainedTokenSampler(TokenSampler(top_k=1), automaton_of([Words([2])]), CPU, 2)
     state = AncestralSampler().begin(Canvas.of(BLANK.expand(8, -1), MASK))
     weight = torch.tensor([0.0, 0.0, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0])
     lost = torch.tensor([True, False, True, True, False, True, False, False])
-    dead = rule._dead(replace(state, evidence=Evidence(weight, torch.zeros(8))), lost)
+    dead = rule._dead(replace(state, particle_weights=ParticleWeights(weight, torch.zeros(8))), lost)
     assert dead.tolist() == [True, False, False, False, False, False, False, False]
 
 
@@ -326,19 +342,21 @@ def test_an_end_that_a_constraint_does_not_speak_of_weighs_nothing():
     """The given token at the end is banned; particles are weighed as where the ban holds for the others alone."""
     canvas, last = Canvas.of(torch.tensor([[MASK, MASK, 2]] * 20), MASK), []
     for banned, end in [(Banned([2]), 2), (Banned([2], [0, 1]), None)]:
-        rule = Conditioned(TokenSampler(), automaton_of([banned]), CPU, particles=4, end=end)
-        *_, state = walk_together(AncestralSampler(), random_table(), canvas, rule, 4)
+        rule = ConstrainedTokenSampler(TokenSampler(), automaton_of([banned]), CPU, particles=4, end=end)
+        *_, state = run_particles(AncestralSampler(), random_table(), canvas, rule, 4)
         last.append(state)
     assert torch.equal(last[0].ids, last[1].ids)
-    assert last[0].evidence.log_weight.isfinite().all()
-    assert torch.equal(last[0].evidence.log_weight, last[1].evidence.log_weight)
+    assert last[0].particle_weights.log_weight.isfinite().all()
+    assert torch.equal(last[0].particle_weights.log_weight, last[1].particle_weights.log_weight)
 
 
 def test_an_end_that_is_written_is_the_constraints_as_any_token():
     canvas = Canvas.of(BLANK.expand(64, -1), MASK)
     automaton = automaton_of([Words([2])])
     one, other = (
-        sample(AncestralSampler(), random_table(), canvas, Conditioned(TokenSampler(), automaton, CPU, end=end)).ids
+        sample(
+            AncestralSampler(), random_table(), canvas, ConstrainedTokenSampler(TokenSampler(), automaton, CPU, end=end)
+        ).ids
         for end in (None, 2)
     )
     assert torch.equal(one, other)
@@ -346,9 +364,9 @@ def test_an_end_that_is_written_is_the_constraints_as_any_token():
 
 
 def test_the_walk_that_is_shown_is_one_walk():
-    rule = Conditioned(TokenSampler(), automaton_of([Words([2, 3])]), CPU, 16)
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton_of([Words([2, 3])]), CPU, 16)
     canvas = Canvas.of(BLANK.expand(40, -1), MASK)
-    states = list(walk_together(AncestralSampler(), random_table(), canvas, rule, 16))
+    states = list(run_particles(AncestralSampler(), random_table(), canvas, rule, 16))
     for before, after in itertools.pairwise(states):
         assert ((before.ids == after.ids) | (after.order == before.call)).all()
         assert ((after.ids != MASK).sum(dim=1) == after.call).all()
@@ -356,13 +374,13 @@ def test_the_walk_that_is_shown_is_one_walk():
 
 def test_particles_respect_given_tokens_and_company():
     automaton, denoiser = automaton_of([Words([2, 3])]), random_table()
-    rule = Conditioned(TokenSampler(), automaton, CPU, 5)
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton, CPU, 5)
     ids = torch.tensor([[1, 1, 1], [1, 2, 1], [1, 1, 3], [2, 3, 0]])
     for steps in (2, None):
-        *_, last = walk_together(AncestralSampler(steps=steps), denoiser, Canvas.of(ids, MASK, seed=7), rule, 5)
+        *_, last = run_particles(AncestralSampler(steps=steps), denoiser, Canvas.of(ids, MASK, seed=7), rule, 5)
         for b in range(len(ids)):
             alone = Canvas.of(ids[b : b + 1], MASK, seed=7 + b)
-            states = list(walk_together(AncestralSampler(steps=steps), denoiser, alone, rule, 5))
+            states = list(run_particles(AncestralSampler(steps=steps), denoiser, alone, rule, 5))
             assert torch.equal(states[-1].ids[0], last.ids[b])
             assert len(states) == states[-1].total + 1 == int(states[-1].calls[0]) + 1
             assert torch.equal(states[-1].order[0] >= 0, ids[b] == MASK)
@@ -372,9 +390,9 @@ def test_particles_respect_given_tokens_and_company():
 
 
 def test_one_particle_is_the_walk_without():
-    rule = Conditioned(TokenSampler(), automaton_of([Words([2, 3])]), CPU, 1)
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton_of([Words([2, 3])]), CPU, 1)
     canvas = Canvas.of(BLANK.expand(20, -1), MASK)
-    *_, last = walk_together(AncestralSampler(), random_table(), canvas, rule, 1)
+    *_, last = run_particles(AncestralSampler(), random_table(), canvas, rule, 1)
     assert torch.equal(last.ids, sample(AncestralSampler(), random_table(), canvas, rule).ids)
 
 

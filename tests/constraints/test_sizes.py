@@ -8,7 +8,7 @@ import pytest
 
 from tests.constraints.test_members import accepts, byte_level, texts
 from unmask import registry
-from unmask.constraints import Characters, Fixed, Regex, Vocabulary, bind
+from unmask.constraints import Characters, Fixed, Regex, Vocabulary, compile_constraints
 from unmask.constraints import automaton as automata
 from unmask.constraints import regex as patterns
 from unmask.errors import UnmaskError
@@ -27,7 +27,7 @@ def bpe() -> Vocabulary:
 
 @pytest.mark.parametrize("high", [4, 5, 10**6, 10**12])
 def test_a_length_that_a_canvas_cannot_exceed_costs_nothing(single, high):
-    automaton = bind([Characters(2, high)], single, [[single.mask] * 3, [single.mask] * 4])
+    automaton = compile_constraints([Characters(2, high)], single, [[single.mask] * 3, [single.mask] * 4])
     assert automaton.states < 40
     for text in texts(4):
         if len(text.encode()) <= 4:
@@ -40,7 +40,7 @@ def test_a_length_just_below_what_a_canvas_holds_is_kept(bpe):
     size = len(bpe.tokenizer.decode(longest))
     assert bpe.longest == size > 3
     for high, good in ((2 * size - 1, False), (2 * size, True)):
-        assert accepts(bind([Characters(0, high)], bpe, [[bpe.mask] * 2]), [longest] * 2) == good
+        assert accepts(compile_constraints([Characters(0, high)], bpe, [[bpe.mask] * 2]), [longest] * 2) == good
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_length_just_below_what_a_canvas_holds_is_kept(bpe):
 def test_what_is_too_large_is_refused_before_it_is_made(single, constraint, words):
     begun = time.process_time()
     if words is None:
-        bind([constraint], single, [[single.mask] * 8])
+        compile_constraints([constraint], single, [[single.mask] * 8])
     else:
         with pytest.raises(UnmaskError, match=words) as caught:
-            bind([constraint], single, [[single.mask] * 8])
+            compile_constraints([constraint], single, [[single.mask] * 8])
         assert len(str(caught.value)) < 400
     assert time.process_time() - begun < 10
 

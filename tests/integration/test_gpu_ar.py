@@ -10,7 +10,7 @@ from unmask.models import CausalConfig, CausalLM
 from unmask.models.inference import CudaGraph
 from unmask.samplers import autoregressive as ar
 from unmask.samplers.autoregressive import AutoregressiveSampler
-from unmask.samplers.base import Canvas, State, sample, walk
+from unmask.samplers.base import Canvas, State, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_every_state_keeps_what_it_showed(model: CausalLM) -> None:
     """A graph writes into the same memory at every call; the states must not."""
     shown: list[Tensor] = []
     states = []
-    for state in walk(AutoregressiveSampler(), model, canvas(length=64)):
+    for state in run_sampler(AutoregressiveSampler(), model, canvas(length=64)):
         shown.append(state.ids.clone())
         states.append(state)
     assert all(torch.equal(state.ids, ids) for state, ids in zip(states, shown, strict=True))
@@ -98,7 +98,7 @@ def test_bf16_graphs_write_what_plain_calls_write(model: CausalLM, recorded: lis
 
 
 def test_nothing_between_two_tokens_waits_for_the_device(model: CausalLM) -> None:
-    states = walk(AutoregressiveSampler(), model, canvas(length=128))
+    states = run_sampler(AutoregressiveSampler(), model, canvas(length=128))
     for _ in range(4):
         next(states)
     torch.cuda.set_sync_debug_mode("error")

@@ -21,9 +21,8 @@ from unmask.objectives.planner import Planner
 from unmask.process import Batch
 from unmask.registry import build
 from unmask.samplers.base import Canvas, sample
-from unmask.samplers.guidance import Guided
+from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
 from unmask.samplers.ordered import OrderedSampler
-from unmask.samplers.wrappers import WithoutEnd
 from unmask.schedules import LogLinear
 from unmask.training.advice import Advisor, Baseline
 from unmask.training.validation import area, planner_metrics
@@ -88,9 +87,9 @@ def test_views_show_the_planner_its_own_rows():
     log_top = torch.full((1, 4), -0.3)
     with torch.no_grad():
         plain = net.plan(net.hidden(ids), log_top)
-        for view in (WithoutEnd(net, closed, end=0), Guided(net, condition, 1.5), InferenceEngine(net)):
+        for view in (NoEosDenoiser(net, closed, eos=0), GuidedDenoiser(net, condition, 1.5), InferenceEngine(net)):
             assert torch.allclose(view.plan(view.hidden(ids), log_top), plain, atol=1e-5)
-        both = WithoutEnd(Guided(net, condition, 1.5), closed, end=0)
+        both = NoEosDenoiser(GuidedDenoiser(net, condition, 1.5), closed, eos=0)
         assert torch.allclose(both.plan(both.hidden(ids), log_top), plain, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import build, names
 from unmask.samplers.analytic import AnalyticSampler
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, walk
+from unmask.samplers.base import Canvas, run_sampler
 from unmask.schedules import Cosine
 
 
@@ -30,7 +30,7 @@ def test_scores_of_mass_one_are_ancestral_sampling(schedule, steps, start):
 def test_the_mass_of_a_score_says_how_many_are_written(mass):
     canvas = Canvas.of(BLANK.expand(8192, -1), MASK, seed=3)
     sampler = AnalyticSampler(steps=3, schedule=Cosine())
-    states = list(walk(sampler, random_table(mass=mass), canvas))
+    states = list(run_sampler(sampler, random_table(mass=mass), canvas))
     masked = [float(state.masked.double().mean()) for state in states]
     alpha = [math.cos(math.pi * t / 2) for t in (1, 2 / 3, 1 / 3)]
     left = 1.0

@@ -12,7 +12,7 @@ from unmask.laws.base import chi_square
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, random_causal_table, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
-from unmask.samplers.base import Canvas, State, sample, walk
+from unmask.samplers.base import Canvas, State, run_sampler, sample
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
 from unmask.samplers.token_sampling import TokenSampler
@@ -124,14 +124,14 @@ def test_finished_sequences_leave_once_half_are_done():
 @pytest.mark.parametrize("sampler", [AncestralSampler(), AncestralSampler(steps=3), AutoregressiveSampler(), *OTHERS])
 def test_nothing_to_write_is_no_call(sampler):
     canvas = Canvas.of(torch.tensor([[2, 3]]), MASK)
-    states = list(walk(sampler, None, canvas))
+    states = list(run_sampler(sampler, None, canvas))
     assert len(states) == 1
     assert states[0].total == 0
     assert states[0].confidence.tolist() == [[1.0, 1.0]]
 
 
 def test_walk_shows_every_canvas():
-    states = list(walk(AncestralSampler(), random_table(), blank(1, 3)))
+    states = list(run_sampler(AncestralSampler(), random_table(), blank(1, 3)))
     assert [int((state.ids == MASK).sum()) for state in states] == [3, 2, 1, 0]
     assert [state.call for state in states] == [0, 1, 2, 3]
     assert (states[0].ids == MASK).all()
@@ -206,7 +206,7 @@ def test_network_without_a_begin_token_follows_its_chain():
 def test_sampler_is_written_with_its_schedule():
     sampler = registry.build("sampler", {"name": "reveal", "steps": 8, "schedule": {"name": "polynomial", "power": 3}})
     assert sampler.model_dump() == {
-        "name": "reveal",
+        "name": "ancestral",
         "steps": 8,
         "schedule": {"name": "polynomial", "power": 3.0},
     }
@@ -233,12 +233,14 @@ def test_a_walk_of_the_most_steps_writes_every_position():
 
 def test_a_sequence_counts_the_calls_that_were_made_for_it():
     canvas = blank(3, 4)
-    state = State(**{**vars(State.start(canvas, torch.tensor([2, 4, 3]), 5, None)), "waited": torch.tensor([0, 1, 2])})
+    state = State(
+        **{**vars(State.start(canvas, torch.tensor([2, 4, 3]), 5, None)), "idle_calls": torch.tensor([0, 1, 2])}
+    )
     made = []
     for call in range(5):
-        made.append(state.made.tolist())
+        made.append(state.calls_made.tolist())
         state = state.write(torch.tensor([1]), torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5]))
         assert state.order[1, 0] == call - 1
     assert made == [[0, 0, 0], [1, 0, 0], [2, 1, 0], [2, 2, 1], [2, 3, 2]]
-    taken = state.take(torch.tensor([2, 0]), canvas, None)
-    assert taken.made.tolist() == [3, 2]
+    taken = state.select(torch.tensor([2, 0]), canvas, None)
+    assert taken.calls_made.tolist() == [3, 2]

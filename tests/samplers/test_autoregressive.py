@@ -16,7 +16,7 @@ from unmask.errors import UnmaskError
 from unmask.models.attention import STRIDE, StaticCache
 from unmask.samplers import autoregressive as ar
 from unmask.samplers.autoregressive import AutoregressiveSampler
-from unmask.samplers.base import Canvas, sample, walk
+from unmask.samplers.base import Canvas, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "item", "equal")
@@ -115,7 +115,7 @@ def test_tokens_are_those_of_whole_passes(rule):
     model, canvas = make(), ragged()
     with torch.inference_mode():
         ids, trust = without_a_cache(model, canvas, rule)
-        states = list(walk(AutoregressiveSampler(), model, canvas, rule))
+        states = list(run_sampler(AutoregressiveSampler(), model, canvas, rule))
     assert torch.equal(states[-1].ids, ids)
     torch.testing.assert_close(states[-1].confidence, trust, rtol=1e-4, atol=1e-6)
     left = [int(state.masked.sum()) for state in states]
@@ -162,7 +162,7 @@ class Launches(TorchDispatchMode):
 
 def test_calls_cost_the_same_and_wait_for_nothing():
     model, canvas, calls = make(), ragged(), []
-    states = walk(AutoregressiveSampler(), model, canvas)
+    states = run_sampler(AutoregressiveSampler(), model, canvas)
     next(states)
     while True:
         with Launches() as launches:
@@ -193,11 +193,11 @@ def test_a_recording_serves_a_reach_where_it_is_worth_it(monkeypatch, worth, rec
         return play
 
     model, canvas = make(), ragged()
-    plain = list(walk(AutoregressiveSampler(), model, canvas))
+    plain = list(run_sampler(AutoregressiveSampler(), model, canvas))
     monkeypatch.setattr(ar, "can_capture", lambda denoiser: True)
     monkeypatch.setattr(ar, "CudaGraph", record)
     monkeypatch.setattr(ar, "WORTH_CAPTURING", worth)
-    for state, again in zip(plain, list(walk(AutoregressiveSampler(), model, canvas)), strict=True):
+    for state, again in zip(plain, list(run_sampler(AutoregressiveSampler(), model, canvas)), strict=True):
         assert torch.equal(state.ids, again.ids)
         assert torch.equal(state.confidence, again.confidence)
     assert played == recordings

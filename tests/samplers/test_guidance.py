@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from tests.conftest import LENGTH
-from unmask.constraints.particles import Scored, walk_together
+from unmask.constraints.particles import Scored, run_particles
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
 from unmask.laws.tables import RecordingDenoiser, Table, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.ending import Ending
-from unmask.samplers.guidance import Guided
-from unmask.samplers.options import SamplingOptions, walks
+from unmask.samplers.guidance import GuidedDenoiser
+from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
 
 V, L, MASK = 4, 3, 1
@@ -43,7 +43,7 @@ def guided_table(table: Table, weight: float) -> Table:
 def test_guided_walks_follow_the_guided_chain(steps):
     table, condition = random_table(), torch.tensor([True, False, False])
     canvas = Canvas.of(PROMPTED.expand(8000, -1), MASK, seed=20)
-    ids = sample(AncestralSampler(steps=steps), Guided(table, condition.expand(8000, -1), 1.5), canvas).ids
+    ids = sample(AncestralSampler(steps=steps), GuidedDenoiser(table, condition.expand(8000, -1), 1.5), canvas).ids
     should = output_distribution(AncestralSampler(steps=steps), guided_table(table, 1.5), PROMPTED)
     assert chi_square(counts(ids), should) > 1e-4
     plain = output_distribution(AncestralSampler(steps=steps), table, PROMPTED)
@@ -53,7 +53,7 @@ def test_guided_walks_follow_the_guided_chain(steps):
 def test_guidance_is_one_call_of_two_rows_a_sequence():
     denoiser = RecordingDenoiser(random_table())
     canvas = Canvas.of(PROMPTED.expand(5, -1), MASK)
-    sample(AncestralSampler(), Guided(denoiser, (canvas.ids != MASK), 1.0), canvas)
+    sample(AncestralSampler(), GuidedDenoiser(denoiser, (canvas.ids != MASK), 1.0), canvas)
     assert [len(ids) for ids in denoiser.calls] == [10, 10]
     for ids in denoiser.calls:
         assert ids[:5, 0].tolist() == [2] * 5
@@ -63,7 +63,7 @@ def test_guidance_is_one_call_of_two_rows_a_sequence():
 
 def test_weight_zero_is_exactly_the_plain_sampler(mdlm):
     canvas = Canvas.of(PROMPTED.expand(50, -1), MASK)
-    through = sample(AncestralSampler(), Guided(random_table(), canvas.ids != MASK, 0.0), canvas)
+    through = sample(AncestralSampler(), GuidedDenoiser(random_table(), canvas.ids != MASK, 0.0), canvas)
     plain = sample(AncestralSampler(), random_table(), canvas)
     assert torch.equal(through.ids, plain.ids)
     assert torch.equal(through.confidence, plain.confidence)
@@ -114,13 +114,13 @@ def test_scored_particles_converge_to_the_tilted_law(steps):
     rule, distances = Scored(TokenSampler(), lambda ids, real: score_of(ids)), []
     for n, rows in ((1, 2000), (8, 1500), (64, 600)):
         canvas = Canvas.of(start.expand(rows, -1), MASK, seed=500)
-        *_, last = walk_together(AncestralSampler(steps=steps), denoiser, canvas, rule, n)
-        weight = last.evidence.log_weight.exp()
+        *_, last = run_particles(AncestralSampler(steps=steps), denoiser, canvas, rule, n)
+        weight = last.particle_weights.log_weight.exp()
         assert abs(float(weight.mean()) - z) < 4 * float(weight.std()) / rows**0.5, "the mean weight is unbiased for Z"
         distances.append(float((counts(last.ids) / rows - law / z).abs().sum()) / 2)
     assert distances[0] > distances[1] + 0.05 > distances[2]
     canvas = Canvas.of(start.expand(400, -1), MASK, seed=900)
-    *_, last = walk_together(AncestralSampler(steps=steps), denoiser, canvas, rule, 256)
+    *_, last = run_particles(AncestralSampler(steps=steps), denoiser, canvas, rule, 256)
     assert chi_square(counts(last.ids), law / z) > 1e-3
 
 
@@ -140,7 +140,7 @@ def test_scored_canvases_are_finished_and_keep_what_is_given():
     seen = []
     control = SamplingOptions(particles=4, score=lambda ids, real: seen.append(ids) or ids.sum(dim=1))
     ids = torch.tensor([[1, 1, 1], [1, 2, 1], [2, 3, 0]])
-    states = list(walks(AncestralSampler(), control, CPU)(random_table(), Canvas.of(ids, MASK, seed=7)))
+    states = list(configure_sampler(AncestralSampler(), control, CPU)(random_table(), Canvas.of(ids, MASK, seed=7)))
     assert all((canvas != MASK).all() for canvas in seen)
     assert torch.equal(states[-1].ids[ids != MASK], ids[ids != MASK])
     for before, after in itertools.pairwise(states):

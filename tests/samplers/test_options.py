@@ -53,7 +53,7 @@ def test_words_become_samplers():
         ({"sampler": {"name": "remdm", "steps": 8}, "steps": 4}, "steps=8 of its own; leave out steps=4"),
         ({"sampler": AncestralSampler(), "steps": 4}, "leave out steps=4"),
         ({"sampler": "ar"}, "left to right"),
-        ({"sampler": "analytic"}, "only the objective 'sedd'.*take 'reveal'"),
+        ({"sampler": "analytic"}, "only the objective 'sedd'.*take 'ancestral'"),
         ({"order": "margin", "steps": 0}, "steps=0"),
     ],
 )

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from unmask.constraints import Vocabulary, Words, bind
+from unmask.constraints import Vocabulary, Words, compile_constraints
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
@@ -15,9 +15,9 @@ from unmask.laws.chains import output_distribution
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, odds, random_table
 from unmask.registry import build
 from unmask.samplers import token_sampling as draws
-from unmask.samplers.base import Canvas, sample, walk
-from unmask.samplers.options import SamplingOptions, walks
-from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, portions
+from unmask.samplers.base import Canvas, run_sampler, sample
+from unmask.samplers.options import SamplingOptions, configure_sampler
+from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
 from unmask.samplers.position_scores import SCORES, ranks
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
@@ -32,12 +32,12 @@ def blank(rows: int, length: int, seed: int = 0) -> Canvas:
 
 
 def test_portions_are_even_by_default():
-    assert portions(12, 4, LogLinear()) == [3, 3, 3, 3]
-    assert sorted(portions(10, 4, LogLinear())) == [2, 2, 3, 3]
-    assert portions(3, 8, LogLinear()) == [1, 1, 1]
-    assert portions(5, None, LogLinear()) == [1] * 5
-    assert portions(0, 4, LogLinear()) == portions(0, None, LogLinear()) == []
-    assert portions(7, 1, LogLinear()) == [7]
+    assert tokens_per_call(12, 4, LogLinear()) == [3, 3, 3, 3]
+    assert sorted(tokens_per_call(10, 4, LogLinear())) == [2, 2, 3, 3]
+    assert tokens_per_call(3, 8, LogLinear()) == [1, 1, 1]
+    assert tokens_per_call(5, None, LogLinear()) == [1] * 5
+    assert tokens_per_call(0, 4, LogLinear()) == tokens_per_call(0, None, LogLinear()) == []
+    assert tokens_per_call(7, 1, LogLinear()) == [7]
 
 
 @pytest.mark.parametrize("pace", ["cosine", "cosine-squared", "geometric", "linear-sigma", {"name": "polynomial"}])
@@ -45,7 +45,7 @@ def test_every_pace_makes_every_call(pace):
     pace = build("schedule", pace)
     for masks in (1, 5, 16, 40):
         for steps in (1, 3, 16, 39, 40, 100):
-            planned = portions(masks, steps, pace)
+            planned = tokens_per_call(masks, steps, pace)
             assert len(planned) == min(steps, masks)
             assert sum(planned) == masks
             assert min(planned) >= 1
@@ -53,10 +53,10 @@ def test_every_pace_makes_every_call(pace):
 
 def test_pace_is_that_of_the_schedule():
     """Of 100 masks the cosine leaves 100 cos(pi/2 (1 - t)) on average."""
-    planned = torch.tensor(portions(100, 4, build("schedule", "cosine")))
+    planned = torch.tensor(tokens_per_call(100, 4, build("schedule", "cosine")))
     left = 100 * build("schedule", "cosine").mask_rate(torch.tensor([0.75, 0.5, 0.25, 0.0], dtype=torch.float64))
     assert torch.equal(100 - planned.cumsum(dim=0), left.round().long())
-    assert planned.tolist() != portions(100, 4, LogLinear())
+    assert planned.tolist() != tokens_per_call(100, 4, LogLinear())
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -67,7 +67,7 @@ def test_steps_are_calls(order, steps):
     assert len(denoiser.calls) == state.total == (steps or 10)
     assert (state.calls == state.total).all()
     written = torch.stack([torch.bincount(row, minlength=state.total) for row in state.order])
-    assert written.tolist() == [portions(10, steps, LogLinear())] * 3
+    assert written.tolist() == [tokens_per_call(10, steps, LogLinear())] * 3
 
 
 def dense_loop(table, order: str, ids: list[int]) -> list[int]:
@@ -160,7 +160,7 @@ def sure(*tops: float) -> Rows:
 @pytest.mark.parametrize("sampler", [ThresholdSampler(above=1.0), ThresholdSampler(above=1.0, by="planner")], ids=repr)
 def test_where_nothing_is_sure_a_call_writes_the_surest(sampler):
     """A walk that wrote nothing would never end, so that no more of its states are asked for than there may be."""
-    states = list(islice(walk(sampler, sure(0.9, 0.6, 0.8, 0.65), blank(2, 4)), 6))
+    states = list(islice(run_sampler(sampler, sure(0.9, 0.6, 0.8, 0.65), blank(2, 4)), 6))
     assert [int(state.masked[0].sum()) for state in states] == [4, 3, 2, 1, 0]
     assert states[-1].calls.tolist() == [4, 4]
     assert states[-1].order.tolist() == [[0, 3, 1, 2]] * 2
@@ -192,7 +192,7 @@ def test_entropy_is_bounded_without_the_largest():
 def test_an_adaptive_walk_promises_less_and_less():
     network = sure(0.9, 0.6, 0.8, 0.65)
     ids = torch.tensor([[MASK] * 4, [MASK, 2, MASK, 2], [2] * 4])
-    states = list(walk(ThresholdSampler(above=0.7), network, Canvas.of(ids, MASK)))
+    states = list(run_sampler(ThresholdSampler(above=0.7), network, Canvas.of(ids, MASK)))
     assert [state.calls.tolist() for state in states] == [[4, 2, 0], [3, 1, 0], [3, 1, 0], [3, 1, 0]]
     assert [state.total for state in states] == [4, 3, 3, 3]
 
@@ -217,23 +217,23 @@ def test_finished_sequences_leave_once_half_are_done():
 def test_particles_converge_to_the_law_given_the_match(sampler):
     """One at a time or not: the enumerated chain, restricted to what matches."""
     table, start = random_table(), torch.full((3,), MASK)
-    automaton = bind([Words([2, 3])], Vocabulary(None, 4, MASK), [])
+    automaton = compile_constraints([Words([2, 3])], Vocabulary(None, 4, MASK), [])
     canvases = torch.arange(64)[:, None] // 4 ** torch.arange(3) % 4
     matches = ((canvases[:, :-1] == 2) & (canvases[:, 1:] == 3)).any(dim=1)
     law = output_distribution(sampler, table, start).where(matches, 0.0)
-    begin = walks(sampler, SamplingOptions(automaton=automaton, particles=256), torch.device("cpu"))
+    begin = configure_sampler(sampler, SamplingOptions(automaton=automaton, particles=256), torch.device("cpu"))
     last = list(begin(table, blank(300, 3)))[-1]
     counts = torch.bincount((last.ids * 4 ** torch.arange(3)).sum(dim=1), minlength=64)
     assert (counts[~matches] == 0).all()
     assert chi_square(counts, law / law.sum()) > 1e-3
-    assert float(last.evidence.log_weight.exp().mean()) == pytest.approx(float(law.sum()), rel=0.05)
+    assert float(last.particle_weights.log_weight.exp().mean()) == pytest.approx(float(law.sum()), rel=0.05)
 
 
 def test_a_walk_that_is_taken_goes_on_in_its_own_order():
     ids = torch.tensor([[MASK] * 4, [2, MASK, MASK, MASK], [MASK, 2, MASK, 2]])
     sampler = OrderedSampler(order="uniform")
     state = sampler.begin(Canvas.of(ids, MASK))
-    taken = sampler.take(state, torch.tensor([2, 0, 0]))
+    taken = sampler.select(state, torch.tensor([2, 0, 0]))
     assert taken.calls.tolist() == [2, 4, 4]
     assert torch.equal(taken.plan.score, state.plan.score[[2, 0, 0]])
     assert taken.plan.portions.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
@@ -241,8 +241,8 @@ def test_a_walk_that_is_taken_goes_on_in_its_own_order():
 
 def test_samplers_that_cannot_resample_say_so_before_the_network_is_asked():
     class Alone(OrderedSampler):
-        take = OrderedSampler.__mro__[1].take
+        select = OrderedSampler.__mro__[1].select
 
-    automaton = bind([Words([2, 3])], Vocabulary(None, 4, MASK), [])
+    automaton = compile_constraints([Words([2, 3])], Vocabulary(None, 4, MASK), [])
     with pytest.raises(UnmaskError, match="cannot resample"):
-        walks(Alone(), SamplingOptions(automaton=automaton, particles=2), torch.device("cpu"))
+        configure_sampler(Alone(), SamplingOptions(automaton=automaton, particles=2), torch.device("cpu"))

@@ -7,16 +7,16 @@ import itertools
 import pytest
 import torch
 
-from unmask.constraints import Vocabulary, Words, bind
-from unmask.constraints.sampling import Conditioned
+from unmask.constraints import Vocabulary, Words, compile_constraints
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
 from unmask.laws.chains import _at, _law, output_distribution, remasking_step, remasking_steps
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, all_canvases, oracle, random_joint, random_table
 from unmask.process import remask_limit, reveal_probability
 from unmask.registry import build, names
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, sample, walk
-from unmask.samplers.options import SamplingOptions, walks
+from unmask.samplers.base import Canvas, run_sampler, sample
+from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -141,7 +141,7 @@ def test_calls_prompts_and_masks(sampler):
     ids[1, :8] = 3
     ids[2] = 2
     denoiser = RecordingDenoiser(ConstantDenoiser(torch.zeros(5, dtype=torch.float64), MASK))
-    states = list(walk(sampler, denoiser, Canvas.of(ids, MASK)))
+    states = list(run_sampler(sampler, denoiser, Canvas.of(ids, MASK)))
     assert len(denoiser.calls) == 30
     assert states[0].calls.tolist() == states[-1].calls.tolist() == [30, 30, 0, 30]
     assert (states[-1].ids != MASK).all()
@@ -170,7 +170,7 @@ def forgotten(strategy: str) -> tuple[float, float]:
     sampler = ReMDMSampler(steps=20, eta=0.05, strategy=strategy)
     canvas = Canvas.of(torch.full((400, 16), MASK), MASK)
     gone, there = torch.zeros(16), torch.zeros(16)
-    for before, after in itertools.pairwise(walk(sampler, TwoRows(torch.zeros(4), MASK), canvas)):
+    for before, after in itertools.pairwise(run_sampler(sampler, TwoRows(torch.zeros(4), MASK), canvas)):
         gone += (before.written & after.masked).sum(dim=0)
         there += before.written.sum(dim=0)
     sure, doubtful = (gone / there).view(2, 8).mean(dim=1).tolist()
@@ -190,12 +190,12 @@ def test_doubtful_tokens_are_masked_again_more_often():
     [ReMDMSampler(steps=6, eta=0.5), ReMDMSampler(steps=6, strategy="conf", eta=0.5), CorrectorSampler(steps=6)],
 )
 def test_constraints_are_kept_and_particles_refused(sampler):
-    automaton = bind([Words([2, 3])], Vocabulary(None, V, MASK), [])
-    rule = Conditioned(TokenSampler(), automaton, torch.device("cpu"))
+    automaton = compile_constraints([Words([2, 3])], Vocabulary(None, V, MASK), [])
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton, torch.device("cpu"))
     state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), rule)
     assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
     with pytest.raises(UnmaskError, match="cannot resample"):
-        walks(sampler, SamplingOptions(automaton=automaton, particles=4), torch.device("cpu"))
+        configure_sampler(sampler, SamplingOptions(automaton=automaton, particles=4), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from tests.chains import counts
 from unmask.constraints import Banned
-from unmask.constraints.members import bind
+from unmask.constraints.members import compile_constraints
 from unmask.constraints.particles import Scored
-from unmask.constraints.sampling import Conditioned
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.laws.base import chi_square
 from unmask.laws.chains import MASK, L, V
 from unmask.laws.tables import ConstantDenoiser, all_canvases, odds, oracle, random_table
 from unmask.samplers import token_sampling as draws
-from unmask.samplers.base import Canvas, JointRule, Outlook, State, as_predicted, sample
+from unmask.samplers.base import Canvas, JointTokenSampler, Outlook, State, as_predicted, sample
 from unmask.samplers.ending import Ending
-from unmask.samplers.options import SamplingOptions, walks
+from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
 from unmask.samplers.position_scores import look, part_written, score
 from unmask.samplers.token_sampling import TokenSampler
@@ -31,7 +31,7 @@ ENDING = Ending(TokenSampler(), EOS)
 KINDS = ("confidence", "margin", "entropy", "planner")
 
 
-def scores(kind: str, rule: TokenSampler | JointRule) -> Tensor:
+def scores(kind: str, rule: TokenSampler | JointTokenSampler) -> Tensor:
     """[V^L, L] of all canvases, as a random table sees them."""
     table, canvas = random_table(3), Canvas.of(all_canvases(V, L), MASK)
     state = State.start(canvas, canvas.masked.sum(dim=1), L, None)
@@ -89,8 +89,11 @@ def test_other_rules_leave_predictions_alone(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_a_score_or_a_constraint_texts_end_as_well(kind):
-    free = bind([Banned([2], [0])], Vocabulary(None, V, MASK), [])
-    for rule in (Scored(ENDING, lambda ids, real: ids.sum(dim=1)), Conditioned(TokenSampler(), free, CPU, eos=EOS)):
+    free = compile_constraints([Banned([2], [0])], Vocabulary(None, V, MASK), [])
+    for rule in (
+        Scored(ENDING, lambda ids, real: ids.sum(dim=1)),
+        ConstrainedTokenSampler(TokenSampler(), free, CPU, eos=EOS),
+    ):
         assert torch.equal(scores(kind, rule), scores(kind, ENDING))
 
 
@@ -161,12 +164,12 @@ def test_a_network_that_floods_writes_text_before_its_end(sampler, temperature):
 
 @pytest.mark.parametrize("order", KINDS[:3])
 def test_a_score_or_a_constraint_does_not_bring_the_flood_back(order):
-    beginning = bind([Banned([4], [0])], Vocabulary(None, 5, MASK), [])
+    beginning = compile_constraints([Banned([4], [0])], Vocabulary(None, 5, MASK), [])
     canvas = Canvas.of(torch.full((100, SIZE), MASK), MASK)
     asked = {"constraint": {"automaton": beginning}, "score": {"score": lambda ids, real: (ids == 4).sum(dim=1)}}
     for name, wish in asked.items():
         control = SamplingOptions(end=EOS, ends_fill=True, particles=2, **wish)
-        *_, done = walks(OrderedSampler(order=order), control, CPU)(Flooding(), canvas)
+        *_, done = configure_sampler(OrderedSampler(order=order), control, CPU)(Flooding(), canvas)
         before_end = (done.ids == EOS).long().cummax(dim=1).values == 0
         assert int((before_end.sum(dim=1) == 0).sum()) <= 5, name
         assert not (name == "constraint" and bool((done.ids[:, 0] == 4).any()))
@@ -197,7 +200,7 @@ def test_rows_do_not_depend_on_their_neighbours(sampler, monkeypatch):
     together = sample(sampler, Flooding(), canvas, ENDING)
     monkeypatch.setattr(draws, "ENTRIES_PER_CHUNK", {"cpu": 3 * 5})
     for row in range(5):
-        alone = sample(sampler, Flooding(), canvas.part(torch.tensor([row])), ENDING)
+        alone = sample(sampler, Flooding(), canvas.select(torch.tensor([row])), ENDING)
         assert torch.equal(alone.ids[0], together.ids[row])
         assert torch.equal(alone.order[0], together.order[row])
 

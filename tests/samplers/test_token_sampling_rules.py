@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from unmask.constraints import Allowed, Vocabulary, Words, bind
-from unmask.constraints.sampling import Conditioned
+from unmask.constraints import Allowed, Vocabulary, Words, compile_constraints
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
 from unmask.generation_config import token_rule
 from unmask.laws.tables import ConstantDenoiser, random_causal_table, random_table
@@ -122,12 +122,14 @@ def test_rules_that_are_always_greedy_are_temperature_zero(rule):
 )
 def test_constraints_are_kept_by_greedy_rules(rule):
     """What the rule would take for sure is given up where it leaves no match, and kept where it does not."""
-    automaton = bind([Words([2, 3])], Vocabulary(None, 4, MASK), [])
-    joint = Conditioned(rule, automaton, torch.device("cpu"))
+    automaton = compile_constraints([Words([2, 3])], Vocabulary(None, 4, MASK), [])
+    joint = ConstrainedTokenSampler(rule, automaton, torch.device("cpu"))
     canvas = Canvas.of(torch.full((40, 3), MASK), MASK)
     for row in sample(AncestralSampler(), random_table(), canvas, joint).ids.tolist():
         assert [2, 3] in (row[:2], row[1:])
-    free = Conditioned(rule, bind([Allowed([0, 2, 3])], Vocabulary(None, 4, MASK), []), torch.device("cpu"))
+    free = ConstrainedTokenSampler(
+        rule, compile_constraints([Allowed([0, 2, 3])], Vocabulary(None, 4, MASK), []), torch.device("cpu")
+    )
     plain = sample(AncestralSampler(), random_table(), canvas, rule).ids
     assert torch.equal(sample(AncestralSampler(), random_table(), canvas, free).ids, plain)
 

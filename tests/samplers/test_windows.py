@@ -14,9 +14,9 @@ from unmask.laws.chains import output_distribution
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, Sampler, sample, walk
-from unmask.samplers.options import SamplingOptions, walks
-from unmask.samplers.windows import Windows, walk_windows
+from unmask.samplers.base import Canvas, Sampler, run_sampler, sample
+from unmask.samplers.options import SamplingOptions, configure_sampler
+from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import LogLinear
 
 V, L, MASK, LONG = 4, 3, 1, 5
@@ -34,7 +34,7 @@ def windowed(steps: int | None, denoiser, canvas: Canvas, windows: Windows):
 
 
 def windowed_by(sampler: Sampler, denoiser, canvas: Canvas, windows: Windows):
-    return walk_windows(lambda part: walk(sampler, denoiser, part), sampler, canvas, windows)
+    return run_windows(lambda part: run_sampler(sampler, denoiser, part), sampler, canvas, windows)
 
 
 def windowed_law(sampler: Sampler, denoiser, start: list[int], windows: Windows) -> torch.Tensor:
@@ -129,7 +129,9 @@ def test_up_to_the_length_of_the_network_it_is_the_plain_sampler():
     canvas = Canvas.of(torch.full((20, L), MASK), MASK, seed=3)
     plain = sample(AncestralSampler(steps=2), random_table(), canvas)
     ours = last_of(
-        walks(AncestralSampler(steps=2), SamplingOptions(windows=Windows(L, 2)), CPU)(random_table(), canvas)
+        configure_sampler(AncestralSampler(steps=2), SamplingOptions(windows=Windows(L, 2)), CPU)(
+            random_table(), canvas
+        )
     )
     assert torch.equal(plain.ids, ours.ids)
     assert torch.equal(plain.order, ours.order)

@@ -8,11 +8,10 @@ import torch
 from unmask.laws.tables import random_table
 from unmask.models import DiTSpec
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, sample
+from unmask.samplers.base import Canvas, hidden_rows, sample
 from unmask.samplers.ending import Ending
-from unmask.samplers.guidance import Guided
+from unmask.samplers.guidance import GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
-from unmask.samplers.wrappers import GoesOn, WithoutEnd, hidden_at
 
 V, L, B, EOS = 11, 12, 3, 0
 MASK = V - 1
@@ -20,10 +19,10 @@ CLOSED = torch.arange(B * L).view(B, L) % 3 == 0
 CONDITION = torch.arange(B * L).view(B, L) % 4 < 2
 
 VIEWS = {
-    "goes on": lambda net: GoesOn(net, L + 4),
-    "without end": lambda net: WithoutEnd(net, CLOSED, EOS),
-    "guided": lambda net: Guided(net, CONDITION, 1.5),
-    "all": lambda net: WithoutEnd(Guided(GoesOn(net, L + 4), CONDITION, 0.5), CLOSED, EOS),
+    "goes on": lambda net: MaskPaddedDenoiser(net, L + 4),
+    "without end": lambda net: NoEosDenoiser(net, CLOSED, EOS),
+    "guided": lambda net: GuidedDenoiser(net, CONDITION, 1.5),
+    "all": lambda net: NoEosDenoiser(GuidedDenoiser(MaskPaddedDenoiser(net, L + 4), CONDITION, 0.5), CLOSED, EOS),
 }
 
 
@@ -49,16 +48,18 @@ def test_some_rows_are_those_of_all(network, view):
     assert torch.allclose(seen.head(some), seen.head(expected), atol=1e-4)
     few = torch.tensor([2, 0])
     told = {name: value[few] for name, value in told.items()}
-    assert torch.allclose(seen.of_rows(few).hidden_at(ids[few], positions[few], **told), expected[few], atol=1e-5)
+    assert torch.allclose(
+        seen.select_sequences(few).hidden_at(ids[few], positions[few], **told), expected[few], atol=1e-5
+    )
 
 
 def test_a_denoiser_that_gives_all_rows_gives_some():
     table = random_table()
     ids, positions = torch.tensor([[1, 2, 1], [3, 1, 1]]), torch.tensor([[2, 0], [1, 1]])
     every = table.hidden(ids)
-    assert torch.equal(hidden_at(table, ids, positions), torch.stack([every[0, [2, 0]], every[1, [1, 1]]]))
+    assert torch.equal(hidden_rows(table, ids, positions), torch.stack([every[0, [2, 0]], every[1, [1, 1]]]))
     closed = torch.tensor([[True, False, False], [False, True, False]])
-    rows = WithoutEnd(table, closed, EOS).hidden_at(ids, positions)
+    rows = NoEosDenoiser(table, closed, EOS).hidden_at(ids, positions)
     assert rows[..., -1].tolist() == [[0, 1], [1, 1]]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import LENGTH, make_checkpoint
 from unmask.pipeline import load
-from unmask.samplers.wrappers import GoesOn
+from unmask.samplers.guidance import MaskPaddedDenoiser
 
 
 @pytest.fixture(scope="module")
@@ -16,14 +16,14 @@ def learnt(tmp_path_factory):
 
 
 def test_rows_are_shown_with_masks_behind_them(learnt):
-    view, mask = GoesOn(learnt.denoiser, LENGTH), learnt.text_processor.mask
+    view, mask = MaskPaddedDenoiser(learnt.denoiser, LENGTH), learnt.text_processor.mask
     ids = torch.randint(0, 200, (2, 7))
     real = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     shown = torch.full((2, LENGTH), mask)
     shown[0, :7], shown[1, :4] = ids[0], ids[1, :4]
     expected = learnt.denoiser.hidden(shown)[:, :7]
     assert torch.equal(view.hidden(ids, attention_mask=real), expected)
-    assert torch.equal(view.of_rows(torch.tensor([1])).hidden(ids[1:], attention_mask=real[1:]), expected[1:])
+    assert torch.equal(view.select_sequences(torch.tensor([1])).hidden(ids[1:], attention_mask=real[1:]), expected[1:])
     assert torch.equal(view.head(expected), learnt.denoiser.head(expected))
 
 

@@ -17,7 +17,7 @@ from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import synchronize
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
-from unmask.samplers.base import Canvas, Sampler, sample, walk
+from unmask.samplers.base import Canvas, Sampler, run_sampler, sample
 from unmask.training.metrics import head_flops, trunk_flops
 
 UNTIMED = 3
@@ -114,7 +114,7 @@ class Diffusion(Walker):
         sample(self.sampler, self.network, self._canvas(0))
 
     def walk(self, given: int = 0) -> Generator[Any, None, None]:
-        yield from walk(self.sampler, self.network, self._canvas(given))
+        yield from run_sampler(self.sampler, self.network, self._canvas(given))
 
     def _canvas(self, given: int) -> Canvas:
         setup = self.setup

@@ -214,7 +214,7 @@ class Fixed(Constraint):
         return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
 
 
-def constraints_of(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
+def as_constraints(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
     """The constraints that a user asks for: one or several."""
     constraints = list(asked) if isinstance(asked, Sequence) else [asked]
     if not constraints or not all(isinstance(one, Constraint) for one in constraints):
@@ -264,7 +264,7 @@ LONGEST = 1024
 """Tokens up to which a canvas that would do is looked for, where a model does not see fewer."""
 
 
-class Terms:
+class CompiledConstraints:
     """Constraints on canvases of at most `longest` tokens (`None`: of any number), of a model that sees `limit`."""
 
     def __init__(
@@ -302,11 +302,11 @@ class Terms:
         return f"{named} cannot hold together on this canvas of {size} tokens; drop one of them or change its length."
 
 
-def bind(
+def compile_constraints(
     constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]], limit: int = LONGEST
 ) -> Automaton:
     """The automaton of all constraints, after a look whether every row (masks where it is open) can satisfy it."""
-    terms = Terms(constraints, vocabulary, max(map(len, rows), default=None), limit)
+    terms = CompiledConstraints(constraints, vocabulary, max(map(len, rows), default=None), limit)
     for row in dict.fromkeys(tuple(row) for row in rows):
         if not terms.accept(row):
             raise UnmaskError(terms.reason(row))
@@ -326,7 +326,7 @@ def can_accept(automaton: Automaton, row: Sequence[int], mask: int, end: int = -
     return bool((reached & automaton.accepts).any())
 
 
-def before_text(row: Sequence[int], mask: int, end: int) -> Bools:
+def masks_before_text(row: Sequence[int], mask: int, end: int) -> Bools:
     """[L] the masks of a row that stand before a given token that is no end: they are in the middle of the text."""
     ids = np.array(row, dtype=np.int64)
     given = (ids != mask) & (ids != end)
@@ -337,7 +337,7 @@ def _open(automaton: Automaton, row: Sequence[int], mask: int, end: int) -> Bool
     """[L, K] the kinds of tokens with which each position of a row can be written."""
     ids, kinds = np.array(row, dtype=np.int64), np.arange(automaton.kinds)
     no_end = np.isin(kinds, automaton.kind[np.arange(len(automaton.kind)) != end])
-    written = ~before_text(row, mask, end)[:, None] | no_end
+    written = ~masks_before_text(row, mask, end)[:, None] | no_end
     return np.where((ids == mask)[:, None], written, automaton.kind[ids][:, None] == kinds)
 
 

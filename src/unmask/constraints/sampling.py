@@ -17,7 +17,7 @@ from unmask.constraints import Automaton
 from unmask.constraints.automaton import Bools, Ints
 from unmask.errors import UnmaskError
 from unmask.random import Purpose, exponential
-from unmask.samplers.base import Drawn, Evidence, JointRule, Positions, State
+from unmask.samplers.base import Drawn, JointTokenSampler, ParticleWeights, Positions, State
 from unmask.samplers.token_sampling import TokenSampler, rows_at_once, sample_tokens
 
 NOISE_AT_ONCE = 1 << 20
@@ -199,7 +199,7 @@ def _same_sets(arc: Ints, kind: Ints) -> Ints:
 Head = Callable[[Tensor], Tensor]
 
 
-class Conditioned(JointRule):
+class ConstrainedTokenSampler(JointTokenSampler):
     """A token rule under a constraint. So many rows at a time are `particles` of one sequence and are weighed, at the
     price of a second filter a call; 0 for none.
 
@@ -233,7 +233,7 @@ class Conditioned(JointRule):
         self.kind = torch.as_tensor(automaton.kind, device=device)
         self._gates: dict[int, Tensor] = {}
 
-    def choose_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
+    def sample_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
         read, seeds = self._read(state), state.canvas.seeds
         lifted = torch.zeros_like(seeds, dtype=torch.bool)
         log_m = self._masses(head, hidden, state, at, lifted)
@@ -249,8 +249,8 @@ class Conditioned(JointRule):
         chosen = hidden[_numbers(state, at)[wanted]]
         tokens, confidence = self._tokens(head, chosen, state, wanted, sets, lifted)
         log_z = hope[0, :, 0].masked_fill(dead, -torch.inf)
-        evidence = self._evidence(state, log_m, log_z, wanted, tokens) if self.particles else None
-        return Drawn(tokens, confidence, evidence)
+        particle_weights = self._evidence(state, log_m, log_z, wanted, tokens) if self.particles else None
+        return Drawn(tokens, confidence, particle_weights)
 
     def _read(self, state: State) -> Tensor:
         """[B, L] the positions that the automaton reads: those of the text."""
@@ -261,7 +261,7 @@ class Conditioned(JointRule):
 
     def _dead(self, state: State, lost: Tensor) -> Tensor:
         """[B] the walks that have lost every truncated path, where others that weigh something have one left."""
-        alive = ~lost if state.evidence is None else ~lost & ~state.evidence.log_weight.isneginf()
+        alive = ~lost if state.particle_weights is None else ~lost & ~state.particle_weights.log_weight.isneginf()
         others = alive.view(-1, max(1, self.particles)).any(dim=1, keepdim=True)
         return lost & others.expand(-1, max(1, self.particles)).flatten()
 
@@ -320,13 +320,15 @@ class Conditioned(JointRule):
             confidence.append(log_p.gather(1, token[:, None])[:, 0].exp())
         return torch.cat(tokens), torch.cat(confidence)
 
-    def _evidence(self, state: State, log_m: Tensor, log_z: Tensor, wanted: Positions, tokens: Tensor) -> Evidence:
+    def _evidence(
+        self, state: State, log_m: Tensor, log_z: Tensor, wanted: Positions, tokens: Tensor
+    ) -> ParticleWeights:
         """The weight grows by the normaliser of this prediction over what the last one said of the same masks."""
-        before = state.evidence or Evidence(torch.zeros_like(log_z), torch.zeros_like(log_z))
+        before = state.particle_weights or ParticleWeights(torch.zeros_like(log_z), torch.zeros_like(log_z))
         ids = state.ids.index_put(wanted, tokens)
         known = log_m.index_put(wanted, self._given(ids)[wanted])
         rest = self.paths.filter(known, self._read(state))[0, :, 0]
-        return Evidence(before.log_weight + log_z - before.log_rest, rest)
+        return ParticleWeights(before.log_weight + log_z - before.log_potential, rest)
 
 
 def _numbers(state: State, at: Positions) -> Tensor:

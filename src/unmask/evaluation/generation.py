@@ -34,7 +34,7 @@ from unmask.models.dit import missing_planner_error
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.plots.frontier import Curve, Interval, Point, draw_frontier
 from unmask.samplers.base import Sampler
-from unmask.samplers.options import Spec, choose_sampler
+from unmask.samplers.options import SamplerSpec, choose_sampler
 from unmask.samplers.token_sampling import TokenSampler
 
 ONE_BY_ONE = "none"
@@ -46,7 +46,7 @@ class Way:
     """How masked models unmask: an order or a sampler by the words of a user, and what to call it."""
 
     order: str | None = None
-    sampler: Spec | None = None
+    sampler: SamplerSpec | None = None
     name: str | None = None
 
 

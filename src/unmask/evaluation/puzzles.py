@@ -25,7 +25,7 @@ from unmask.likelihood import Progress
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.plots.tasks import draw_puzzles
 from unmask.samplers.base import Canvas, State
-from unmask.samplers.options import SamplingOptions, walks
+from unmask.samplers.options import SamplingOptions, configure_sampler
 
 ITEMS = 1000
 """How many are asked unless told."""
@@ -96,7 +96,7 @@ def solve(
     """Let a model solve all rows; row i has the seed `seed + i`."""
     size = at_once(lm, batch_size)
     sampler = way.on(lm)
-    walk = walks(sampler, SamplingOptions(RULES[way.rule]), lm.device)
+    walk = configure_sampler(sampler, SamplingOptions(RULES[way.rule]), lm.device)
     calls = min(getattr(sampler, "steps", None) or rows.length, rows.length)
     finish = partial(_finish, partial(walk, lm.ready(len(rows) * rows.length * calls)), lm)
     parts = []

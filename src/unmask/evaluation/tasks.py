@@ -16,7 +16,7 @@ from unmask.likelihood import Progress
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.plots.tasks import Contender, Trial
 from unmask.samplers.base import Sampler
-from unmask.samplers.options import Spec
+from unmask.samplers.options import SamplerSpec
 from unmask.samplers.token_sampling import TokenSampler
 
 ORDERS = ("uniform", "left_to_right", "confidence", "margin", "entropy", "threshold")
@@ -32,7 +32,7 @@ class Strategy:
 
     rule: Rule = "greedy"
     order: str | None = None
-    sampler: Spec | None = None
+    sampler: SamplerSpec | None = None
     steps: int | None = None
 
     @property
@@ -40,7 +40,7 @@ class Strategy:
         """What to call it beside other ways."""
         if self.order is not None:
             return self.order
-        return str(self.sampler["name"] if isinstance(self.sampler, Mapping) else self.sampler or "reveal")
+        return str(self.sampler["name"] if isinstance(self.sampler, Mapping) else self.sampler or "ancestral")
 
     def on(self, lm: MaskedDiffusionLM) -> Sampler:
         """The sampler that this is; a model that reads from left to right has but one."""
@@ -50,7 +50,7 @@ class Strategy:
 def ways_of(
     lm: MaskedDiffusionLM,
     orders: Sequence[str],
-    samplers: Sequence[Spec],
+    samplers: Sequence[SamplerSpec],
     rules: Sequence[Rule],
     steps: Sequence[int | None],
 ) -> list[Strategy]:

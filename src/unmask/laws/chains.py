@@ -22,7 +22,7 @@ from unmask.samplers.analytic import AnalyticSampler
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Sampler
-from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, portions
+from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
 
 Chances = list[list[float]]
@@ -277,7 +277,7 @@ def left_to_right_chain(sampler: AutoregressiveSampler, denoiser: Any, start: Te
 @output_distribution.register(OrderedSampler)
 def ordered_chain(sampler: OrderedSampler, denoiser: Any, start: Tensor) -> Tensor:
     """The planned number of positions in their order, or any of them by lot."""
-    counts = portions(int((start == MASK).sum()), sampler.steps, sampler.pace)
+    counts = tokens_per_call(int((start == MASK).sum()), sampler.steps, sampler.pace)
     return chosen_law(denoiser, start, in_portions(sampler.order, counts))
 
 

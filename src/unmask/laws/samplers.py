@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from unmask import random
-from unmask.constraints import Automaton, Banned, Vocabulary, Words, bind
+from unmask.constraints import Automaton, Banned, Vocabulary, Words, compile_constraints
 from unmask.constraints.members import can_accept
-from unmask.constraints.sampling import Conditioned
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws import exact
 from unmask.laws.base import Check, chi_square, law
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V, output_distribution
@@ -34,7 +34,7 @@ from unmask.laws.tables import (
     random_table,
 )
 from unmask.random import Purpose
-from unmask.samplers.base import Canvas, Sampler, State, sample, walk
+from unmask.samplers.base import Canvas, Sampler, State, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
 
 SAMPLES = 16384
@@ -85,7 +85,7 @@ def promises_are_kept(sampler: Sampler) -> Iterator[Check]:
     for rows in (slice(None), *(slice(b, b + 1) for b in range(len(canvas.ids)))):
         part = _rows(canvas, rows)
         denoiser = RecordingDenoiser(denoisers(sampler)[0])
-        states = list(walk(sampler, denoiser, part))
+        states = list(run_sampler(sampler, denoiser, part))
         first, last = states[0], states[-1]
         changed = sum(int((state.ids != part.ids)[~writable[rows]].sum()) for state in states)
         yield Check(changed, 0, "given tokens that changed")
@@ -106,7 +106,7 @@ def _unaccounted(states: list[State]) -> int:
     """How many changes between states are not those of that call of their sequence which `order` names."""
     count = 0
     for before, after in itertools.pairwise(states):
-        by_this_call = (after.order == before.made[:, None]) | (after.masked & (after.order == -1))
+        by_this_call = (after.order == before.calls_made[:, None]) | (after.masked & (after.order == -1))
         count += int(((after.ids != before.ids) & ~by_this_call).sum())
     return count
 
@@ -118,7 +118,7 @@ def confidence_is_the_probability(sampler: Sampler) -> Iterator[Check]:
     worst = 0.0
     for seed in range(8):
         denoiser = RecordingDenoiser(table)
-        states = list(walk(sampler, denoiser, Canvas.of(PROMPTED[None], MASK, seed)))
+        states = list(run_sampler(sampler, denoiser, Canvas.of(PROMPTED[None], MASK, seed)))
         said = torch.ones(L, dtype=torch.float64)
         for call in range(len(states) - 1):
             written = states[-1].order[0] == call
@@ -158,7 +158,7 @@ def constraints_are_kept(sampler: Sampler) -> Iterator[Check]:
     """What is written satisfies a constraint, whatever is given, in as many calls as without one, and every sequence is
     bit for bit the same in company and alone (laws 7 and 8)."""
     canvas, denoiser = _ragged(), denoisers(sampler)[-1]
-    rule = Conditioned(TokenSampler(), _two_then_three(), canvas.ids.device)
+    rule = ConstrainedTokenSampler(TokenSampler(), _two_then_three(), canvas.ids.device)
     rows = [b for b in range(len(canvas.ids)) if can_accept(rule.automaton, _own(canvas, b), MASK)]
     some = _rows(canvas, rows)
     together = sample(sampler, denoiser, some, rule)
@@ -177,7 +177,7 @@ def constraints_are_kept(sampler: Sampler) -> Iterator[Check]:
 def _two_then_three() -> Automaton:
     """Token 2 directly before token 3 somewhere, and no token 0 at the beginning."""
     vocabulary = Vocabulary(None, V, MASK)
-    return bind([Words([2, 3]), Banned([0], [0])], vocabulary, [])
+    return compile_constraints([Words([2, 3]), Banned([0], [0])], vocabulary, [])
 
 
 def _own(canvas: Canvas, row: int) -> list[int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from unmask.process import MAX_STEPS, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State
+from unmask.samplers.base import Canvas, JointTokenSampler, Positions, Sampler, State
 from unmask.samplers.position_scores import look_at_time, lots, of_each, start, write_chosen
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
@@ -48,10 +48,10 @@ class AnalyticSampler(Sampler):
         plan = AnalyticPlan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
         return start(canvas, self.steps, plan)
 
-    def take(self, state: State, rows: Tensor) -> State:
-        return state.take(rows, state.canvas, state.plan)
+    def select(self, state: State, rows: Tensor) -> State:
+        return state.select(rows, state.canvas, state.plan)
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         plan: AnalyticPlan = state.plan
         seen = look_at_time(denoiser, state, plan.alpha)
         if state.call + 1 == self.steps:

@@ -18,9 +18,17 @@ from torch import Tensor
 from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointRule, Positions, Sampler, State, write_at
+from unmask.samplers.base import (
+    Canvas,
+    JointTokenSampler,
+    Positions,
+    Sampler,
+    State,
+    hidden_rows,
+    select_sequences,
+    write_at,
+)
 from unmask.samplers.token_sampling import TokenSampler
-from unmask.samplers.wrappers import hidden_at, seen_by
 from unmask.schedules import LogLinear, Schedule
 
 FEW = 8
@@ -62,7 +70,7 @@ class AncestralPlan:
 class AncestralSampler(Sampler):
     """Uniform order in T steps of the schedule's time (`steps=None`: one position at a time)."""
 
-    name: Literal["reveal"] = "reveal"
+    name: Literal["ancestral"] = "ancestral"
     steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
@@ -72,10 +80,10 @@ class AncestralSampler(Sampler):
         calls = torch.tensor(plan.calls, device=canvas.ids.device)
         return State.start(canvas, calls, max(plan.calls), plan)
 
-    def take(self, state: State, rows: Tensor) -> State:
+    def select(self, state: State, rows: Tensor) -> State:
         plan: AncestralPlan = state.plan
         taken = _plan(plan.group[rows.cpu()], plan.time[rows], state.ids.device)
-        return state.take(rows, state.canvas, taken)
+        return state.select(rows, state.canvas, taken)
 
     def groups(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """[B, L] the call that reveals each position, -1 for given ones, and [B, L] the time of each call, on the CPU.
@@ -96,12 +104,12 @@ class AncestralSampler(Sampler):
         group = group.masked_fill(tau < 0, -1)
         return torch.empty_like(group).scatter(1, order, group), at_call
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         plan: AncestralPlan = state.plan
         part = plan.part(state.call)
         at = wanted = Positions(plan.rows[part], plan.positions[part])
         place: Tensor | None = plan.places[part]
-        if isinstance(rule, JointRule) and rule.sees_all:
+        if isinstance(rule, JointTokenSampler) and rule.sees_all:
             at, place = Positions(*state.masked.nonzero(as_tuple=True)), None
         hidden = self._rows(denoiser, state, plan.walking(state.call), *at, place)
         return write_at(denoiser, state, hidden, rule, at, wanted)
@@ -124,14 +132,14 @@ class AncestralSampler(Sampler):
             chosen = torch.tensor(walking, device=ids.device)
             ids, time, attention = ids[chosen], time[chosen], attention[chosen]
             row = torch.searchsorted(chosen, row)
-            denoiser = seen_by(denoiser, chosen)
+            denoiser = select_sequences(denoiser, chosen)
         told: dict[str, Any] = {"alpha": self.schedule.alpha(time)}
         told["attention_mask"] = attention if state.canvas.has_pads else None
         if place is None or 2 * state.plan.most > ids.shape[1]:
             return denoiser.hidden(ids, **told)[row, position]
         positions = ids.new_zeros(len(ids), state.plan.most)
         positions[row, place] = position
-        return hidden_at(denoiser, ids, positions, **told)[row, place]
+        return hidden_rows(denoiser, ids, positions, **told)[row, place]
 
 
 def _plan(group: Tensor, time: Tensor, device: torch.device) -> AncestralPlan:

@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.errors import UnmaskError
 from unmask.models.attention import StaticCache
 from unmask.models.inference import CudaGraph, can_capture
-from unmask.samplers.base import Canvas, JointRule, Sampler, State
+from unmask.samplers.base import Canvas, JointTokenSampler, Sampler, State
 from unmask.samplers.token_sampling import TokenSampler, is_fused
 
 Choice = Callable[[], tuple[Tensor, Tensor]]
@@ -47,10 +47,10 @@ class AutoregressiveSampler(Sampler):
         rows = torch.as_tensor(np.nonzero(by_call)[1], device=canvas.ids.device)
         state = State.start(canvas, calls, total, AutoregressivePlan(first, rows.split(by_call.sum(axis=1).tolist())))
         begins = (masked.argmax(axis=1) - first) * masked.any(axis=1)
-        return replace(state, waited=torch.as_tensor(begins, device=canvas.ids.device)) if begins.any() else state
+        return replace(state, idle_calls=torch.as_tensor(begins, device=canvas.ids.device)) if begins.any() else state
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
-        if isinstance(rule, JointRule):
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
+        if isinstance(rule, JointTokenSampler):
             raise UnmaskError("An autoregressive model does not see the rest of its canvas; constrain a masked one.")
         plan: AutoregressivePlan = state.plan
         position = plan.first + state.call

@@ -83,7 +83,7 @@ def _foreseen(known: Known, eos: int, log_p: Tensor, at: Positions) -> Prospect:
 class Canvas:
     """`ids` [B, L] with the mask token where something is to be written; every other token is given and never changes.
 
-    `attention_mask` [B, L] is False at pads; `seeds` [B] gives each sequence its own random numbers. `closed` [B, L],
+    `attention_mask` [B, L] is False at pads; `seeds` [B] gives each sequence its own random numbers. `no_eos` [B, L],
     where there is one, says where the text may not end, `condition` [B, L] which given tokens guidance turns to.
     """
 
@@ -92,7 +92,7 @@ class Canvas:
     seeds: Tensor
     mask_token_id: int
     has_pads: bool = True
-    closed: Tensor | None = None
+    no_eos: Tensor | None = None
     condition: Tensor | None = None
 
     @classmethod
@@ -109,27 +109,27 @@ class Canvas:
         """[B, L] the positions to be written."""
         return (self.ids == self.mask_token_id) & self.attention_mask
 
-    def part(self, rows: Tensor, columns: slice = slice(None)) -> Canvas:
+    def select(self, rows: Tensor, columns: slice = slice(None)) -> Canvas:
         """Some sequences [B'] of it, whole or from one column to another."""
 
         def cut(tensor: Tensor | None) -> Any:
             return None if tensor is None else tensor[rows][:, columns]
 
-        per_position = (cut(x) for x in (self.ids, self.attention_mask, self.closed, self.condition))
-        ids, attention, closed, condition = per_position
-        return Canvas(ids, attention, self.seeds[rows], self.mask_token_id, self.has_pads, closed, condition)
+        per_position = (cut(x) for x in (self.ids, self.attention_mask, self.no_eos, self.condition))
+        ids, attention, no_eos, condition = per_position
+        return Canvas(ids, attention, self.seeds[rows], self.mask_token_id, self.has_pads, no_eos, condition)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ParticleWeights:
     """What a walk under a constraint is worth, in logs.
 
     `log_weight` [B]: the model's chance of the walk, times that of a match by its last prediction, over the chance with
-    which it was drawn. `log_rest` [B]: the chance of a match by that prediction when what it wrote is known.
+    which it was drawn. `log_potential` [B]: the chance of a match by that prediction when what it wrote is known.
     """
 
     log_weight: Tensor
-    log_rest: Tensor
+    log_potential: Tensor
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ class State:
     confidence: Tensor
     """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
     plan: Any
-    evidence: Evidence | None = None
-    waited: Tensor | None = None
+    particle_weights: ParticleWeights | None = None
+    idle_calls: Tensor | None = None
     """[B] the calls before a sequence's last one that were made for others alone; None where there is none."""
 
     @property
-    def made(self) -> Tensor:
+    def calls_made(self) -> Tensor:
         """[B] the calls that were made for each sequence until now."""
-        own = self.call if self.waited is None else (self.call - self.waited).clamp_min(0)
+        own = self.call if self.idle_calls is None else (self.call - self.idle_calls).clamp_min(0)
         return self.calls.clamp_max(own)
 
     @property
@@ -181,13 +181,15 @@ class State:
         order = torch.full_like(canvas.ids, -1)
         return cls(canvas.ids, canvas, calls, total, 0, order, given.masked_fill(canvas.masked, 0.0), plan)
 
-    def take(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
+    def select(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
         """The walks of some sequences [B'], as those of a canvas."""
         ids, calls, order, trust = (x[rows] for x in (self.ids, self.calls, self.order, self.confidence))
         total = int(calls.max())
-        evidence = self.evidence and Evidence(self.evidence.log_weight[rows], self.evidence.log_rest[rows])
-        waited = None if self.waited is None else self.waited[rows]
-        return State(ids, canvas, calls, total, self.call, order, trust, plan, evidence, waited)
+        particle_weights = self.particle_weights and ParticleWeights(
+            self.particle_weights.log_weight[rows], self.particle_weights.log_potential[rows]
+        )
+        idle_calls = None if self.idle_calls is None else self.idle_calls[rows]
+        return State(ids, canvas, calls, total, self.call, order, trust, plan, particle_weights, idle_calls)
 
     def write(
         self,
@@ -195,18 +197,20 @@ class State:
         positions: Tensor,
         tokens: Tensor,
         confidence: Tensor,
-        evidence: Evidence | None = None,
+        particle_weights: ParticleWeights | None = None,
     ) -> State:
         """The next state: `tokens` [N] written at (rows, positions) by this call."""
         ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
         ids[rows, positions] = tokens
-        call = torch.full_like(positions, self.call)  # a bare number would be waited for on a GPU
-        order[rows, positions] = call if self.waited is None else call - self.waited[rows]
+        call = torch.full_like(positions, self.call)  # a bare number would be idle_calls for on a GPU
+        order[rows, positions] = call if self.idle_calls is None else call - self.idle_calls[rows]
         trust[rows, positions] = confidence
         later = self.call + 1
-        return State(ids, self.canvas, self.calls, self.total, later, order, trust, self.plan, evidence, self.waited)
+        return State(
+            ids, self.canvas, self.calls, self.total, later, order, trust, self.plan, particle_weights, self.idle_calls
+        )
 
-    def forget(self, where: Tensor) -> State:
+    def remask(self, where: Tensor) -> State:
         """The same moment, with masks at some written positions [B, L]."""
         ids, order = self.ids.masked_fill(where, self.canvas.mask_token_id), self.order.masked_fill(where, -1)
         return replace(self, ids=ids, order=order, confidence=self.confidence.masked_fill(where, 0.0))
@@ -224,10 +228,10 @@ class Drawn(NamedTuple):
 
     tokens: Tensor
     confidence: Tensor
-    evidence: Evidence | None
+    particle_weights: ParticleWeights | None
 
 
-class JointRule(ABC):
+class JointTokenSampler(ABC):
     """Chooses the tokens of a sequence together."""
 
     sees_all: ClassVar[bool] = True
@@ -240,18 +244,23 @@ class JointRule(ABC):
         return as_predicted if self.eos is None else text_first(state, self.eos)
 
     @abstractmethod
-    def choose_jointly(
+    def sample_jointly(
         self, head: Callable[[Tensor], Tensor], hidden: Tensor, state: State, at: Positions, wanted: Positions
     ) -> Drawn:
         """Tokens at the `wanted` positions, which are among those `at` which `hidden` [M, D] are the network's rows."""
 
 
 def write_tokens(
-    denoiser: Any, state: State, hidden_BLD: Tensor, rule: TokenSampler | JointRule, row: Tensor, position: Tensor
+    denoiser: Any,
+    state: State,
+    hidden_BLD: Tensor,
+    rule: TokenSampler | JointTokenSampler,
+    row: Tensor,
+    position: Tensor,
 ) -> State:
     """The next state, tokens chosen by any rule at (row, position) [N] from what the network makes of the canvas."""
     wanted = Positions(row, position)
-    at = Positions(*state.masked.nonzero(as_tuple=True)) if isinstance(rule, JointRule) else wanted
+    at = Positions(*state.masked.nonzero(as_tuple=True)) if isinstance(rule, JointTokenSampler) else wanted
     return write_at(denoiser, state, hidden_BLD[at], rule, at, wanted)
 
 
@@ -259,7 +268,7 @@ def write_at(
     denoiser: Any,
     state: State,
     hidden_MD: Tensor,
-    rule: TokenSampler | JointRule,
+    rule: TokenSampler | JointTokenSampler,
     at: Positions,
     wanted: Positions,
     own: Tensor | slice = slice(None),
@@ -269,9 +278,9 @@ def write_at(
     `own` [N] says which of the rows are those of the wanted ones, by default all. A joint rule looks at every row.
     """
     row, position = wanted
-    if isinstance(rule, JointRule):
-        drawn = rule.choose_jointly(denoiser.head, hidden_MD, state, at, wanted)
-        return state.write(row, position, drawn.tokens, drawn.confidence, drawn.evidence)
+    if isinstance(rule, JointTokenSampler):
+        drawn = rule.sample_jointly(denoiser.head, hidden_MD, state, at, wanted)
+        return state.write(row, position, drawn.tokens, drawn.confidence, drawn.particle_weights)
     seeds, late = state.canvas.seeds[row], state.late(rule, row)
     return state.write(row, position, *rule.choose_from(denoiser, hidden_MD[own], seeds, state.call, position, late))
 
@@ -301,24 +310,26 @@ class Sampler(Component):
     @property
     def can_resample(self) -> bool:
         """Whether it can be walked by particles."""
-        return type(self).take is not Sampler.take
+        return type(self).select is not Sampler.select
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:
         """Plan the walk over a canvas."""
 
     @abstractmethod
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         """One network call, and the tokens it writes."""
 
-    def take(self, state: State, rows: Tensor) -> State:
+    def select(self, state: State, rows: Tensor) -> State:
         """The state in which sequence i has walked as sequence `rows[i]` [B] has, and goes on with its own seed."""
-        raise UnmaskError(f"The sampler {type(self).__name__} cannot resample its walks; use 'reveal' for particles.")
+        raise UnmaskError(
+            f"The sampler {type(self).__name__} cannot resample its walks; use 'ancestral' for particles."
+        )
 
 
 @torch.no_grad()
-def walk(
-    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointRule | None = None
+def run_sampler(
+    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointTokenSampler | None = None
 ) -> Iterator[State]:
     """Every state from the masked canvas to the finished one."""
     rule = rule or TokenSampler()
@@ -329,8 +340,31 @@ def walk(
         yield state
 
 
-def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointRule | None = None) -> State:
+def sample(
+    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointTokenSampler | None = None
+) -> State:
     """The finished state."""
-    for state in walk(sampler, denoiser, canvas, rule):
+    for state in run_sampler(sampler, denoiser, canvas, rule):
         last = state
     return last
+
+
+def select_sequences(denoiser: Any, rows: Tensor) -> Any:
+    """The denoiser for some sequences [B'] of the canvas; only a wrapper depends on the sequences."""
+    return denoiser.select_sequences(rows) if hasattr(denoiser, "select_sequences") else denoiser
+
+
+def hidden_rows(
+    denoiser: Any,
+    input_ids: Tensor,
+    positions: Tensor | None = None,
+    alpha: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+) -> Tensor:
+    """Hidden rows [B, L, D] of a denoiser, or [B, K, D] at `positions` [B, K] alone."""
+    if positions is None:
+        return denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
+    if hasattr(denoiser, "hidden_at"):
+        return denoiser.hidden_at(input_ids, positions, alpha=alpha, attention_mask=attention_mask)
+    hidden = denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
+    return hidden.take_along_dim(positions[..., None], dim=1)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import Drawn, JointRule, Known, Positions, State
+from unmask.samplers.base import Drawn, JointTokenSampler, Known, Positions, State
 from unmask.samplers.token_sampling import TokenSampler, rows_at_once, sample_tokens
 
 Head = Callable[[Tensor], Tensor]
 
 
-class Ending(JointRule):
+class Ending(JointTokenSampler):
     """A token rule for rows that are a text and then EOS to their end, as `supervised_eos` makes them.
 
     A network asked for several tokens at once may end a text in its middle, and go on behind the end. Here one number
@@ -32,7 +32,7 @@ class Ending(JointRule):
         """By which the end is drawn: where every token is the most likely one, EOS is, and hardly any row has text."""
         self.eos: int = eos
 
-    def choose_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
+    def sample_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
         known = Known.of(state, self.eos)
         number = torch.zeros_like(state.ids)
         number[at] = torch.arange(len(at.rows), device=number.device)

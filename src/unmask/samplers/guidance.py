@@ -1,33 +1,34 @@
-"""Guidance without a classifier: the prediction behind the prompt, pushed away from the one without it."""
+"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, masks behind a short row.
+
+A wrapper may append columns to the hidden rows for its own `head` to read, so a sampler uses it like any denoiser.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.samplers.wrappers import DenoiserWrapper, hidden_at, seen_by
+from unmask.samplers.base import hidden_rows, select_sequences
 
 
-class Guided(DenoiserWrapper):
-    """Logits (1 + w) l(prompt) - w l(prompt masked): w = 0 is the denoiser itself.
+class DenoiserWrapper(ABC):
+    """Changes the predictions of a denoiser for the sequences of one canvas."""
 
-    `condition` [B, L] are the tokens that are masked for the second prediction. Both are made in one call, of two rows
-    a sequence.
-    """
+    def __init__(self, denoiser: Any) -> None:
+        self.denoiser = denoiser
+        self.config = denoiser.config
+        self.fused = getattr(denoiser, "fused", False)
 
-    def __init__(self, denoiser: Any, condition: Tensor, weight: float) -> None:
-        super().__init__(denoiser)
-        self.condition = condition
-        self.weight = weight
-
-    def of_rows(self, rows: Tensor) -> Guided:
-        return Guided(seen_by(self.denoiser, rows), self.condition[rows], self.weight)
+    @property
+    def device(self) -> torch.device:
+        return self.denoiser.device
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        told = {"alpha": _twice(alpha), "attention_mask": _twice(attention_mask)}
-        return _beside(self.denoiser.hidden(self._both(input_ids), **told))
+        """Token ids [B, L] to hidden rows [B, L, D'] for `head`."""
+        return self._hidden(input_ids, None, alpha, attention_mask)
 
     def hidden_at(
         self,
@@ -36,25 +37,108 @@ class Guided(DenoiserWrapper):
         alpha: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        told = {"alpha": _twice(alpha), "attention_mask": _twice(attention_mask)}
-        return _beside(hidden_at(self.denoiser, self._both(input_ids), torch.cat([positions, positions]), **told))
+        """The hidden rows [B, K, D'] at `positions` [B, K]."""
+        return self._hidden(input_ids, positions, alpha, attention_mask)
 
-    def _both(self, input_ids: Tensor) -> Tensor:
-        """[2 B, L] the sequences with their prompts, then without."""
-        return torch.cat([input_ids, input_ids.masked_fill(self.condition, self.config.mask_token_id)])
+    @abstractmethod
+    def select_sequences(self, rows: Tensor) -> DenoiserWrapper:
+        """The same wrapper for some sequences [B'] of the canvas."""
+
+    @abstractmethod
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        """Hidden rows [..., D'] to logits [..., V]."""
+
+    @abstractmethod
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        """The planner's logits [...] for hidden rows [..., D'] and the log-probabilities of their top tokens."""
+
+
+class GuidedDenoiser(DenoiserWrapper):
+    """Classifier-free guidance: logits (1 + w) l(prompt) - w l(masked prompt).
+
+    `condition` [B, L] marks the tokens masked for the second prediction; both come from one call on 2 B rows.
+    """
+
+    def __init__(self, denoiser: Any, condition: Tensor, weight: float) -> None:
+        super().__init__(denoiser)
+        self.condition = condition
+        self.weight = weight
+
+    def select_sequences(self, rows: Tensor) -> GuidedDenoiser:
+        return GuidedDenoiser(select_sequences(self.denoiser, rows), self.condition[rows], self.weight)
+
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        def twice(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else torch.cat([tensor, tensor])
+
+        unconditional = input_ids.masked_fill(self.condition, self.config.mask_token_id)
+        both = torch.cat([input_ids, unconditional])
+        hidden = hidden_rows(self.denoiser, both, twice(positions), twice(alpha), twice(attention_mask))
+        return torch.cat(hidden.chunk(2), dim=-1)  # [B, ..., 2 D]
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        given, without = (self.denoiser.head(half, mask_logit) for half in rows.chunk(2, dim=-1))
-        return torch.where(given.isneginf(), given, given + self.weight * (given - without))
+        conditional, unconditional = (self.denoiser.head(half, mask_logit) for half in rows.chunk(2, dim=-1))
+        guided = conditional + self.weight * (conditional - unconditional)
+        return torch.where(conditional.isneginf(), conditional, guided)
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         return self.denoiser.plan(rows.chunk(2, dim=-1)[0], log_top)
 
 
-def _beside(rows: Tensor) -> Tensor:
-    """[B, ..., 2 D] both predictions of each sequence in one row, of rows [2 B, ..., D]."""
-    return torch.cat(rows.chunk(2), dim=-1)
+class NoEosDenoiser(DenoiserWrapper):
+    """Gives EOS (the token `eos`) no probability where `no_eos` [B, L] is set, as before given text."""
+
+    def __init__(self, denoiser: Any, no_eos: Tensor, eos: int) -> None:
+        super().__init__(denoiser)
+        self.no_eos = no_eos
+        self.eos = eos
+
+    def select_sequences(self, rows: Tensor) -> NoEosDenoiser:
+        return NoEosDenoiser(select_sequences(self.denoiser, rows), self.no_eos[rows], self.eos)
+
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        hidden = hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask)
+        no_eos = self.no_eos if positions is None else self.no_eos.gather(1, positions)
+        return torch.cat([hidden, no_eos[..., None].to(hidden.dtype)], dim=-1)
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        logits = self.denoiser.head(rows[..., :-1], mask_logit)
+        is_eos = torch.arange(logits.shape[-1], device=logits.device) == self.eos
+        return logits.masked_fill((rows[..., -1:] > 0) & is_eos, -torch.inf)
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        return self.denoiser.plan(rows[..., :-1], log_top)
 
 
-def _twice(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else torch.cat([tensor, tensor])
+class MaskPaddedDenoiser(DenoiserWrapper):
+    """Shows the network masks behind a short row and at its pads, up to `length`: the text may go on there."""
+
+    def __init__(self, denoiser: Any, length: int) -> None:
+        super().__init__(denoiser)
+        self.length = length
+
+    def select_sequences(self, rows: Tensor) -> MaskPaddedDenoiser:
+        return MaskPaddedDenoiser(select_sequences(self.denoiser, rows), self.length)
+
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        mask, width = self.config.mask_token_id, input_ids.shape[1]
+        padded = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask.bool(), mask)
+        padded = torch.nn.functional.pad(padded, (0, max(0, self.length - width)), value=mask)
+        return hidden_rows(self.denoiser, padded, positions, alpha)[:, :width]
+
+    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
+        return self.denoiser.head(rows, mask_logit)
+
+    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
+        return self.denoiser.plan(rows, log_top)

@@ -9,16 +9,15 @@ from typing import Any, Literal, get_args
 import torch
 
 from unmask.constraints import Automaton
-from unmask.constraints.particles import Score, Scored, repeat_canvas, walk_together
-from unmask.constraints.sampling import Conditioned
+from unmask.constraints.particles import Score, Scored, repeat_canvas, run_particles
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build, get
-from unmask.samplers.base import Canvas, JointRule, Sampler, State, walk
+from unmask.samplers.base import Canvas, JointTokenSampler, Sampler, State, run_sampler
 from unmask.samplers.ending import Ending
-from unmask.samplers.guidance import Guided
+from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
-from unmask.samplers.windows import Windows, walk_windows
-from unmask.samplers.wrappers import WithoutEnd
+from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import Schedule
 
 Walks = Callable[[Any, Canvas], Iterator[State]]
@@ -55,32 +54,32 @@ class SamplingOptions:
         return max(1, min(BATCH, STATES_AT_ONCE // states) // self.particles)
 
 
-def walks(sampler: Sampler, control: SamplingOptions, device: torch.device) -> Walks:
+def configure_sampler(sampler: Sampler, control: SamplingOptions, device: torch.device) -> Walks:
     """The walks of a sampler over canvases, as a control asks for them."""
     constrained, scored = control.automaton is not None, control.score is not None
-    check_walk(sampler, control.rule, control.particles, control.guidance, constrained, scored)
+    check_sampling_options(sampler, control.rule, control.particles, control.guidance, constrained, scored)
     rule = control.rule if sampler.causal else _rule(control, device)
 
     def plain(denoiser: Any, canvas: Canvas) -> Iterator[State]:
-        if isinstance(rule, JointRule) and control.particles > 1:
+        if isinstance(rule, JointTokenSampler) and control.particles > 1:
             view = _view(denoiser, repeat_canvas(canvas, control.particles), control)
-            return walk_together(sampler, view, canvas, rule, control.particles)
-        return walk(sampler, _view(denoiser, canvas, control), canvas, rule)
+            return run_particles(sampler, view, canvas, rule, control.particles)
+        return run_sampler(sampler, _view(denoiser, canvas, control), canvas, rule)
 
     def whole(denoiser: Any, canvas: Canvas) -> Iterator[State]:
         windows = control.windows
         if windows is None or canvas.ids.shape[1] <= windows.size:
             return plain(denoiser, canvas)
-        return walk_windows(lambda window: plain(denoiser, window), sampler, canvas, windows)
+        return run_windows(lambda window: plain(denoiser, window), sampler, canvas, windows)
 
     return whole
 
 
-def _rule(control: SamplingOptions, device: torch.device) -> TokenSampler | JointRule:
+def _rule(control: SamplingOptions, device: torch.device) -> TokenSampler | JointTokenSampler:
     eos = control.end if control.ends_fill else None
     if control.automaton is not None:
         particles = control.particles if control.particles > 1 else 0
-        return Conditioned(control.rule, control.automaton, device, particles, eos, control.end)
+        return ConstrainedTokenSampler(control.rule, control.automaton, device, particles, eos, control.end)
     rule = control.rule if eos is None else Ending(control.rule, eos)
     return rule if control.score is None else Scored(rule, control.score)
 
@@ -88,13 +87,13 @@ def _rule(control: SamplingOptions, device: torch.device) -> TokenSampler | Join
 def _view(denoiser: Any, canvas: Canvas, control: SamplingOptions) -> Any:
     """The denoiser as the sequences of a canvas see it."""
     if control.guidance and canvas.condition is not None and bool(canvas.condition.any()):
-        denoiser = Guided(denoiser, canvas.condition, control.guidance)
-    if control.end is not None and canvas.closed is not None and bool(canvas.closed.any()):
-        denoiser = WithoutEnd(denoiser, canvas.closed, control.end)
+        denoiser = GuidedDenoiser(denoiser, canvas.condition, control.guidance)
+    if control.end is not None and canvas.no_eos is not None and bool(canvas.no_eos.any()):
+        denoiser = NoEosDenoiser(denoiser, canvas.no_eos, control.end)
     return denoiser
 
 
-def check_walk(
+def check_sampling_options(
     sampler: Sampler, rule: TokenSampler, particles: int, guidance: float, constrained: bool, scored: bool
 ) -> None:
     """Refuse what no walk of a sampler does, whatever the canvas."""
@@ -128,7 +127,7 @@ def _check_particles(sampler: Sampler, rule: TokenSampler, particles: int, const
 Order = Literal[
     "confidence", "margin", "entropy", "planner", "left_to_right", "uniform", "threshold", "entropy_bounded"
 ]
-Spec = str | Mapping[str, Any] | Sampler
+SamplerSpec = str | Mapping[str, Any] | Sampler
 """A sampler's name, `{name: ..., option: ...}`, or the sampler itself."""
 
 
@@ -136,21 +135,21 @@ def choose_sampler(
     schedule: Schedule,
     steps: int | None = None,
     order: str | None = None,
-    sampler: Spec | None = None,
+    sampler: SamplerSpec | None = None,
     scores: bool = False,
 ) -> Sampler:
     """The sampler of a masked model; where it has these options and nothing is said of them, in `steps` and with the
     `schedule` of the model. `scores`: whether its objective teaches it scores."""
     if order is not None and sampler is not None:
         raise UnmaskError(f"order='{order}' and sampler={sampler!r} are two ways to unmask; give one of them.")
-    spec = sampler if sampler is not None else _ordered(order) if order is not None else "reveal"
+    spec = sampler if sampler is not None else _ordered(order) if order is not None else "ancestral"
     chosen: Sampler = spec if isinstance(spec, Sampler) else build("sampler", _completed(spec, schedule, steps))
     if chosen.causal:
         raise UnmaskError("The sampler 'ar' reads from left to right, and this model does not; give another.")
     if chosen.needs_scores and not scores:
         raise UnmaskError(
             "The sampler 'analytic' goes by the mass of scores, which only the objective 'sedd' teaches; take "
-            "'reveal', which is the same walk for predictions."
+            "'ancestral', which is the same walk for predictions."
         )
     if steps is not None and getattr(chosen, "steps", steps) != steps:
         raise UnmaskError(

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointRule, Sampler, State
+from unmask.samplers.base import Canvas, JointTokenSampler, Sampler, State
 from unmask.samplers.position_scores import Score, look, part_written, ranks, score, write_chosen
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear, Schedule
@@ -48,19 +48,19 @@ class OrderedSampler(Sampler):
 
     def begin(self, canvas: Canvas) -> State:
         masks = canvas.masked.sum(dim=1).tolist()
-        of = {n: portions(n, self.steps, self.pace) for n in set(masks)}
+        of = {n: tokens_per_call(n, self.steps, self.pace) for n in set(masks)}
         total = max(len(of[n]) for n in masks)
         planned = torch.tensor([of[n] + [0] * (total - len(of[n])) for n in masks], device=canvas.ids.device)
         calls = torch.tensor([len(of[n]) for n in masks], device=canvas.ids.device)
         fixed = FIXED.get(self.order)
         return State.start(canvas, calls, total, OrderedPlan(planned, None if fixed is None else fixed(canvas)))
 
-    def take(self, state: State, rows: Tensor) -> State:
+    def select(self, state: State, rows: Tensor) -> State:
         plan: OrderedPlan = state.plan
         taken = OrderedPlan(plan.portions[rows], None if plan.score is None else plan.score[rows])
-        return state.take(rows, state.canvas, taken)
+        return state.select(rows, state.canvas, taken)
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         plan: OrderedPlan = state.plan
         seen = look(denoiser, state, part_written(state))
         if plan.score is None:
@@ -70,7 +70,7 @@ class OrderedSampler(Sampler):
         return write_chosen(denoiser, state, seen, ranks(sure) < plan.portions[:, state.call, None], rule)
 
 
-def portions(masks: int, steps: int | None, pace: Schedule) -> list[int]:
+def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
     """How many of the masked positions each call writes: at least one, and as near to the schedule as that allows.
 
     Of n masks the schedule leaves n (1 - alpha) on average. With `left` rounded, left + call must fall or stay from
@@ -114,10 +114,10 @@ class AdaptiveSampler(Sampler):
         calls = canvas.masked.sum(dim=1)
         return State.start(canvas, calls, int(calls.max()), plan=None)
 
-    def take(self, state: State, rows: Tensor) -> State:
-        return state.take(rows, state.canvas, None)
+    def select(self, state: State, rows: Tensor) -> State:
+        return state.select(rows, state.canvas, None)
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         seen = look(denoiser, state, part_written(state))
         sure = score(denoiser, state, seen, self.score, rule)
         chosen = (self.chosen(sure) | (ranks(sure) == 0)) & state.masked

@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import Canvas, JointRule, Outlook, Positions, State, as_predicted, write_at
+from unmask.samplers.base import (
+    Canvas,
+    JointTokenSampler,
+    Outlook,
+    Positions,
+    State,
+    as_predicted,
+    select_sequences,
+    write_at,
+)
 from unmask.samplers.token_sampling import TokenSampler, rows_at_once
-from unmask.samplers.wrappers import seen_by
 
 Score = Literal["confidence", "margin", "entropy", "planner"]
 
@@ -32,7 +40,7 @@ def look(denoiser: Any, state: State, alpha_B: Tensor) -> Look:
     if 0 < 2 * len(walking) <= len(ids):
         ids, alpha_B, attention = ids[walking], alpha_B[walking], attention[walking]
         row = torch.searchsorted(walking, row)
-        denoiser = seen_by(denoiser, walking)
+        denoiser = select_sequences(denoiser, walking)
     hidden = denoiser.hidden(ids, alpha=alpha_B, attention_mask=attention if state.canvas.has_pads else None)
     return Look(at, hidden[row, at.places])
 
@@ -42,9 +50,9 @@ def part_written(state: State) -> Tensor:
     return 1.0 - state.masked.sum(dim=1) / state.canvas.masked.sum(dim=1).clamp_min(1)
 
 
-def score(denoiser: Any, state: State, seen: Look, kind: Score, rule: TokenSampler | JointRule) -> Tensor:
+def score(denoiser: Any, state: State, seen: Look, kind: Score, rule: TokenSampler | JointTokenSampler) -> Tensor:
     """[B, L] how sure the network is of each masked position as the rule sees it, minus infinity at the others."""
-    outlook = rule.outlook(state) if isinstance(rule, JointRule) else as_predicted
+    outlook = rule.outlook(state) if isinstance(rule, JointTokenSampler) else as_predicted
     return of_each(state, seen, denoiser.config.vocab_size, partial(_worth, denoiser, kind, outlook))
 
 
@@ -70,7 +78,9 @@ def ranks(score_BL: Tensor) -> Tensor:
     return torch.empty_like(order).scatter(1, order, place)
 
 
-def write_chosen(denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rule: TokenSampler | JointRule) -> State:
+def write_chosen(
+    denoiser: Any, state: State, seen: Look, chosen_BL: Tensor, rule: TokenSampler | JointTokenSampler
+) -> State:
     """The next state, in which the chosen ones of the masked positions are written."""
     (index,) = chosen_BL[seen.at].nonzero(as_tuple=True)
     wanted = Positions(seen.at.rows[index], seen.at.places[index])

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from unmask.process import MAX_STEPS, remask_limit, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointRule, Sampler, State
+from unmask.samplers.base import Canvas, JointTokenSampler, Sampler, State
 from unmask.samplers.position_scores import look_at_time, lots, start, write_chosen
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
@@ -74,13 +74,13 @@ class ReMDMSampler(Sampler):
         before = hold + (1.0 - hold) * (time - self.t_on) / max(1.0 - self.t_on, torch.finfo(time.dtype).tiny)
         return torch.where(time > self.t_on, before, hold * (time / self.t_off).clamp_max(1.0))
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         plan: ReMDMPlan = state.plan
         seen = look_at_time(denoiser, state, plan.alpha)
         chance = lots(state, Purpose.REVEAL)
         forgotten = state.written & (chance < self._remask(state))
         chosen = state.masked & (chance < float(plan.reveal[state.call]))
-        return write_chosen(denoiser, state, seen, chosen, rule).forget(forgotten)
+        return write_chosen(denoiser, state, seen, chosen, rule).remask(forgotten)
 
     def _remask(self, state: State) -> Tensor | float:
         """The chance that a token is masked again, one for all or [B, L]."""
@@ -145,9 +145,9 @@ class CorrectorSampler(Sampler):
         rate_t = torch.where(corrects, 1.0 - (1.0 - self.fraction) * (1.0 - rate_s), rate[call // 2])
         return CorrectorPlan(self.fraction * corrects.double(), 1.0 - rate_t, reveal_probability(rate_s, rate_t))
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointRule) -> State:
+    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
         plan: CorrectorPlan = state.plan
-        state = state.forget(state.written & (lots(state, Purpose.MASK) < float(plan.forget[state.call])))
+        state = state.remask(state.written & (lots(state, Purpose.MASK) < float(plan.forget[state.call])))
         seen = look_at_time(denoiser, state, plan.alpha)
         chosen = state.masked & (lots(state, Purpose.REVEAL) < float(plan.reveal[state.call]))
         return write_chosen(denoiser, state, seen, chosen, rule)

@@ -31,7 +31,7 @@ class Windows:
 
 
 @torch.no_grad()
-def walk_windows(walk: Walk, sampler: Sampler, canvas: Canvas, windows: Windows) -> Iterator[State]:
+def run_windows(walk: Walk, sampler: Sampler, canvas: Canvas, windows: Windows) -> Iterator[State]:
     """Every state of the whole canvas. `walk` is one of the sampler, over the canvas of a window.
 
     Until a sequence has come to an end, its calls are those of all its windows; then those that were made.
@@ -70,7 +70,7 @@ def _longest(calls: Tensor) -> int:
 
 def _window(state: State, walking: Tensor, here: slice, number: int) -> Canvas:
     """The canvas of a window as it is now. The first has the sequences' own random numbers, others have new ones."""
-    part = replace(state.canvas, ids=state.ids, has_pads=False).part(walking, here)
+    part = replace(state.canvas, ids=state.ids, has_pads=False).select(walking, here)
     return part if number == 0 else replace(part, seeds=bits(part.seeds, Purpose.WINDOW, step=number))
 
 
@@ -87,7 +87,7 @@ def _embed(base: State, inner: State, walking: Tensor, here: slice, done: Tensor
         order=base.order.index_put(at, order),
         confidence=base.confidence.index_put(at, trust),
         call=base.call + inner.call,
-        waited=base.call + inner.call - done.index_add(0, walking, inner.made),
+        idle_calls=base.call + inner.call - done.index_add(0, walking, inner.calls_made),
     )
 
 
