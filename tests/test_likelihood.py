@@ -10,8 +10,7 @@ import torch
 
 from unmask.errors import UnmaskError
 from unmask.laws.exact import any_order_nll
-from unmask.likelihood import OFFSETS, Bound, Evaluation, agree
-from unmask.likelihood import bound as estimate
+from unmask.likelihood import OFFSETS, Bound, Evaluation, agree, estimate_bound
 from unmask.objectives.subs import MaskCount, Subs
 
 TEXTS = ["abc", "hello, world", "one more text of some length"]
@@ -63,7 +62,8 @@ def test_progress_hears_of_every_draw_of_every_try(mdlm):
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
     rows = mdlm.text_processor.scored_rows(TEXTS, None)
     repeats = [
-        estimate(mdlm.denoiser, MaskCount(), mdlm.config.schedule, rows, seed=seed, offsets=8) for seed in range(40)
+        estimate_bound(mdlm.denoiser, MaskCount(), mdlm.config.schedule, rows, seed=seed, offsets=8)
+        for seed in range(40)
     ]
     spread = np.std([one.nats for one in repeats], ddof=1)
     claimed = math.sqrt(np.mean([one.mc_stderr**2 for one in repeats]))
@@ -140,7 +140,7 @@ def test_discrete_bounds_come_down_to_the_continuous_one(mdlm):
     rows = mdlm.text_processor.scored_rows(TEXTS, None)
 
     def at(objective):
-        return estimate(mdlm.denoiser, objective, mdlm.config.schedule, rows, passes=32, batch_size=8)
+        return estimate_bound(mdlm.denoiser, objective, mdlm.config.schedule, rows, passes=32, batch_size=8)
 
     continuous, fine, coarse = at(Subs()), at(Subs(steps=4096)), at(Subs(steps=1))
     assert abs(fine.nats - continuous.nats) <= 4 * math.hypot(fine.mc_stderr, continuous.mc_stderr)

@@ -1,8 +1,9 @@
-"""Bounds with error bars. A bound is evaluated with R independent offsets; their spread is its Monte-Carlo error.
+"""Likelihood bounds with error bars.
 
-Within one offset the times of all rows (and of all passes over a row) are one stratified set, and every random number
-depends on the row's index alone: batch size, device and order of evaluation do not move the result. The data error is
-the spread over documents. Both are kept, and no perplexity leaves here without them.
+A bound is estimated with R independent random offsets, and the spread over the offsets is its Monte-Carlo error. Within
+one offset, the times of all rows (and of all passes over a row) form one stratified set. Every random number depends
+only on the seed and on the row's index, so batch size, device and order of evaluation do not change the result. The
+data error is the spread over documents.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from unmask.data.build_once import prefetch
 from unmask.data.rows import Rows
-from unmask.models.config import Denoiser, DenoiserConfig
+from unmask.models.config import Denoiser
 from unmask.models.inference import pin_memory
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.process import Batch
@@ -30,22 +31,33 @@ from unmask.registry import build
 from unmask.schedules import Schedule, low_discrepancy, van_der_corput
 
 SCORE_PRECISION = 0.05
-"""Bits per token to which `score` knows a bound unless asked otherwise."""
+"""Default Monte-Carlo error of `score`, in bits per token."""
+OFFSETS = 16
+"""Independent random offsets per bound."""
+MAX_PASSES = 1024
+OTHER_ESTIMATORS_SHARE = 4
+"""The first estimator gets this many times the passes of the others, which only have to agree with it."""
+AGREEMENT = 4.0
+"""Two estimates of one bound agree if they are at most this many joint standard errors apart."""
+BATCH_SIZE = 32
+GPU_TOKENS_PER_CALL = 1 << 16
 LEARNT_PADDING_NOTE = (
     "Tokens include the EOS that fill a row, which lowers bits per token and perplexity; bits per character are over "
     "the text alone, however many EOS there are."
 )
-"""What is to be said beside the figures of a length policy whose pads are learnt."""
-AGREEMENT = 4.0
-"""Two estimators of one bound agree when they are at most this many joint standard errors apart."""
+"""Shown with the figures of a length policy that learns its padding."""
+
+Progress = Callable[[float], None]
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound on -log p of some text (or, for AR, -log p itself), in nats, with both its errors in nats.
+    """An upper bound on -log p of some text in nats (for an autoregressive model, -log p itself), with its errors.
 
-    `mc_stderr` is the Monte-Carlo standard error (0 for an exact likelihood); `data_stderr` is the standard error from
-    the spread over documents, None with fewer than two. `each` holds the same per document where that was asked for.
+    `mc_stderr` is the Monte-Carlo standard error in nats (0 for an exact likelihood). `data_stderr` is the standard
+    error from the spread over documents, None with fewer than two. `each` holds one bound per document if requested.
     """
 
     estimator: str
@@ -61,23 +73,23 @@ class Bound:
 
     @property
     def stderr(self) -> float:
-        """The Monte-Carlo standard error in nats: how well this number is known for this very text."""
+        """The Monte-Carlo standard error in nats, for this particular text."""
         return self.mc_stderr
 
     @property
     def bits_per_token(self) -> float:
-        """Bits over counted tokens, EOS included."""
-        return _ratio(self.nats, self.tokens)
+        """All bits over the counted tokens, EOS included."""
+        return _bits_per(self.nats, self.tokens)
 
     @property
     def bits_per_byte(self) -> float:
-        """All bits over the UTF-8 bytes of the text; NaN where those are not known."""
-        return _ratio(self.nats, self.bytes)
+        """All bits over the UTF-8 bytes of the text; NaN if unknown."""
+        return _bits_per(self.nats, self.bytes)
 
     @property
     def bits_per_char(self) -> float:
-        """All bits over the characters of the text; NaN where those are not known."""
-        return _ratio(self.nats, self.characters)
+        """All bits over the characters of the text; NaN if unknown."""
+        return _bits_per(self.nats, self.characters)
 
     @property
     def perplexity(self) -> float:
@@ -87,35 +99,35 @@ class Bound:
     def error(self, unit: str = "nats", of: str = "mc") -> float | None:
         """The standard error of `nats`, `bits_per_token`, `bits_per_byte`, `bits_per_char` or `perplexity`.
 
-        `of="mc"`: of the draws; `of="data"`: of the documents.
+        `of="mc"` is the Monte-Carlo error, `of="data"` the data error.
         """
         nats = self.mc_stderr if of == "mc" else self.data_stderr
         if nats is None:
             return None
         scale = {
             "nats": 1.0,
-            "bits_per_token": _ratio(1.0, self.tokens),
-            "bits_per_byte": _ratio(1.0, self.bytes),
-            "bits_per_char": _ratio(1.0, self.characters),
+            "bits_per_token": _bits_per(1.0, self.tokens),
+            "bits_per_byte": _bits_per(1.0, self.bytes),
+            "bits_per_char": _bits_per(1.0, self.characters),
             "perplexity": self.perplexity / self.tokens,
         }[unit]
         return nats * scale
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON: every unit with both its errors; None where one is not known."""
+        """Plain numbers for JSON: every unit with both errors, None if unknown."""
         out = asdict(replace(self, each=()))
         out.pop("each")
         for unit in ("bits_per_token", "bits_per_byte", "bits_per_char", "perplexity"):
-            out[unit] = _known(getattr(self, unit))
-            out[f"{unit}_mc_stderr"] = _known(self.error(unit, "mc"))
-            out[f"{unit}_data_stderr"] = _known(self.error(unit, "data"))
+            out[unit] = _none_if_nan(getattr(self, unit))
+            out[f"{unit}_mc_stderr"] = _none_if_nan(self.error(unit, "mc"))
+            out[f"{unit}_data_stderr"] = _none_if_nan(self.error(unit, "data"))
         if self.each:
             out["each"] = [bound.as_dict() for bound in self.each]
         return out
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Bound:
-        """A bound as `as_dict` wrote it, without its documents."""
+        """Read what `as_dict` wrote, without the bounds of single documents."""
         return cls(**{one.name: values[one.name] for one in fields(cls) if one.name != "each"})
 
     def __len__(self) -> int:
@@ -133,19 +145,19 @@ class Bound:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A text judged by every estimator of its model's objective, which must agree, and by T-step bounds beside them."""
+    """The bound by every estimator of the objective, which must agree, and T-step bounds by T."""
 
     bounds: dict[str, Bound]
     discrete: dict[int, Bound]
 
     @property
     def headline(self) -> Bound:
-        """The estimate that counts: the first."""
+        """The reported bound: that of the first estimator."""
         return next(iter(self.bounds.values()))
 
     @property
     def disagreement(self) -> str | None:
-        """A sentence when two estimators of the same number are too far apart, else None."""
+        """A message if two estimators are too far apart, else None."""
         named = list(self.bounds.items())
         for i, (name, one) in enumerate(named):
             for other_name, other in named[i + 1 :]:
@@ -167,7 +179,7 @@ class Evaluation:
 
 
 def format_with_errors(bound: Bound, unit: str) -> str:
-    """A value with both its errors, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact likelihood has no first one."""
+    """A value with its Monte-Carlo and data error, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact one has no first."""
     value = getattr(bound, unit)
     if value != value:
         return "-"
@@ -177,169 +189,17 @@ def format_with_errors(bound: Bound, unit: str) -> str:
 
 
 def agree(one: Bound, other: Bound) -> bool:
-    """Whether two estimates of one bound are within four joint standard errors (and rounding) of each other."""
+    """Whether two estimates of one bound are within four joint standard errors, up to rounding."""
     joint = math.hypot(one.mc_stderr, other.mc_stderr)
     return abs(one.nats - other.nats) <= AGREEMENT * joint + 1e-5 * abs(one.nats)
 
 
-def _known(value: float | None) -> float | None:
+def _none_if_nan(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def _ratio(nats: float, units: int) -> float:
+def _bits_per(nats: float, units: int) -> float:
     return nats / units / math.log(2.0) if units else math.nan
-
-
-OFFSETS = 16
-BATCH = 32
-TOKENS_AT_ONCE = 1 << 16
-"""What a GPU likes to see in one call."""
-
-Progress = Callable[[float], None]
-Floats = npt.NDArray[np.float64]
-Corrupt = Callable[[Batch, Noise], Corruption]
-Ask = Callable[[Batch, Corruption], LossTerms]
-
-
-@dataclass(frozen=True)
-class Draws:
-    """How often a bound is drawn: `offsets` independent sets of `passes` draws a row, `batch_size` at once.
-
-    Without a batch size it is what suits the device; no result depends on it.
-    """
-
-    seed: int = 0
-    offsets: int = OFFSETS
-    passes: int = 1
-    batch_size: int | None = None
-
-    def at_once(self, length: int, device: torch.device) -> int:
-        """Rows of so many tokens that are asked about in one call."""
-        if self.batch_size is not None:
-            return self.batch_size
-        return max(BATCH, TOKENS_AT_ONCE // length) if device.type == "cuda" else BATCH
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What draws add up to: `nats` [offsets, documents] a pass, and `tokens` [documents] that are counted."""
-
-    nats: Floats
-    tokens: Floats
-
-
-@dataclass(frozen=True)
-class _Question:
-    """One call of the network: `document` and `place` [B, L] say where each position's nats belong.
-
-    All calls have the same shape; of the last one only `size` rows are meant.
-    """
-
-    batch: Batch
-    corruption: Corruption
-    document: npt.NDArray[np.int64]
-    place: npt.NDArray[np.int64]
-    size: int
-
-    def on(self, device: torch.device) -> tuple[Batch, Corruption]:
-        """What the network is given."""
-        if device.type != "cuda":
-            return self.batch.to(device), self.corruption.map(lambda tensor: tensor.to(device))
-        batch, corruption = self.batch.map(pin_memory), self.corruption.map(pin_memory)
-        return batch.to(device), corruption.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-
-class _Answer:
-    """Nats and counted positions [B, L] on their way to the CPU. `read` waits for them, and for nothing after them."""
-
-    def __init__(self, terms: LossTerms) -> None:
-        self._values = [_leaving(value) for value in (terms.nelbo, terms.counted)]
-        self._there = torch.cuda.Event() if terms.nelbo.is_cuda else None
-        if self._there is not None:
-            self._there.record()
-
-    def read(self, size: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Those of the first `size` rows."""
-        if self._there is not None:
-            self._there.synchronize()
-        nats, counted = (value[:size].numpy() for value in self._values)
-        return nats.astype(np.float64), counted
-
-
-def tally(
-    ask: Ask,
-    corrupt: Corrupt,
-    rows: Rows,
-    draws: Draws,
-    device: torch.device,
-    progress: Progress | None = None,
-    share: tuple[int, int] = (0, 1),
-) -> Tally:
-    """Draw what `share` = (which, of how many) asks for: every k-th batch; the tallies of all shares add up.
-
-    `corrupt` is the noise's work, on the CPU; `ask` the network's, on the device. All shares ask equally often (the
-    last question of some counts nothing), as sharded networks need.
-    """
-    found = Tally(np.zeros((draws.offsets, rows.documents)), np.zeros(rows.documents))
-
-    def take(question: _Question, answer: _Answer) -> None:
-        _add(found, question, *answer.read(question.size), draws)
-        if progress is not None:
-            progress(question.size)
-
-    waiting: tuple[_Question, _Answer] | None = None
-    with closing(prefetch(_questions(corrupt, rows, draws, device, share))) as coming:
-        for question in coming:
-            answer = _Answer(ask(*question.on(device)))
-            if waiting is not None:
-                take(*waiting)
-            waiting = question, answer
-    if waiting is not None:
-        take(*waiting)
-    return found
-
-
-def _questions(
-    corrupt: Corrupt, rows: Rows, draws: Draws, device: torch.device, share: tuple[int, int]
-) -> Iterator[_Question]:
-    strata = van_der_corput(len(rows) * draws.passes)
-    total = len(rows) * draws.passes * draws.offsets
-    at_once = min(total, draws.at_once(rows.length, device))
-    which, shares = share
-    batches = -(-total // at_once)
-    for number in range(which, -(-batches // shares) * shares, shares):
-        item = torch.arange(number * at_once, (number + 1) * at_once)
-        size = int((item < total).sum())
-        draw, offset = item.clamp_max(total - 1) // draws.offsets, item % draws.offsets
-        table = rows[(draw // draws.passes).numpy()]
-        batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen)))
-        place = offset.numpy()[:, None] * rows.documents + table.document
-        noise = _noise(draws.seed, offset, draw, strata, batch.input_ids.shape[1])
-        yield _Question(batch, corrupt(batch, noise), table.document, place, size)
-
-
-def _noise(seed: int, offset: Tensor, draw: Tensor, strata: Tensor, length: int) -> Noise:
-    """The noise of draws number `draw` [B], each of the set that belongs to one of the `offset`s [B]."""
-    t = low_discrepancy(uniform(seed, Purpose.OFFSET, step=offset), strata[draw], len(strata))
-    return Noise.draw(seed, offset[:, None], draw, t, length)
-
-
-def _leaving(value: Tensor) -> Tensor:
-    """The value on the CPU, or on its way there."""
-    if not value.is_cuda:
-        return value
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-
-
-def _add(found: Tally, question: _Question, nats: Floats, counted: npt.NDArray[np.bool_], draws: Draws) -> None:
-    place, document = question.place[: question.size][counted], question.document[: question.size][counted]
-    np.add.at(found.nats.reshape(-1), place, nats[counted] / draws.passes)
-    np.add.at(found.tokens, document, 1.0 / (draws.offsets * draws.passes))
-
-
-MAX_PASSES = 1024
-SHARE_OF_OTHERS = 4
-"""The first estimator's passes over those of the others, which only have to agree with it within both their errors."""
 
 
 def evaluate(
@@ -356,46 +216,75 @@ def evaluate(
     each: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Judge rows by all estimators of an objective; `steps` asks for T-step bounds too.
+    """Estimate the bound of `rows` by every estimator of the objective, and the T-step bounds for T in `steps`.
 
-    `precision`: draw until the Monte-Carlo error of the first estimator is at most this many bits per token. The others
-    get a quarter of the passes that it took, and at least one.
+    With `precision`, draw until the Monte-Carlo error of the first estimator is at most this many bits per token. The
+    other estimators then get a quarter of its passes, and at least one. `each` adds the bound of every document;
+    `progress` is called with the number of new draws.
     """
-    (name, first), *others = objective.estimators().items()
-    asked = () if objective.exact else steps
-    others += [(f"discrete T={T}", build("objective", {"name": "subs", "steps": T})) for T in asked]
-    options: dict[str, Any] = {"seed": seed, "offsets": offsets, "batch_size": batch_size, "each": each}
-    options["progress"] = progress
-    if precision is None or first.exact:
-        headline = bound(denoiser, first, schedule, rows, name=name, **options)
-    else:
-        headline = bound_to(precision, denoiser, first, schedule, rows, name=name, **options)
-    bounds = {name: headline}
-    for other, estimator in others:
-        passes = max(1, headline.draws // offsets // SHARE_OF_OTHERS)
-        bounds[other] = bound(denoiser, estimator, schedule, rows, name=other, passes=passes, **options)
-    discrete = {T: bounds.pop(f"discrete T={T}") for T in asked}
-    return Evaluation(bounds, discrete)
+    (first_name, first), *others = objective.estimators().items()
+    discrete_steps = () if objective.exact else steps
+    others += [(f"discrete T={T}", build("objective", {"name": "subs", "steps": T})) for T in discrete_steps]
+    estimate = partial(
+        estimate_bound,
+        denoiser,
+        schedule=schedule,
+        rows=rows,
+        seed=seed,
+        offsets=offsets,
+        batch_size=batch_size,
+        each=each,
+        progress=progress,
+    )
+    headline = estimate(first, name=first_name)
+    if precision is not None and not first.exact:
+        headline = _refine(headline, precision, partial(estimate, first, name=first_name), offsets)
+    passes = max(1, headline.draws // offsets // OTHER_ESTIMATORS_SHARE)
+    bounds = {first_name: headline}
+    bounds |= {name: estimate(estimator, name=name, passes=passes) for name, estimator in others}
+    return Evaluation(bounds, {T: bounds.pop(f"discrete T={T}") for T in discrete_steps})
 
 
-def bound_to(
-    precision: float, denoiser: Denoiser, estimator: Objective, schedule: Schedule, rows: Rows, **options: Any
-) -> Bound:
-    """A bound whose Monte-Carlo error is at most `precision` bits per token, or the best of `MAX_PASSES` passes.
+def _refine(bound: Bound, precision: float, estimate: Callable[..., Bound], offsets: int) -> Bound:
+    """Estimate anew with more passes until the error is at most `precision` bits per token, up to `MAX_PASSES`.
 
-    Each try draws anew with more passes, as many as the last error asks for, so that tries are not mixed.
+    The number of passes is a power of two, at most 16 times the last one. Attempts are not averaged.
     """
-    passes = 1
-    while True:
-        result = bound(denoiser, estimator, schedule, rows, passes=passes, **options)
-        error = result.error("bits_per_token") or 0.0
-        if error <= precision or passes >= MAX_PASSES:
-            return result
+    passes = bound.draws // offsets
+    while (error := bound.error("bits_per_token") or 0.0) > precision and passes < MAX_PASSES:
         wanted = passes * min((error / precision) ** 2, 16.0)
         passes = min(MAX_PASSES, 2 ** max(1 + int(math.log2(passes)), math.ceil(math.log2(wanted))))
+        bound = estimate(passes=passes)
+    return bound
 
 
-def bound(
+def count_draws(objective: Objective, rows: Rows, steps: int = 0) -> int:
+    """The draws of `evaluate` without a precision, with `steps` T-step bounds."""
+    if objective.exact:
+        return len(rows)
+    return len(rows) * OFFSETS * (len(objective.estimators()) + steps)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How a bound is drawn: `offsets` independent sets of `passes` stratified draws per row.
+
+    The result does not depend on the batch size, which by default suits the device.
+    """
+
+    seed: int = 0
+    offsets: int = OFFSETS
+    passes: int = 1
+    batch_size: int | None = None
+
+    def rows_per_call(self, length: int, device: torch.device) -> int:
+        """Rows of `length` tokens in one network call."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return max(BATCH_SIZE, GPU_TOKENS_PER_CALL // length) if device.type == "cuda" else BATCH_SIZE
+
+
+def estimate_bound(
     denoiser: Denoiser,
     estimator: Objective,
     schedule: Schedule,
@@ -409,37 +298,168 @@ def bound(
     each: bool = False,
     progress: Progress | None = None,
 ) -> Bound:
-    """The bound of all counted tokens of `rows`: `offsets` independent sets of `passes` draws a row."""
-    if estimator.exact:
-        offsets = passes = 1
-    draws = Draws(seed, offsets, passes, batch_size)
-    with evaluating(denoiser):
-        corrupt = partial(_corrupt, estimator, schedule, denoiser.config)
-        found = tally(partial(estimator.terms, denoiser), corrupt, rows, draws, device_of(denoiser), progress)
-    return summarise(name or estimator.name, found, rows, draws, estimator.exact, each)  # type: ignore[attr-defined]
+    """Estimate the bound of all counted tokens of `rows` by one estimator."""
+    draws = Draws(seed, 1, 1, batch_size) if estimator.exact else Draws(seed, offsets, passes, batch_size)
+
+    def corrupt(batch: Batch, noise: Noise) -> Corruption:
+        return estimator.corrupt(batch, schedule, noise, denoiser.config)
+
+    with eval_mode(denoiser):
+        terms = partial(estimator.terms, denoiser)
+        totals = accumulate_nats(terms, corrupt, rows, draws, device_of(denoiser), progress)
+    return summarise(name or estimator.name, totals, rows, draws, estimator.exact, each)  # type: ignore[attr-defined]
 
 
-def _corrupt(
-    estimator: Objective, schedule: Schedule, config: DenoiserConfig, batch: Batch, noise: Noise
-) -> Corruption:
-    return estimator.corrupt(batch, schedule, noise, config)
+@dataclass(frozen=True)
+class NatTotals:
+    """`nats` [offsets, documents] per pass, and the counted `tokens` [documents]."""
+
+    nats: Floats
+    tokens: Floats
 
 
-def count_draws(objective: Objective, rows: Rows, steps: int = 0) -> int:
-    """The draws that `evaluate` will report as progress when no precision is asked for; `steps` T-step bounds."""
-    if objective.exact:
-        return len(rows)
-    return len(rows) * OFFSETS * (len(objective.estimators()) + steps)
+def accumulate_nats(
+    terms: Callable[[Batch, Corruption], LossTerms],
+    corrupt: Callable[[Batch, Noise], Corruption],
+    rows: Rows,
+    draws: Draws,
+    device: torch.device,
+    progress: Progress | None = None,
+    share: tuple[int, int] = (0, 1),
+) -> NatTotals:
+    """Sum the nats of all draws per offset and document.
+
+    `corrupt` runs on the CPU in a thread that prepares batches ahead; `terms` runs the network on the device. The
+    result of a call is read after the next call has been issued, so that a GPU does not wait for the CPU.
+
+    `share` = (k, n) takes every n-th batch from the k-th on; the totals of all shares add up. All shares make the same
+    number of calls (the last one of some counts nothing), as sharded networks require.
+    """
+    totals = NatTotals(np.zeros((draws.offsets, rows.documents)), np.zeros(rows.documents))
+
+    def add(prepared: _PreparedBatch, nelbo: Tensor, counted: Tensor, copied: torch.cuda.Event | None) -> None:
+        if copied is not None:
+            copied.synchronize()
+        size = prepared.size
+        keep = counted[:size].numpy()
+        nats = nelbo[:size].numpy().astype(np.float64)[keep]
+        np.add.at(totals.nats.reshape(-1), prepared.index[:size][keep], nats / draws.passes)
+        np.add.at(totals.tokens, prepared.document[:size][keep], 1.0 / (draws.offsets * draws.passes))
+        if progress is not None:
+            progress(size)
+
+    previous: tuple[_PreparedBatch, Tensor, Tensor, torch.cuda.Event | None] | None = None
+    with closing(prefetch(_prepare_batches(corrupt, rows, draws, device, share))) as batches:
+        for prepared in batches:
+            found = terms(*prepared.to(device))
+            nelbo, counted = _copy_to_cpu(found.nelbo), _copy_to_cpu(found.counted)
+            copied = torch.cuda.Event() if found.nelbo.is_cuda else None
+            if copied is not None:
+                copied.record()
+            if previous is not None:
+                add(*previous)
+            previous = prepared, nelbo, counted, copied
+    if previous is not None:
+        add(*previous)
+    return totals
+
+
+@dataclass(frozen=True)
+class _PreparedBatch:
+    """One network call. `document` [B, L] and `index` [B, L] say where the nats of each position are added.
+
+    All calls have the same shape; only the first `size` rows count.
+    """
+
+    batch: Batch
+    corruption: Corruption
+    document: Integers
+    index: Integers
+    size: int
+
+    def to(self, device: torch.device) -> tuple[Batch, Corruption]:
+        if device.type != "cuda":
+            return self.batch.to(device), self.corruption.map(lambda tensor: tensor.to(device))
+        batch, corruption = self.batch.map(pin_memory), self.corruption.map(pin_memory)
+        return batch.to(device), corruption.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _prepare_batches(
+    corrupt: Callable[[Batch, Noise], Corruption],
+    rows: Rows,
+    draws: Draws,
+    device: torch.device,
+    share: tuple[int, int],
+) -> Iterator[_PreparedBatch]:
+    """Draw times and masks: draw d of offset r has the stratified time of d, shifted by the offset."""
+    strata = van_der_corput(len(rows) * draws.passes)
+    total = len(rows) * draws.passes * draws.offsets
+    size = min(total, draws.rows_per_call(rows.length, device))
+    first, shares = share
+    batches = -(-total // size)
+    for number in range(first, -(-batches // shares) * shares, shares):
+        item = torch.arange(number * size, (number + 1) * size)
+        draw, offset = item.clamp_max(total - 1) // draws.offsets, item % draws.offsets
+        table = rows[(draw // draws.passes).numpy()]
+        batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen)))
+        t = low_discrepancy(uniform(draws.seed, Purpose.OFFSET, step=offset), strata[draw], len(strata))
+        noise = Noise.draw(draws.seed, offset[:, None], draw, t, batch.input_ids.shape[1])
+        index = offset.numpy()[:, None] * rows.documents + table.document
+        yield _PreparedBatch(batch, corrupt(batch, noise), table.document, index, int((item < total).sum()))
+
+
+def _copy_to_cpu(value: Tensor) -> Tensor:
+    """Start a copy to pinned memory; the caller waits for it."""
+    if not value.is_cuda:
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+
+
+def summarise(name: str, totals: NatTotals, rows: Rows, draws: Draws, exact: bool = False, each: bool = False) -> Bound:
+    """The bound with its errors, from the totals of all draws."""
+    nats_RD, tokens_D = totals.nats, totals.tokens.round()
+    nats_D = nats_RD.mean(axis=0)
+
+    def bound(documents: slice, data_stderr: float | None, each: tuple[Bound, ...] = ()) -> Bound:
+        return Bound(
+            name,
+            float(nats_D[documents].sum()),
+            int(tokens_D[documents].sum()),
+            int(rows.document_bytes[documents].sum()),
+            int(rows.document_characters[documents].sum()),
+            _mc_stderr(nats_RD[:, documents].sum(axis=1)),
+            data_stderr,
+            draws.offsets * draws.passes,
+            exact,
+            each,
+        )
+
+    documents = tuple(bound(slice(d, d + 1), None) for d in range(len(nats_D))) if each else ()
+    return bound(slice(None), _data_stderr(nats_D, tokens_D), documents)
+
+
+def _mc_stderr(totals_R: Floats) -> float:
+    """Standard error of the mean over independent offsets."""
+    return float(totals_R.std(ddof=1) / math.sqrt(len(totals_R))) if len(totals_R) > 1 else 0.0
+
+
+def _data_stderr(nats_D: Floats, tokens_D: Floats) -> float | None:
+    """Standard error, in total nats, of nats per token as a ratio over documents."""
+    count = int((tokens_D > 0).sum())
+    if count < 2:
+        return None
+    residual = nats_D - nats_D.sum() / tokens_D.sum() * tokens_D
+    return float(math.sqrt(count / (count - 1) * np.square(residual).sum()))
 
 
 def device_of(denoiser: Any) -> torch.device:
-    """Where a denoiser computes; the CPU for those that hold no parameters."""
+    """The device of a denoiser; the CPU for one without parameters."""
     return getattr(denoiser, "device", torch.device("cpu"))
 
 
 @contextmanager
-def evaluating(denoiser: Any) -> Iterator[None]:
-    """Eval mode and no gradients for a while."""
+def eval_mode(denoiser: Any) -> Iterator[None]:
+    """Run a block in eval mode and without gradients."""
     was_training = getattr(denoiser, "training", False)
     if was_training:
         denoiser.eval()
@@ -449,52 +469,3 @@ def evaluating(denoiser: Any) -> Iterator[None]:
     finally:
         if was_training:
             denoiser.train()
-
-
-def summarise(name: str, found: Tally, rows: Rows, draws: Draws, exact: bool = False, each: bool = False) -> Bound:
-    """A bound with its errors from a whole tally."""
-    nats_RD, tokens_D = found.nats, found.tokens.round()
-    draws_of_each = draws.offsets * draws.passes
-    nats_D = nats_RD.mean(axis=0)
-    per_document: tuple[Bound, ...] = ()
-    if each:
-        per_document = tuple(
-            Bound(
-                name,
-                float(nats_D[d]),
-                int(tokens_D[d]),
-                int(rows.document_bytes[d]),
-                int(rows.document_characters[d]),
-                _spread(nats_RD[:, d]),
-                None,
-                draws_of_each,
-                exact,
-            )
-            for d in range(len(nats_D))
-        )
-    return Bound(
-        name,
-        float(nats_D.sum()),
-        int(tokens_D.sum()),
-        int(rows.document_bytes.sum()),
-        int(rows.document_characters.sum()),
-        _spread(nats_RD.sum(axis=1)),
-        _data_error(nats_D, tokens_D),
-        draws_of_each,
-        exact,
-        per_document,
-    )
-
-
-def _spread(totals_R: np.ndarray) -> float:
-    """Standard error of the mean over independent offsets."""
-    return float(totals_R.std(ddof=1) / math.sqrt(len(totals_R))) if len(totals_R) > 1 else 0.0
-
-
-def _data_error(nats_D: np.ndarray, tokens_D: np.ndarray) -> float | None:
-    """Standard error, in total nats, of nats per token as a ratio over documents."""
-    count = int((tokens_D > 0).sum())
-    if count < 2:
-        return None
-    residual = nats_D - nats_D.sum() / tokens_D.sum() * tokens_D
-    return float(math.sqrt(count / (count - 1) * np.square(residual).sum()))

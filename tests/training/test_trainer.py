@@ -19,7 +19,7 @@ from tests.runs import BY_LETTER, LETTERS, StopAt, short_recipe, write_markov
 from unmask.checkpoint import load_checkpoint
 from unmask.config import Recipe, TrainingConfig, parse_recipe
 from unmask.errors import UnmaskError
-from unmask.likelihood import Bound, bound
+from unmask.likelihood import Bound, estimate_bound
 from unmask.training import Interrupted, train
 from unmask.training import trainer as loop
 from unmask.training.checkpointing import all_checkpoints
@@ -72,11 +72,13 @@ def test_the_run_folder_is_a_checkpoint_with_the_averaged_weights(text: Path, tm
     rows = build_components(recipe(text), Distributed(make_accelerator(TrainingConfig(), clip=1.0))).validation.spread(
         16
     )
-    again = bound(loaded.model, estimator, loaded.config.schedule, rows, name=result.bound.estimator, offsets=8)
+    again = estimate_bound(
+        loaded.model, estimator, loaded.config.schedule, rows, name=result.bound.estimator, offsets=8
+    )
     assert again == result.bound
     raw = load_checkpoint(out).model
     raw.load_state_dict(load_file(out / "latest" / "state" / "model.safetensors"))
-    assert bound(raw, estimator, loaded.config.schedule, rows).nats != result.bound.nats
+    assert estimate_bound(raw, estimator, loaded.config.schedule, rows).nats != result.bound.nats
 
 
 def test_every_line_of_the_log_is_there(text: Path, tmp_path: Path) -> None:

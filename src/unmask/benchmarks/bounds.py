@@ -13,7 +13,7 @@ from unmask.benchmarks.plain import plain_bound
 from unmask.benchmarks.report import FORWARD_SHARE
 from unmask.benchmarks.setup import Setup
 from unmask.benchmarks.timing import Run, stopwatch
-from unmask.likelihood import bound
+from unmask.likelihood import estimate_bound
 from unmask.optimizers.base import AdamW, OptimizerComponent
 
 
@@ -70,7 +70,7 @@ def prepare(work: Scoring) -> Run:
     estimator = next(iter(setup.objective.estimators().values()))
 
     def run() -> None:
-        bound(network, estimator, setup.schedule, rows, offsets=1, batch_size=setup.batch)
+        estimate_bound(network, estimator, setup.schedule, rows, offsets=1, batch_size=setup.batch)
 
     return stopwatch(run, setup.device)
 

@@ -20,7 +20,7 @@ from unmask.doctor.machine import CheckResult, at_most, not_applicable, not_made
 from unmask.errors import UnmaskError
 from unmask.laws import describe, exact
 from unmask.laws.exact import MAX_OPEN, AnyOrder
-from unmask.likelihood import AGREEMENT, Bound, bound, evaluating
+from unmask.likelihood import AGREEMENT, Bound, estimate_bound, eval_mode
 from unmask.objectives.base import Noise, Objective
 from unmask.objectives.subs import MaskCount
 from unmask.pipeline import MaskedDiffusionLM
@@ -383,14 +383,14 @@ class Masked:
         if (label, seed) not in self._made:
             lm, rows = self.patient.lm, HeldOpen(self.patient.ids, self.patient.open)
             options: dict[str, Any] = {"name": label, "seed": seed, "offsets": OFFSETS, "passes": PASSES}
-            self._made[label, seed] = bound(lm.denoiser, estimator, lm.config.schedule, rows, **options)
+            self._made[label, seed] = estimate_bound(lm.denoiser, estimator, lm.config.schedule, rows, **options)
         return self._made[label, seed]
 
 
 def score_is_the_sum_of_conditionals(patient: CheckpointCheck) -> CheckResult:
     """One pass over a text gives a causal network the nats of its prefixes, each read alone."""
     ids, open_ = patient.ids[None].to(patient.lm.device), patient.open
-    with evaluating(patient.lm.denoiser):
+    with eval_mode(patient.lm.denoiser):
         alone = exact.left_to_right_nll(patient.lm.denoiser, ids, open_)[0]
     scored = _scored(patient, patient.ids)
     counted = open_ & ((torch.arange(len(open_)) > 0) | (patient.config.bos_token_id is not None))
@@ -420,7 +420,7 @@ def _scored(patient: CheckpointCheck, ids: Tensor) -> Tensor:
     """[L] nats of a text at every position, by the objective of the card."""
     batch = Batch.of(ids[None]).to(patient.lm.device)
     noise = Noise(torch.full((1,), 0.5), torch.full((1, len(ids)), 0.5))
-    with evaluating(patient.lm.denoiser):
+    with eval_mode(patient.lm.denoiser):
         terms = patient.lm.config.objective.loss(patient.lm.denoiser, batch, patient.lm.config.schedule, noise)
     return terms.nelbo[0].double().cpu()
 

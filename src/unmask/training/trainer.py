@@ -20,7 +20,7 @@ from unmask.checkpoint import CheckpointConfig
 from unmask.config import Recipe, TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
-from unmask.likelihood import Bound, evaluating
+from unmask.likelihood import Bound, eval_mode
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.training.advice import Advisor, Baseline, advice_on_data
 from unmask.training.callbacks import Progress, RunLogger, Trackers, Watchers, check_trackers
@@ -126,7 +126,7 @@ def write_samples(denoiser: Any, tokenizer: Any, card: CheckpointConfig, count: 
     """
     lm = MaskedDiffusionLM(denoiser, tokenizer, card)
     length, steps = (min(CALLS, lm.row_length), None) if lm.causal else (lm.row_length, CALLS)
-    with evaluating(denoiser):
+    with eval_mode(denoiser):
         return lm.generate(count, length=length, steps=steps, seed=seed)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.rows import Rows
-from unmask.likelihood import BATCH, Bound, Draws, Tally, device_of, evaluating, summarise, tally
+from unmask.likelihood import BATCH_SIZE, Bound, Draws, NatTotals, accumulate_nats, device_of, eval_mode, summarise
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
 from unmask.process import Batch
@@ -50,11 +50,11 @@ class PlannerMetrics:
 
 
 def planner_metrics(
-    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, at_once: int = BATCH
+    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, at_once: int = BATCH_SIZE
 ) -> PlannerMetrics:
     """Judge a planner on rows, each masked once; the masks depend on the seed and the row's index alone."""
     areas, right, masked = [], 0, 0
-    with evaluating(denoiser):
+    with eval_mode(denoiser):
         for batch, noise in _masked_once(rows, seed, device_of(denoiser), at_once):
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)
             said = objective.predict(denoiser, batch, corruption)
@@ -113,12 +113,12 @@ def measure(world: Distributed, stepper: TrainStep, rows: Rows) -> Bound:
     ask = partial(stepper.terms, estimator=estimator)
     corrupt = partial(stepper.corrupt, estimator=estimator)
 
-    def answers(count: int) -> Tally:
-        return tally(ask, corrupt, rows, replace(draws, batch_size=count), device, share=world.share)
+    def answers(count: int) -> NatTotals:
+        return accumulate_nats(ask, corrupt, rows, replace(draws, batch_size=count), device, share=world.share)
 
-    with stepper.ema.applied(), evaluating(stepper.denoiser):
-        own = measure_or_explain(answers, draws.at_once(rows.length, device), rows.length, stepper, world)
-    found = Tally(world.sum_array(own.nats), world.sum_array(own.tokens))
+    with stepper.ema.applied(), eval_mode(stepper.denoiser):
+        own = measure_or_explain(answers, draws.rows_per_call(rows.length, device), rows.length, stepper, world)
+    found = NatTotals(world.sum_array(own.nats), world.sum_array(own.tokens))
     return summarise(name, found, rows, draws, estimator.exact)
 
 
@@ -131,4 +131,4 @@ def measure_foresight(world: Distributed, stepper: TrainStep, rows: Rows) -> Pla
         return None
     with stepper.averaged() as denoiser:
         answers = partial(planner_metrics, denoiser, stepper.objective, stepper.schedule, rows, 0)
-        return measure_or_explain(answers, BATCH, rows.length, stepper, world)
+        return measure_or_explain(answers, BATCH_SIZE, rows.length, stepper, world)
