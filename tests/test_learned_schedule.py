@@ -9,7 +9,7 @@ import torch
 
 from unmask import registry
 from unmask.errors import UnmaskError
-from unmask.schedules import GRID, KNOTS, Learned
+from unmask.schedules import KNOT_GRID, KNOTS, Learned
 
 WAVES = [1.3 + math.sin(k / 4) for k in range(KNOTS)]
 
@@ -53,7 +53,7 @@ def test_no_stretch_is_left_empty_and_weights_stay_bounded():
 def test_learnt_knots_are_the_same_in_float32_and_float64():
     times = torch.tensor(Learned().with_density(WAVES).times, dtype=torch.float64)
     assert torch.equal(times.float().double(), times)
-    assert torch.equal(times * GRID, (times * GRID).round())
+    assert torch.equal(times * KNOT_GRID, (times * KNOT_GRID).round())
 
 
 def test_shaping_keeps_the_options():
@@ -87,10 +87,10 @@ RISING = [(k + 1) / KNOTS for k in range(KNOTS)]
     ("options", "said"),
     [
         ({"knots": RISING[1:]}, "64 times"),
-        ({"knots": [*RISING[:-1], 0.999]}, "the last of which is 1"),
-        ({"knots": [RISING[1], *RISING[1:]]}, "rise from 0, each by at least 1/1024"),
-        ({"knots": [1e-4, *RISING[1:]]}, "rise from 0"),
-        ({"knots": [math.nan, *RISING[1:]]}, "rise from 0"),
+        ({"knots": [*RISING[:-1], 0.999]}, "64 times that end at 1"),
+        ({"knots": [RISING[1], *RISING[1:]]}, "increase from 0 by at least 1/1024"),
+        ({"knots": [1e-4, *RISING[1:]]}, "increase from 0"),
+        ({"knots": [math.nan, *RISING[1:]]}, "increase from 0"),
         ({"every": 0}, "every=0"),
         ({"decay": 1.0}, "decay=1.0"),
     ],

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MAX_STEPS = 1_000_000
+"""The largest T of a process in discrete time."""
+
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` [B, L] clean tokens; `attention_mask` [B, L] False at pads; `frozen` [B, L] True at given tokens.
+    """`input_ids` [B, L] clean tokens; `attention_mask` [B, L] False at padding; `frozen` [B, L] True at given tokens.
 
-    Frozen positions are never corrupted, predicted nor counted: prompts, translation sources, puzzle givens.
+    Frozen positions (prompts, translation sources, puzzle givens) are never corrupted, predicted or counted.
     """
 
     input_ids: Tensor
@@ -23,7 +26,7 @@ class Batch:
 
     @classmethod
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None, frozen: Tensor | None = None) -> Batch:
-        """Fill in what is missing: everything is real, nothing is frozen. Looks at the mask: call it on the CPU."""
+        """A batch without padding or frozen tokens unless given. Reads the mask, which synchronises on a GPU."""
         has_pads = attention_mask is not None and not bool(attention_mask.all())
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
@@ -38,7 +41,7 @@ class Batch:
 
     @property
     def key_padding_mask(self) -> Tensor | None:
-        """The attention mask where there is a pad to hide, else None: attention without a mask is faster."""
+        """`attention_mask`, or None without padding, for which attention is faster."""
         return self.attention_mask if self.has_pads else None
 
     def to(self, device: torch.device | str) -> Batch:
@@ -46,16 +49,12 @@ class Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """The same batch with every tensor put through a function: moved, pinned."""
+        """The same batch with a function applied to every tensor."""
         return Batch(function(self.input_ids), function(self.attention_mask), function(self.frozen), self.has_pads)
 
 
-MAX_STEPS = 1_000_000
-"""Steps that the time of the process may be cut into: more are hardly told from continuous time."""
-
-
 def sample_mask(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
-    """[B, L] the positions that q(z_t | x) masks: each open token with probability 1 - alpha_t.
+    """[B, L] the positions that q(z_t | x) masks: each target token with probability 1 - alpha_t.
 
     `mask_rate` [B] is 1 - alpha_t; `noise` [B, L] are uniforms.
     """
@@ -63,10 +62,10 @@ def sample_mask(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
 
 
 def sample_mask_of_size(batch: Batch, count: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, L] exactly `count` [B] open positions, those with the smallest noise: the mask-count form of the bound.
+    """[B, L] exactly `count` [B] target positions, those with the smallest noise: the mask-count form of the bound.
 
-    Also returns the count-th smallest noise [B], a Beta(n, L - n + 1) draw independent of which tokens were chosen: the
-    mask rate that a conditioned denoiser has to be told.
+    Also returns the count-th smallest noise [B], the mask rate for a conditioned denoiser. It is a Beta(n, L - n + 1)
+    draw that is independent of the chosen positions.
     """
     ranked, order = noise.masked_fill(~batch.target_mask, 2.0).sort(dim=1, stable=True)
     rank = torch.empty_like(order).scatter_(
@@ -81,22 +80,8 @@ def mask_tokens(batch: Batch, masked: Tensor, mask_token_id: int) -> Tensor:
     return batch.input_ids.masked_fill(masked, mask_token_id)
 
 
-def reveal_probability(mask_rate_s: Tensor, mask_rate_t: Tensor, remask: Tensor | float = 0.0) -> Tensor:
-    """(alpha_s - alpha_t) / (1 - alpha_t): the chance that a token masked at t is visible at s < t (eq. 6).
-
-    Where tokens are masked again with a chance rho (`remask`), it is (alpha_s - (1 - rho) alpha_t) / (1 - alpha_t),
-    so that 1 - alpha_s of all tokens are masked at s.
-    """
-    return (mask_rate_t - mask_rate_s + remask * (1.0 - mask_rate_t)) / mask_rate_t
-
-
-def remask_limit(mask_rate_s: Tensor, mask_rate_t: Tensor) -> Tensor:
-    """min(1, (1 - alpha_s) / alpha_t): the largest chance of masking again for which that is a probability."""
-    return torch.where(mask_rate_s < 1.0 - mask_rate_t, mask_rate_s / (1.0 - mask_rate_t), 1.0)
-
-
 def posterior(z_t: Tensor, x: Tensor, mask_rate_s: float, mask_rate_t: float, mask_token_id: int) -> Tensor:
-    """q(z_s | z_t, x) of eq. 6, and with x replaced by x_theta the reverse step of eq. 7.
+    """q(z_s | z_t, x) of eq. 6; with x replaced by x_theta, the reverse step of eq. 7.
 
     `z_t` [...] tokens; `x` [..., V] probabilities of the clean token (one-hot for q), 0 at the mask. Returns [..., V].
     """
@@ -105,6 +90,20 @@ def posterior(z_t: Tensor, x: Tensor, mask_rate_s: float, mask_rate_t: float, ma
     mask = torch.zeros_like(visible)
     mask[..., mask_token_id] = 1.0
     return torch.where((z_t == mask_token_id)[..., None], reveal * x + (1.0 - reveal) * mask, visible)
+
+
+def reveal_probability(mask_rate_s: Tensor, mask_rate_t: Tensor, remask: Tensor | float = 0.0) -> Tensor:
+    """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t is visible at s < t (eq. 6).
+
+    If visible tokens are remasked with probability rho (`remask`), as in ReMDM, it is
+    (alpha_s - (1 - rho) alpha_t) / (1 - alpha_t), so that a share 1 - alpha_s of all tokens is masked at s.
+    """
+    return (mask_rate_t - mask_rate_s + remask * (1.0 - mask_rate_t)) / mask_rate_t
+
+
+def remask_limit(mask_rate_s: Tensor, mask_rate_t: Tensor) -> Tensor:
+    """min(1, (1 - alpha_s) / alpha_t): the largest rho for which `reveal_probability` is a probability."""
+    return torch.where(mask_rate_s < 1.0 - mask_rate_t, mask_rate_s / (1.0 - mask_rate_t), 1.0)
 
 
 def prior(shape: tuple[int, ...], mask_token_id: int, device: torch.device | str | None = None) -> Tensor:

@@ -1,10 +1,8 @@
-"""The learned schedule: 64 knots that training moves to where the variance of the loss is.
+"""Noise schedules alpha(t), the learned schedule included, and low-discrepancy times.
 
-Time is the distribution function of the mask rate u = 1 - alpha: t uniform and u = F^-1(t) is importance sampling with
-the density p = F', and the weight w = 1/(p u) makes up for it, so p moves the variance of the bound and not its value.
-It is least for p(u) in proportion to sqrt(E[(loss/u)^2 | u]). Near 0, where a loss is that of one token if any, this
-grows like u^-1/2, and with a density that is bounded there the variance is infinite. So the knots are evenly spaced in
-v = sqrt(u), in which the best density is finite and smooth, and v is linear in t between them.
+Every schedule is a raw shape a(t) rescaled to alpha(0) = 1 and alpha(1) = 0, so the prior term of the bound is exactly
+zero. A schedule defines the mask rate 1 - alpha(t), the weight w(t) and the inverse of the mask rate, each in a form
+that does not cancel near t = 0.
 """
 
 from __future__ import annotations
@@ -25,47 +23,48 @@ from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 
 MIN_TIME = 2.0**-33
+"""The smallest time at which w(t), which has a pole at 0, is evaluated: the smallest float of `random.uniform`."""
 
 
 class Schedule(Component):
-    """alpha(t), its derivative, the weight of the bound, and the inverse. Times and results are float tensors."""
+    """alpha(t), its derivative, its inverse and the weight of the bound. Times and results are float tensors."""
 
     @abstractmethod
     def mask_rate(self, t: Tensor) -> Tensor:
-        """1 - alpha(t): the chance that a token is masked at time t, accurate also where it is tiny."""
+        """1 - alpha(t): the probability that a token is masked at time t, accurate even where it is tiny."""
 
     @abstractmethod
     def raw_weight(self, t: Tensor) -> Tensor:
-        """w(t) for t > 0; `weight` guards the pole at 0."""
+        """w(t) for t > 0; `weight` handles the pole at 0."""
 
     @abstractmethod
     def time_at(self, mask_rate: Tensor) -> Tensor:
         """The inverse of `mask_rate`."""
 
     def alpha(self, t: Tensor) -> Tensor:
-        """The chance that a token is visible at time t."""
+        """The probability that a token is visible at time t."""
         return 1.0 - self.mask_rate(t)
 
     def dalpha(self, t: Tensor) -> Tensor:
-        """alpha'(t), never positive."""
+        """alpha'(t) <= 0."""
         t = t.clamp_min(MIN_TIME)
         return -self.weight(t) * self.mask_rate(t)
 
     def weight(self, t: Tensor) -> Tensor:
-        """w(t) = -alpha'(t) / (1 - alpha(t)), eq. 10. Its pole is at 0, where no token is masked: t is kept off it."""
+        """w(t) = -alpha'(t) / (1 - alpha(t)), eq. 10. No token is masked at its pole t = 0."""
         return self.raw_weight(t.clamp_min(MIN_TIME))
 
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha(t) has this value."""
+        """The time t with this alpha(t)."""
         return self.time_at(1.0 - alpha)
 
     def breakpoints(self) -> tuple[float, ...]:
-        """The times inside (0, 1) at which alpha' jumps, in order; whoever integrates goes from one to the next."""
+        """The times in (0, 1) at which alpha' jumps, in order; quadratures go from one to the next."""
         return ()
 
 
 class LogLinear(Schedule):
-    """a(t) = 1 - t, the paper's choice: -log alpha is log-linear and w(t) = 1/t."""
+    """a(t) = 1 - t, the schedule of the paper: w(t) = 1/t."""
 
     name: Literal["loglinear"] = "loglinear"
 
@@ -105,66 +104,12 @@ class CosineSquared(Schedule):
         return torch.sin(math.pi / 2 * t).square()
 
     def raw_weight(self, t: Tensor) -> Tensor:
-        # cot(pi t / 2) as a tangent, which is exactly 0 at t = 1 where the cotangent of a rounded pi/2 is not
+        # cot(pi t / 2) as a tangent is exactly 0 at t = 1; the cotangent of a rounded pi/2 is not
         return math.pi * torch.tan(math.pi / 2 * (1.0 - t)).where(t > 0.5, 1.0 / torch.tan(math.pi / 2 * t))
 
     def time_at(self, mask_rate: Tensor) -> Tensor:
         late = 1.0 - torch.asin((1.0 - mask_rate).sqrt()) * (2 / math.pi)
         return torch.where(mask_rate < 0.5, torch.asin(mask_rate.sqrt()) * (2 / math.pi), late)
-
-
-class LinearSigma(Schedule):
-    """a(t) = exp(-sigma_max t): the total noise sigma grows linearly."""
-
-    name: Literal["linear-sigma"] = "linear-sigma"
-    sigma_max: float = Field(default=10.0, gt=0, le=80)
-
-    def mask_rate(self, t: Tensor) -> Tensor:
-        return (torch.expm1(-self.sigma_max * t) / math.expm1(-self.sigma_max)).clamp_max(1.0)
-
-    def raw_weight(self, t: Tensor) -> Tensor:
-        return self.sigma_max / torch.expm1(self.sigma_max * t)
-
-    def time_at(self, mask_rate: Tensor) -> Tensor:
-        return _noise_at(mask_rate, self.sigma_max) / self.sigma_max
-
-
-class Geometric(Schedule):
-    """a(t) = exp(-sigma(t)) with sigma(t) = sigma_min^(1-t) sigma_max^t."""
-
-    name: Literal["geometric"] = "geometric"
-    sigma_min: float = Field(default=1e-3, gt=0)
-    sigma_max: float = Field(default=20.0, gt=0, le=80)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.sigma_min >= self.sigma_max:
-            raise ValueError("sigma_min must be below sigma_max")
-        return self
-
-    @property
-    def _log_ratio(self) -> float:
-        return math.log(self.sigma_max / self.sigma_min)
-
-    @property
-    def _range(self) -> float:
-        """1 - a(1)/a(0)."""
-        return -math.expm1(self.sigma_min - self.sigma_max)
-
-    def _growth(self, t: Tensor) -> Tensor:
-        """sigma(t) - sigma(0)."""
-        return self.sigma_min * torch.expm1(self._log_ratio * t)
-
-    def mask_rate(self, t: Tensor) -> Tensor:
-        return (-torch.expm1(-self._growth(t)) / self._range).clamp_max(1.0)
-
-    def raw_weight(self, t: Tensor) -> Tensor:
-        growth = self._growth(t)
-        return self._log_ratio * (growth + self.sigma_min) / torch.expm1(growth)
-
-    def time_at(self, mask_rate: Tensor) -> Tensor:
-        growth = _noise_at(mask_rate, self.sigma_max - self.sigma_min)
-        return (torch.log1p(growth / self.sigma_min) / self._log_ratio).clamp_max(1.0)
 
 
 class Polynomial(Schedule):
@@ -183,51 +128,83 @@ class Polynomial(Schedule):
         return mask_rate ** (1.0 / self.power)
 
 
-def _noise_at(mask_rate: Tensor, total: float) -> Tensor:
-    """-log(1 - v (1 - e^-total)) for a mask rate v: the noise that has grown since t = 0, accurate at both ends."""
+class LinearSigma(Schedule):
+    """a(t) = exp(-sigma_max t): the total noise sigma grows linearly."""
+
+    name: Literal["linear-sigma"] = "linear-sigma"
+    sigma_max: float = Field(default=10.0, gt=0, le=80)
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return (torch.expm1(-self.sigma_max * t) / math.expm1(-self.sigma_max)).clamp_max(1.0)
+
+    def raw_weight(self, t: Tensor) -> Tensor:
+        return self.sigma_max / torch.expm1(self.sigma_max * t)
+
+    def time_at(self, mask_rate: Tensor) -> Tensor:
+        return _sigma_at(mask_rate, self.sigma_max) / self.sigma_max
+
+
+class Geometric(Schedule):
+    """a(t) = exp(-sigma(t)) with sigma(t) = sigma_min^(1-t) sigma_max^t."""
+
+    name: Literal["geometric"] = "geometric"
+    sigma_min: float = Field(default=1e-3, gt=0)
+    sigma_max: float = Field(default=20.0, gt=0, le=80)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.sigma_min >= self.sigma_max:
+            raise ValueError("sigma_min must be below sigma_max")
+        return self
+
+    @property
+    def _log_ratio(self) -> float:
+        return math.log(self.sigma_max / self.sigma_min)
+
+    def _growth(self, t: Tensor) -> Tensor:
+        """sigma(t) - sigma(0)."""
+        return self.sigma_min * torch.expm1(self._log_ratio * t)
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        total = -math.expm1(self.sigma_min - self.sigma_max)  # 1 - a(1)/a(0)
+        return (-torch.expm1(-self._growth(t)) / total).clamp_max(1.0)
+
+    def raw_weight(self, t: Tensor) -> Tensor:
+        growth = self._growth(t)
+        return self._log_ratio * (growth + self.sigma_min) / torch.expm1(growth)
+
+    def time_at(self, mask_rate: Tensor) -> Tensor:
+        growth = _sigma_at(mask_rate, self.sigma_max - self.sigma_min)
+        return (torch.log1p(growth / self.sigma_min) / self._log_ratio).clamp_max(1.0)
+
+
+def _sigma_at(mask_rate: Tensor, total: float) -> Tensor:
+    """sigma(t) - sigma(0) = -log(1 - v (1 - e^-total)) at a mask rate v, accurate at both ends."""
     late = -torch.log((1.0 - mask_rate) + mask_rate * math.exp(-total))
     return torch.where(mask_rate < 0.5, -torch.log1p(mask_rate * math.expm1(-total)), late).clamp_max(total)
 
 
-def van_der_corput(size: int, device: torch.device | str | None = None) -> Tensor:
-    """[size] the strata 0 .. size-1 in van der Corput order: rank of each index by its reversed bits.
-
-    Any contiguous run of a power-of-two length, aligned, hits every coarse stratum equally often.
-    """
-    index = torch.arange(size, device=device)
-    reversed_bits = torch.zeros_like(index)
-    for bit in range(max(1, (size - 1).bit_length())):
-        reversed_bits = (reversed_bits << 1) | ((index >> bit) & 1)
-    return reversed_bits.argsort().argsort()
-
-
-def low_discrepancy(offset: Tensor, stratum: Tensor, size: int) -> Tensor:
-    """t = (offset + stratum / size) mod 1 in float32; each t is uniform, and the `size` of them are evenly spread."""
-    return torch.remainder(offset + stratum.to(torch.float32) / size, 1.0)
-
-
-def draw_times(seed: Integer, step: Integer, index: Tensor, batch_size: int, purpose: Purpose = Purpose.TIME) -> Tensor:
-    """[B] times of the samples `index` (positions inside the global batch of `batch_size`) of training step `step`.
-
-    They depend on the seed, the step and the place in the global batch alone, not on how it is cut into micro-batches.
-    """
-    offset = uniform(seed, purpose, step=step, device=index.device)
-    return low_discrepancy(offset, van_der_corput(batch_size, index.device)[index], batch_size)
-
-
 KNOTS = 64
-LEAST_SHARE = 1 / 1024
-"""The least time between two knots: what float32 needs to find its way back."""
-LEARNT_LEAST_SHARE = 1 / 512
-GRID = 1 << 20
-"""Learnt knots are multiples of 1/GRID, the same numbers in float32 and float64."""
+MIN_KNOT_GAP = 1 / 1024
+"""The smallest time between two knots for which `time_at` is accurate in float32."""
+MIN_LEARNED_SHARE = 1 / 512
+"""The smallest share of time that `with_density` gives to an interval, which bounds the weights."""
+KNOT_GRID = 1 << 20
+"""Learned knots are multiples of 1/KNOT_GRID: the same numbers in float32 and float64."""
 
 
 class Learned(Schedule):
-    """The mask rate is (k/64)^2 at the k-th knot, a time; its square root is linear in between. Knots rise to 1.
+    """64 knots that training moves to where the variance of the loss is.
 
-    Without knots it is 1 - t^2, where learning begins. Every `every` steps after `warmup` training sets the knots anew
-    from a histogram of which it keeps the share `decay`; with `every=None` they stay as they are.
+    Time is the distribution function of the mask rate u = 1 - alpha: drawing t uniformly and u = F^-1(t) is importance
+    sampling with the density p = F', and the weight w = 1/(p u) corrects for it. So p changes the variance of the bound
+    and not its value. The variance is least for p(u) proportional to sqrt(E[(loss/u)^2 | u]), which grows like u^-1/2
+    near 0; a density that is bounded there has infinite variance. The knots are therefore evenly spaced in v = sqrt(u),
+    in which the best density is finite and smooth, and v is linear in t between knots.
+
+    The k-th knot is the time at which the mask rate is (k/64)^2. Without knots alpha is 1 - t^2, the start of training.
+    Every `every` steps after `warmup`, training sets the knots from a histogram that decays by `decay`; with
+    `every=None` they stay fixed.
     """
 
     name: Literal["learned"] = "learned"
@@ -238,12 +215,12 @@ class Learned(Schedule):
 
     @field_validator("knots")
     @classmethod
-    def _rising(cls, knots: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    def _check_knots(cls, knots: tuple[float, ...] | None) -> tuple[float, ...] | None:
         if knots is not None:
             if len(knots) != KNOTS or knots[-1] != 1.0:
-                raise ValueError(f"knots are {KNOTS} times, the last of which is 1")
-            if not all(after - before >= LEAST_SHARE for before, after in pairwise((0.0, *knots))):
-                raise ValueError(f"knots rise from 0, each by at least 1/{round(1 / LEAST_SHARE)}")
+                raise ValueError(f"knots must be {KNOTS} times that end at 1")
+            if not all(after - before >= MIN_KNOT_GAP for before, after in pairwise((0.0, *knots))):
+                raise ValueError(f"knots must increase from 0 by at least 1/{round(1 / MIN_KNOT_GAP)} each")
         return knots
 
     @property
@@ -255,41 +232,62 @@ class Learned(Schedule):
         return self.times[:-1]
 
     def with_density(self, density: Sequence[float]) -> Learned:
-        """The same with knots for a density over the 64 stretches of v, in any unit; none is left all but empty."""
-        shares = _raised(density)
+        """The same schedule with knots for an unnormalised density over the 64 intervals of v."""
+        total = sum(density)
+        shares = [max(one / total, MIN_LEARNED_SHARE) for one in density]
         total = sum(shares)
-        times = tuple(round(GRID * part / total) / GRID for part in accumulate(shares))
+        times = tuple(round(KNOT_GRID * part / total) / KNOT_GRID for part in accumulate(shares))
         return self.model_copy(update={"knots": (*times[:-1], 1.0)})
 
     def mask_rate(self, t: Tensor) -> Tensor:
-        return (self._place(t)[0] / KNOTS).square()
+        return (self._locate(t)[0] / KNOTS).square()
 
     def raw_weight(self, t: Tensor) -> Tensor:
-        place, share = self._place(t)
-        return 2.0 / (share * place)
+        v, share = self._locate(t)
+        return 2.0 / (share * v)
 
     def time_at(self, mask_rate: Tensor) -> Tensor:
-        start, end = _stretches(self.times, mask_rate.dtype, mask_rate.device)
-        place = KNOTS * mask_rate.sqrt()
-        k = place.long().clamp_max(KNOTS - 1)
-        return torch.lerp(start[k], end[k], place - k)
+        start, end = _intervals(self.times, mask_rate.dtype, mask_rate.device)
+        v = KNOTS * mask_rate.sqrt()
+        k = v.long().clamp_max(KNOTS - 1)
+        return torch.lerp(start[k], end[k], v - k)
 
-    def _place(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """64 v at the times t, and the share of time that its stretch between two knots takes."""
-        start, end = _stretches(self.times, t.dtype, t.device)
+    def _locate(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """64 v at the times t, and the share of time of the interval that each t is in."""
+        start, end = _intervals(self.times, t.dtype, t.device)
         k = torch.bucketize(t.detach().contiguous(), end, right=True).clamp_max(KNOTS - 1)
         share = end[k] - start[k]
         return k + (t - start[k]) / share, share
 
 
-def _raised(density: Sequence[float]) -> list[float]:
-    """Shares of the whole, none much below `LEARNT_LEAST_SHARE`, which bounds the weights."""
-    total = sum(density)
-    return [max(one / total, LEARNT_LEAST_SHARE) for one in density]
-
-
 @lru_cache(maxsize=16)
-def _stretches(times: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[64], [64] when the stretches between knots begin and end; kept, since a GPU would wait for them each time."""
+def _intervals(times: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[64], [64] start and end of the intervals between knots; cached, since copying them to a GPU synchronises."""
     start, end = (torch.tensor(knots, dtype=dtype, device=device) for knots in ((0.0, *times[:-1]), times))
     return start, end
+
+
+def draw_times(seed: Integer, step: Integer, index: Tensor, batch_size: int, purpose: Purpose = Purpose.TIME) -> Tensor:
+    """[B] times of the samples `index` (positions in the global batch of `batch_size`) at a training step.
+
+    They depend only on the seed, the step and the index, not on how the global batch is split into micro-batches.
+    """
+    offset = uniform(seed, purpose, step=step, device=index.device)
+    return low_discrepancy(offset, van_der_corput(batch_size, index.device)[index], batch_size)
+
+
+def low_discrepancy(offset: Tensor, stratum: Tensor, size: int) -> Tensor:
+    """t = (offset + stratum / size) mod 1 in float32: each t is uniform, and all `size` of them are evenly spaced."""
+    return torch.remainder(offset + stratum.to(torch.float32) / size, 1.0)
+
+
+def van_der_corput(size: int, device: torch.device | str | None = None) -> Tensor:
+    """[size] the strata 0 .. size-1 in van der Corput order: the rank of each index by its reversed bits.
+
+    Every aligned run of a power-of-two length hits each coarse stratum equally often.
+    """
+    index = torch.arange(size, device=device)
+    reversed_bits = torch.zeros_like(index)
+    for bit in range(max(1, (size - 1).bit_length())):
+        reversed_bits = (reversed_bits << 1) | ((index >> bit) & 1)
+    return reversed_bits.argsort().argsort()

@@ -9,7 +9,7 @@ import torch
 
 from unmask import registry
 from unmask.laws.tables import random_causal_table, random_table
-from unmask.objectives.base import ROW_BUDGETS, Corruption, Noise
+from unmask.objectives.base import ROW_BUCKETS, Corruption, Noise
 from unmask.process import Batch
 from unmask.schedules import Cosine, LogLinear, draw_times
 from unmask.training.metrics import predicted_share
@@ -42,9 +42,9 @@ def test_padded_rows_come_in_few_numbers_and_name_no_place_twice(share):
     predicted = torch.rand(8, 32) < share
     plain, padded = corruption(predicted), corruption(predicted).pad_rows()
     count = int(predicted.sum())
-    unit = predicted.numel() // ROW_BUDGETS
+    unit = predicted.numel() // ROW_BUCKETS
     assert len(padded.rows) % unit == unit // 2 or len(padded.rows) == predicted.numel()
-    assert count <= len(padded.rows) <= min(predicted.numel(), count + predicted.numel() // ROW_BUDGETS)
+    assert count <= len(padded.rows) <= min(predicted.numel(), count + predicted.numel() // ROW_BUCKETS)
     assert len(padded.rows.unique()) == len(padded.rows)
     assert torch.equal(padded.rows[:count], plain.rows)
     assert padded.row_mask.sum() == count

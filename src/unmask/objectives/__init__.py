@@ -1,1 +1,1 @@
-"""Objectives: what a denoiser is trained on and judged by. One file a member; `base` holds what they share."""
+"""Objectives: the bounds and losses a denoiser is trained on and evaluated by."""

@@ -1,4 +1,4 @@
-"""AR: the exact left-to-right likelihood, for the causal twin."""
+"""AR: the exact left-to-right likelihood of the autoregressive model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from unmask.schedules import Schedule
 
 
 class AR(Objective):
-    """-log p(x_l | x_<l) at every open position. The noise and the schedule are not looked at.
+    """-log p(x_l | x_<l) at every target position; noise and schedule are not used.
 
-    Every sequence starts with the network's begin token, so the first token is predicted and counted too; a network
-    without one (`bos_token_id=None`, as in the published weights) cannot predict it, and it is not counted.
+    Every sequence starts with the network's `bos_token_id`, so the first token is predicted and counted too. A network
+    without one (`bos_token_id=None`, as in the published weights) cannot predict the first token, which is not counted.
     """
 
     name: Literal["ar"] = "ar"
@@ -29,24 +29,28 @@ class AR(Objective):
         return Corruption.of(self.counted(batch, config))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        hidden = self._rows_before(denoiser, batch)
-        weights = corruption.row_mask.to(torch.float32)
-        trained, nll_N = weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, weights)
-        nll = corruption.scatter(nll_N)
-        zero = torch.zeros_like(nll)
-        return LossTerms(zero, nll, zero, corruption.predicted, nll, trained)
-
-    @staticmethod
-    def _rows_before(denoiser: Denoiser, batch: Batch) -> Tensor:
-        """[B, L, D] rows that predict the tokens at their own places."""
-        ids = batch.input_ids
-        bos: int | None = getattr(denoiser.config, "bos_token_id", None)
+        ids_BL, bos = batch.input_ids, getattr(denoiser.config, "bos_token_id", None)
+        # row l of `hidden` predicts token l
         if bos is None:
-            return denoiser.hidden(ids, attention_mask=batch.key_padding_mask).roll(1, dims=1)
-        before = torch.cat([torch.full_like(ids[:, :1], bos), ids[:, :-1]], dim=1)
-        return denoiser.hidden(before, attention_mask=batch.key_padding_mask)
+            hidden_BLD = denoiser.hidden(ids_BL, attention_mask=batch.key_padding_mask).roll(1, dims=1)
+        else:
+            shifted_BL = torch.cat([torch.full_like(ids_BL[:, :1], bos), ids_BL[:, :-1]], dim=1)
+            hidden_BLD = denoiser.hidden(shifted_BL, attention_mask=batch.key_padding_mask)
+        weights_N = corruption.row_mask.to(torch.float32)
+        loss, nll_N = weighted_cross_entropy(denoiser, hidden_BLD, corruption.rows, ids_BL, weights_N)
+        nll_BL = corruption.scatter(nll_N)
+        zero = torch.zeros_like(nll_BL)
+        return LossTerms(
+            diffusion=zero,
+            reconstruction=nll_BL,
+            prior=zero,
+            counted=corruption.predicted,
+            cross_entropy=nll_BL,
+            loss=loss,
+        )
 
     def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
+        targets = batch.target_mask
         if getattr(config, "bos_token_id", None) is not None:
-            return batch.target_mask
-        return batch.target_mask & (torch.arange(batch.target_mask.shape[1], device=batch.target_mask.device) > 0)
+            return targets
+        return targets & (torch.arange(targets.shape[1], device=targets.device) > 0)

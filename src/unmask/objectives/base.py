@@ -1,4 +1,4 @@
-"""What every objective takes and returns. An objective knows nothing of optimisers and data files."""
+"""The parts every objective shares: its random numbers, the corrupted batch, the loss terms and the base class."""
 
 from __future__ import annotations
 
@@ -17,44 +17,43 @@ from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
 from unmask.schedules import Schedule
 
-ROW_BUDGETS = 32
-"""Numbers of rows that a batch may be padded to."""
-ALIGNED = 64
-"""Kernels are made for numbers of rows that can be divided by a power of two."""
+ROW_BUCKETS = 32
+"""`Corruption.pad_rows` pads the number of rows to one of this many sizes."""
+ROW_ALIGNMENT = 64
+"""Kernels are specialised for row counts that are divisible by a power of two."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The random numbers of one batch: `t` [B] a time a sequence, `u` [B, L] a uniform a position."""
+    """The random numbers of one batch: `t` [B], a time per sequence, and `u` [B, L], a uniform per position."""
 
     t: Tensor
     u: Tensor
 
     @classmethod
     def draw(cls, seed: int, step: Integer, sample: Tensor, t: Tensor, length: int) -> Noise:
-        """Noise of the samples `sample` [B] (their global index): the same whatever batch or process they are in."""
+        """The noise of the samples with global indices `sample` [B], independent of their batch and process."""
         position = torch.arange(length, device=sample.device)
         return cls(t, uniform(seed, Purpose.MASK, step, sample[:, None], position[None]))
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """What the noise makes of a batch before a network sees it: all that has to be known to ask the network.
+    """Everything that one draw of the noise decides about a batch: the positions to predict, mask rates and weights.
 
-    It needs no device, so it is made on the CPU while the steps before it run; then the number of rows is known there,
-    and nobody has to wait for a GPU to count them.
+    It is computed on the CPU ahead of the training step, so the number of rows is known without a synchronisation.
     """
 
     predicted: Tensor
-    """[B, L] the positions that are asked about: those that were masked; without noise, those that are counted."""
+    """[B, L] the predicted positions: the masked ones, or all counted ones in an objective without noise."""
     rows: Tensor
-    """[N] the same as places in the flattened batch, in order; after them come others that count nothing, if any."""
+    """[N] the indices of those positions in the flattened batch, in order, followed by padding rows if any."""
     mask_rate: Tensor | None = None
     """[B] 1 - alpha_t; None without noise."""
     weight: Tensor | None = None
-    """[B] what the cross-entropy at t is multiplied by in the bound, where it is no more than that."""
+    """[B] the factor of the cross-entropy at t in the bound; None if the bound is not of this form."""
     mask_rate_s: Tensor | None = None
-    """[B] 1 - alpha_s at the step before, where the bound looks at it."""
+    """[B] 1 - alpha_s at the previous time of the grid; None if the bound does not depend on it."""
 
     @classmethod
     def of(
@@ -64,53 +63,55 @@ class Corruption:
         weight: Tensor | None = None,
         mask_rate_s: Tensor | None = None,
     ) -> Corruption:
-        """With the rows counted, which on a GPU waits for it."""
+        """Build a corruption and list its rows, which synchronises on a GPU."""
         return cls(predicted, predicted.flatten().nonzero()[:, 0], mask_rate, weight, mask_rate_s)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Corruption:
-        """The same with every tensor put through a function: moved, pinned."""
+        """The same corruption with a function applied to every tensor."""
         values: dict[str, Any] = {
             name: value if value is None else function(value) for name, value in vars(self).items()
         }
         return Corruption(**values)
 
     def pad_rows(self, share: float = 0.5) -> Corruption:
-        """The same with rows that count nothing added, so that the number of rows takes few values and shapes repeat.
+        """Add rows of weight 0 until the number of rows is one of a few sizes, so that shapes repeat.
 
-        With stratified times that number hardly varies around the mean `share` of the positions, which lies half-way
-        between two values, so that one of them does for most batches; it costs a sixty-fourth of the batch on average.
+        With low-discrepancy times the number of rows hardly varies around its mean, `share` of all positions. The sizes
+        are placed so that the mean is half-way between two of them and one size fits most batches. The padding is 1/64
+        of the batch on average.
         """
         positions = self.predicted.numel()
-        unit = max(1, positions // ROW_BUDGETS)
-        above_mean = ALIGNED * round(share * positions / ALIGNED) + unit // 2
+        unit = max(1, positions // ROW_BUCKETS)
+        above_mean = ROW_ALIGNMENT * round(share * positions / ROW_ALIGNMENT) + unit // 2
         missing = min((above_mean - len(self.rows)) % unit, positions - len(self.rows))
         others = (~self.predicted).flatten().nonzero()[:missing, 0]
         return replace(self, rows=torch.cat([self.rows, others]))
 
     @property
     def row_mask(self) -> Tensor:
-        """[N] False at the rows that count nothing."""
+        """[N] False at padding rows."""
         return self.predicted.flatten()[self.rows]
 
     @property
     def row_weight(self) -> Tensor:
-        """[N] the weight of each row's sequence, 0 at the rows that count nothing."""
+        """[N] the weight of each row's sequence, 0 at padding rows."""
         assert self.weight is not None
         return self.weight[self.rows // self.predicted.shape[1]] * self.row_mask
 
     def scatter(self, values_N: Tensor) -> Tensor:
-        """[B, L] the values at the positions that were asked about, and zeros elsewhere."""
-        everywhere = scatter_rows(values_N, self.rows, self.predicted.shape)
-        return torch.where(self.predicted, everywhere, torch.zeros_like(everywhere))
+        """[B, L] the values at the predicted positions and zeros elsewhere."""
+        values_BL = scatter_rows(values_N, self.rows, self.predicted.shape)
+        return torch.where(self.predicted, values_BL, torch.zeros_like(values_BL))
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The three terms of the bound in nats, each [B, L], zero where they do not apply, and the counted positions.
+    """The three terms of the bound in nats, each [B, L] and zero where it does not apply.
 
-    `diffusion` is a one-draw estimate of the integral (or sum) over time; it is unbiased for every position. `loss`
-    is a scalar, what training minimises, summed over the batch: gradients flow through it alone, and it may be weighted
-    otherwise than the bound. `masked` [B, L] and `mask_rate` [B] tell what was masked; AR has neither.
+    `diffusion` is an unbiased one-sample estimate, at every position, of the integral (or sum) over time. `counted`
+    [B, L] are the positions that the bound is averaged over. `cross_entropy` [B, L] is -log x_theta(x) at the predicted
+    positions. `loss` is the scalar that training minimises, summed over the batch: the only one with gradients, and
+    possibly weighted differently from the bound. `masked` [B, L] and `mask_rate` [B] are None for AR.
     """
 
     diffusion: Tensor
@@ -129,7 +130,7 @@ class LossTerms:
 
     @property
     def total(self) -> Tensor:
-        """The nats of the whole batch, a scalar."""
+        """Nats of the whole batch, a scalar."""
         return self.nelbo.sum()
 
     @property
@@ -143,7 +144,7 @@ class LossTerms:
         return self.total / self.count.clamp_min(1)
 
     def detach(self) -> LossTerms:
-        """The same figures, without the graph through which gradients flow."""
+        """The same terms without gradients."""
         values: dict[str, Any] = {
             name: value if value is None else value.detach() for name, value in vars(self).items()
         }
@@ -151,18 +152,16 @@ class LossTerms:
 
 
 class Objective(Component):
-    """A bound (or loss) per token. Members are frozen; the switches of the paper's ablations are their fields."""
+    """A bound or loss per token. A member implements `corrupt` and `terms`; the paper's ablations are its fields."""
 
     causal: ClassVar[bool] = False
-    """Whether the network must be the causal twin."""
-
+    """Whether the network must be autoregressive."""
     exact: ClassVar[bool] = False
-    """Whether the value is the likelihood itself and holds no Monte-Carlo noise."""
-
+    """Whether the value is the likelihood itself, without Monte-Carlo noise."""
     trains_planner: ClassVar[bool] = False
-    """Whether it trains a planner beside a network that stays as it is, and bounds no text."""
+    """Whether it trains the planner of a network with frozen weights, and is not a bound on the text."""
     predicts_scores: ClassVar[bool] = False
-    """Whether it teaches the network scores, whose mass counts, and not only predictions."""
+    """Whether the network learns unnormalised scores."""
 
     @property
     def needs_mask_logit(self) -> bool:
@@ -176,51 +175,51 @@ class Objective(Component):
 
     @property
     def evaluation_objective(self) -> Objective:
-        """The objective by which the checkpoints of a run are judged."""
+        """The objective by which checkpoints of a training run are evaluated."""
         return self
 
     @abstractmethod
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
-        """What one draw of the noise makes of a batch, wherever the batch lies."""
+        """Apply one draw of the noise to a batch, on the device of the batch."""
 
     @abstractmethod
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        """The terms of the bound, by one or more calls of the network."""
+        """Call the network on a corrupted batch and return the terms of the bound."""
 
     def loss(self, denoiser: Denoiser, batch: Batch, schedule: Schedule, noise: Noise) -> LossTerms:
-        """Both in a row: the terms of the bound for one draw of the noise."""
+        """The terms of the bound for one draw of the noise: `corrupt`, then `terms`."""
         return self.terms(denoiser, batch, self.corrupt(batch, schedule, noise, denoiser.config))
 
     def counted(self, batch: Batch, config: DenoiserConfig) -> Tensor:
-        """[B, L] the positions that a loss is averaged over; they do not depend on the noise."""
+        """[B, L] the positions that the loss is averaged over; they do not depend on the noise."""
         return batch.target_mask
 
     def estimators(self) -> dict[str, Objective]:
-        """How a model trained on this objective is judged. The first counts; the others must agree with it."""
+        """The bounds to report for a model trained on this objective. The first is the headline; all must agree."""
         return {self.__class__.__name__.lower(): self}
 
 
-def rows_of_masked(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> Tensor:
-    """[B, L, D] what the network makes of z_t, for its head."""
-    z = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
+def hidden_states(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> Tensor:
+    """[B, L, D] the network's hidden states for z_t, before its head."""
+    z_BL = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
     assert corruption.mask_rate is not None
-    return denoiser.hidden(z, alpha=1.0 - corruption.mask_rate, attention_mask=batch.key_padding_mask)
+    return denoiser.hidden(z_BL, alpha=1.0 - corruption.mask_rate, attention_mask=batch.key_padding_mask)
 
 
 def masked_cross_entropy(
     denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """-log x_theta(x) at masked positions under SUBS: its sum, weighted as the bound is or not at all, and [N] it.
+    """-log x_theta(x) at the masked rows under SUBS: the sum weighted as in the bound (or unweighted), and [N] values.
 
-    Only masked rows meet the vocabulary. Zero-masking: the head has no output for the mask token. Carry-over: visible
-    rows are not predicted at all.
+    Zero-masking: the head has no output for the mask token. Carry-over: visible rows are not predicted at all, and only
+    masked rows are projected to the vocabulary.
     """
-    hidden = rows_of_masked(denoiser, batch, corruption)
-    weights = corruption.row_mask.to(torch.float32) if flat else corruption.row_weight
-    return weighted_cross_entropy(denoiser, hidden, corruption.rows, batch.input_ids, weights)
+    hidden_BLD = hidden_states(denoiser, batch, corruption)
+    weights_N = corruption.row_mask.to(torch.float32) if flat else corruption.row_weight
+    return weighted_cross_entropy(denoiser, hidden_BLD, corruption.rows, batch.input_ids, weights_N)
 
 
-def grid(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """s(i) and t(i) of the published grid t(i) = i / T, with i = ceil(t T) for a uniform t."""
+def time_grid(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """s(i) = (i - 1)/T and t(i) = i/T with i = ceil(t T) for a uniform t."""
     i = torch.ceil(t * steps).clamp(1, steps)
     return (i - 1) / steps, i / steps

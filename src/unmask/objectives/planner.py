@@ -1,4 +1,4 @@
-"""The planner's objective: whether a frozen denoiser gets a masked token right, foretold from what it sees."""
+"""The objective of a planner, which predicts whether a denoiser with frozen weights gets a masked token right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.models.config import DenoiserConfig
 from unmask.models.cross_entropy import reduce_rows
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states
 from unmask.objectives.subs import Subs
 from unmask.process import Batch, sample_mask
 from unmask.registry import field
@@ -18,8 +18,8 @@ from unmask.schedules import Schedule
 
 
 class PlannerPrediction(NamedTuple):
-    """Of each row that was asked about [N]: the planner's log-odds of being right, the log-probability of the token
-    that the denoiser finds most likely, and whether that token is the true one."""
+    """At each row [N]: the planner's log-odds of being right, the log-probability of the denoiser's most likely token,
+    and whether that token is the true one."""
 
     log_odds: Tensor
     log_top: Tensor
@@ -27,10 +27,10 @@ class PlannerPrediction(NamedTuple):
 
 
 class Planner(Objective):
-    """The cross-entropy of "the most likely token is the true one" at masked positions, by the planner of the network.
+    """Binary cross-entropy of "the denoiser's most likely token is the true one" at masked positions.
 
-    It is no bound on a text: positions that are not masked are not counted, and the denoiser is left as it is. `of` is
-    the objective that the denoiser was trained on, by which it is still judged.
+    It is not a bound on the text: only masked positions are counted, and the denoiser does not change. `of` is the
+    objective that the denoiser was trained on and is evaluated by.
     """
 
     name: Literal["planner"] = "planner"
@@ -50,35 +50,38 @@ class Planner(Objective):
         return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate)
 
     def terms(self, denoiser: Any, batch: Batch, corruption: Corruption) -> LossTerms:
-        said = self.predict(denoiser, batch, corruption)
-        nll_N = F.binary_cross_entropy_with_logits(said.log_odds, said.right.float(), reduction="none")
-        trained = (nll_N * corruption.row_mask).sum()
-        nll = corruption.scatter(nll_N.detach())
-        zero, masked = torch.zeros_like(nll), corruption.predicted
-        return LossTerms(nll, zero, zero, masked, nll, trained, masked, corruption.mask_rate)
+        prediction = self.predict(denoiser, batch, corruption)
+        nll_N = F.binary_cross_entropy_with_logits(prediction.log_odds, prediction.right.float(), reduction="none")
+        nll_BL = corruption.scatter(nll_N.detach())
+        zero = torch.zeros_like(nll_BL)
+        return LossTerms(
+            diffusion=nll_BL,
+            reconstruction=zero,
+            prior=zero,
+            counted=corruption.predicted,
+            cross_entropy=nll_BL,
+            loss=(nll_N * corruption.row_mask).sum(),
+            masked=corruption.predicted,
+            mask_rate=corruption.mask_rate,
+        )
 
     def predict(self, denoiser: Any, batch: Batch, corruption: Corruption) -> PlannerPrediction:
-        """What the planner says of each row of a corruption, and what is true.
+        """The planner's predictions and the true outcomes at the rows of a corruption.
 
-        Whatever the trunk computes in, head and planner are asked in float32, as samplers ask them.
+        Head and planner compute in float32 whatever the dtype of the trunk, as samplers do.
         """
         with torch.no_grad():
-            rows = rows_of_masked(denoiser, batch, corruption).flatten(0, 1)[corruption.rows]
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        true = batch.input_ids.flatten()[corruption.rows]
-        with torch.autocast(rows.device.type, enabled=False):
-            log_top, right = _outcomes(denoiser, rows, true)
-            return PlannerPrediction(denoiser.plan(rows, log_top), log_top, right > 0)
+            rows_ND = hidden_states(denoiser, batch, corruption).flatten(0, 1)[corruption.rows]
+        rows_ND = rows_ND.to(torch.promote_types(rows_ND.dtype, torch.float32))
+        targets_N = batch.input_ids.flatten()[corruption.rows]
+        with torch.autocast(rows_ND.device.type, enabled=False):
+            with torch.no_grad():
+                outcome_N2 = reduce_rows(denoiser.head, rows_ND, targets_N, _outcome, denoiser.config.vocab_size)
+            log_top_N, right_N = outcome_N2.unbind(dim=1)
+            return PlannerPrediction(denoiser.plan(rows_ND, log_top_N), log_top_N, right_N > 0)
 
 
-@torch.no_grad()
-def _outcomes(denoiser: Any, rows_ND: Tensor, true_N: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] twice, of all rows."""
-    log_top, right = reduce_rows(denoiser.head, rows_ND, true_N, _outcome, denoiser.config.vocab_size).unbind(dim=1)
-    return log_top, right
-
-
-def _outcome(logits_NV: Tensor, true_N: Tensor) -> Tensor:
+def _outcome(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """[N, 2] the log-probability of the most likely token, and 1 where it is the true one."""
     top = logits_NV.log_softmax(dim=-1).max(dim=-1)
-    return torch.stack([top.values, (top.indices == true_N).to(logits_NV.dtype)], dim=1)
+    return torch.stack([top.values, (top.indices == targets_N).to(logits_NV.dtype)], dim=1)

@@ -1,8 +1,8 @@
 """SEDD with an absorbing state: score entropy, and the conversions between scores and x_theta.
 
-A raw output f becomes log s = f - log(e^sigma - 1) - log(V - 1) with e^sigma - 1 = (1 - alpha)/alpha; then
-sigma'(t) [sum_y s_y - r log s_x + r (log r - 1)] with r = alpha/(1 - alpha) and sigma' r = w(t) loses its alpha:
-it is w(t) [mean_y e^f_y - (f_x - log(V - 1)) - 1], which is how it is computed.
+A raw output f becomes log s = f - log(e^sigma - 1) - log(V - 1) with e^sigma - 1 = (1 - alpha)/alpha. Inserted into the
+score entropy sigma'(t) [sum_y s_y - r log s_x + r (log r - 1)] with r = alpha/(1 - alpha) and sigma' r = w(t), it gives
+w(t) [mean_y e^f_y - (f_x - log(V - 1)) - 1], in which alpha has cancelled. This is the form computed here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.models.cross_entropy import reduce_rows
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, rows_of_masked
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states
 from unmask.process import Batch, sample_mask
 from unmask.schedules import Schedule
 
@@ -31,19 +31,28 @@ class SEDD(Objective):
         return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, schedule.weight(noise.t))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        rows, vocab_size = corruption.rows, denoiser.config.vocab_size
-        hidden = rows_of_masked(denoiser, batch, corruption).flatten(0, 1)[rows]
-        both = reduce_rows(denoiser.head, hidden, batch.input_ids.flatten()[rows], mass_and_target, vocab_size)
-        log_mass, f_x = both[:, 0] - math.log(vocab_size - 1), both[:, 1] - math.log(vocab_size - 1)
-        entropy = corruption.scatter(corruption.row_weight * (log_mass.exp() - f_x - 1.0))
-        nll = corruption.scatter(both[:, 0] - both[:, 1])
-        zero = torch.zeros_like(nll)
-        masked, mask_rate = corruption.predicted, corruption.mask_rate
-        return LossTerms(entropy, zero, zero, batch.target_mask, nll, entropy.sum(), masked, mask_rate)
+        rows_N, vocab_size = corruption.rows, denoiser.config.vocab_size
+        hidden_ND = hidden_states(denoiser, batch, corruption).flatten(0, 1)[rows_N]
+        targets_N = batch.input_ids.flatten()[rows_N]
+        both_N2 = reduce_rows(denoiser.head, hidden_ND, targets_N, _log_mass_and_target, vocab_size)
+        log_mass_N, f_x_N = both_N2[:, 0] - math.log(vocab_size - 1), both_N2[:, 1] - math.log(vocab_size - 1)
+        score_entropy = corruption.scatter(corruption.row_weight * (log_mass_N.exp() - f_x_N - 1.0))
+        nll_BL = corruption.scatter(both_N2[:, 0] - both_N2[:, 1])
+        zero = torch.zeros_like(nll_BL)
+        return LossTerms(
+            diffusion=score_entropy,
+            reconstruction=zero,
+            prior=zero,
+            counted=batch.target_mask,
+            cross_entropy=nll_BL,
+            loss=score_entropy.sum(),
+            masked=corruption.predicted,
+            mask_rate=corruption.mask_rate,
+        )
 
 
-def mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """[N, 2]: log sum_y e^f_y over all tokens but the mask, and f at the target."""
+def _log_mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """[N, 2]: log sum_y e^f_y over all tokens except the mask, and f at the target."""
     return torch.stack([logits_NV.logsumexp(-1), logits_NV.gather(1, targets_N[:, None])[:, 0]], 1)
 
 
@@ -53,10 +62,10 @@ def log_score(f: Tensor, alpha: Tensor, vocab_size: int) -> Tensor:
 
 
 def x_to_log_score(log_x: Tensor, alpha: Tensor) -> Tensor:
-    """The score of a normalised prediction: s = alpha/(1 - alpha) x_theta."""
+    """The log score of a normalised prediction: s = alpha/(1 - alpha) x_theta."""
     return log_x + torch.logit(alpha)
 
 
 def log_score_to_x(log_s: Tensor) -> Tensor:
-    """log x_theta of a score, normalised over tokens; a score of mass alpha/(1 - alpha) loses nothing."""
+    """log x_theta of a log score, normalised over tokens: the inverse of `x_to_log_score`."""
     return log_s.log_softmax(-1)

@@ -6,22 +6,23 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, grid, masked_cross_entropy
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, masked_cross_entropy, time_grid
 from unmask.process import MAX_STEPS, Batch, reveal_probability, sample_mask, sample_mask_of_size
 from unmask.schedules import Schedule
 
 
 class Subs(Objective):
-    """`steps=None`: w(t) = -alpha'/(1 - alpha) times the cross-entropy of masked tokens, t uniform (eq. 10, 11).
+    """The bound of MDLM, a weighted masked-language-modelling loss.
 
-    `steps=T`: the bound of the T-step process, (alpha_s - alpha_t)/(1 - alpha_t) at t = i/T (eq. 8), one i drawn and
-    multiplied by T. Reconstruction and prior are zero: z_0 = x is carried over, and alpha(1) = 0.
+    `steps=None`: w(t) = -alpha'/(1 - alpha) times the cross-entropy of masked tokens, t uniform (eq. 10, 11).
 
-    `weight="flat"` trains on the plain cross-entropy of masked tokens, whose gradient has far less variance than the
-    bound's (no 1/t); what is reported stays the bound.
+    `steps=T`: the bound of the T-step process, (alpha_s - alpha_t)/(1 - alpha_t) at t = i/T (eq. 8), with one i drawn
+    and multiplied by T. Reconstruction and prior are zero: z_0 = x is carried over, and alpha(1) = 0.
+
+    `weight="flat"` trains on the unweighted cross-entropy of masked tokens. Without the factor 1/t its gradient has far
+    less variance. The reported number is still the bound.
     """
 
     name: Literal["subs"] = "subs"
@@ -29,29 +30,27 @@ class Subs(Objective):
     weight: Literal["bound", "flat"] = "bound"
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
-        mask_rate, weight = self._weighted(schedule, noise.t)
+        if self.steps is None:
+            mask_rate = schedule.mask_rate(noise.t)
+            weight = schedule.weight(noise.t)
+        else:
+            s, t = time_grid(noise.t, self.steps)
+            mask_rate = schedule.mask_rate(t)
+            weight = self.steps * reveal_probability(schedule.mask_rate(s), mask_rate)
         return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, weight)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        return subs_terms(denoiser, batch, corruption, flat=self.weight == "flat")
+        return diffusion_loss(denoiser, batch, corruption, flat=self.weight == "flat")
 
     def estimators(self) -> dict[str, Objective]:
         return {"mask-count": MaskCount(), "continuous": Subs()}
 
-    def _weighted(self, schedule: Schedule, t: Tensor) -> tuple[Tensor, Tensor]:
-        """1 - alpha at the drawn time, and what the cross-entropy there is multiplied by."""
-        if self.steps is None:
-            return schedule.mask_rate(t), schedule.weight(t)
-        s, t = grid(t, self.steps)
-        mask_rate = schedule.mask_rate(t)
-        return mask_rate, self.steps * reveal_probability(schedule.mask_rate(s), mask_rate)
-
 
 class MaskCount(Objective):
-    """n uniform in 1..L of the L open tokens are masked, weight L/n: the number of eq. 11, with less variance.
+    """The mask-count form: n uniform in 1..L of the L target tokens are masked, weight L/n.
 
-    It is the average over all orders of an any-order autoregressive likelihood. A conditioned denoiser is told the
-    mask rate a count of n comes from, 1 - alpha ~ Beta(n, L - n + 1).
+    Its expectation equals eq. 11 and its variance is lower. It is the average over all orders of an any-order
+    autoregressive likelihood. A conditioned denoiser receives a mask rate 1 - alpha ~ Beta(n, L - n + 1).
     """
 
     name: Literal["mask-count"] = "mask-count"
@@ -63,17 +62,25 @@ class MaskCount(Objective):
         return Corruption.of(masked, mask_rate, length / count.clamp_min(1))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        return subs_terms(denoiser, batch, corruption)
+        return diffusion_loss(denoiser, batch, corruption)
 
     def estimators(self) -> dict[str, Objective]:
         return Subs().estimators()
 
 
-def subs_terms(denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False) -> LossTerms:
-    """Weighted cross-entropies of masked tokens as the terms of a bound; `flat` trains on them without the weights."""
-    trained, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
-    nll = corruption.scatter(nll_N)
-    zero = torch.zeros_like(nll)
+def diffusion_loss(denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False) -> LossTerms:
+    """weight * -log x_theta(x) at masked tokens, the only non-zero term of SUBS; `flat` trains without the weight."""
+    loss, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
+    nll_BL = corruption.scatter(nll_N)
+    zero = torch.zeros_like(nll_BL)
     assert corruption.weight is not None
-    diffusion = corruption.weight[:, None] * nll
-    return LossTerms(diffusion, zero, zero, batch.target_mask, nll, trained, corruption.predicted, corruption.mask_rate)
+    return LossTerms(
+        diffusion=corruption.weight[:, None] * nll_BL,
+        reconstruction=zero,
+        prior=zero,
+        counted=batch.target_mask,
+        cross_entropy=nll_BL,
+        loss=loss,
+        masked=corruption.predicted,
+        mask_rate=corruption.mask_rate,
+    )
