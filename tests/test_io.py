@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, atomic_text, must_be_a_place_for, must_be_new, must_be_writable
+from unmask.io import atomic_folder, atomic_text, check_new_folder, check_output_file, check_writable
 
 
 def test_a_folder_takes_its_name_when_it_is_complete(tmp_path: Path):
@@ -46,32 +46,32 @@ def test_a_text_is_replaced_in_one_step(tmp_path: Path):
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path):
-    must_be_new(tmp_path / "nothing", "choose another")
+    check_new_folder(tmp_path / "nothing", "choose another")
     (tmp_path / "file").write_text("")
     with pytest.raises(UnmaskError, match="is a file"):
-        must_be_new(tmp_path / "file", "choose another")
+        check_new_folder(tmp_path / "file", "choose another")
     with pytest.raises(UnmaskError, match="not empty; choose another"):
-        must_be_new(tmp_path, "choose another")
+        check_new_folder(tmp_path, "choose another")
 
 
 def test_a_place_is_tried_before_it_is_needed_and_nothing_is_left_of_that(tmp_path: Path):
     (tmp_path / "file.txt").write_text("mine")
-    must_be_writable(tmp_path / "deep" / "down" / "x.json")
-    must_be_writable(tmp_path / "file.txt")
+    check_writable(tmp_path / "deep" / "down" / "x.json")
+    check_writable(tmp_path / "file.txt")
     for wrong in (tmp_path / "file.txt" / "x.json", tmp_path / "file.txt" / "deep" / "x.json", Path("/proc/nope/x")):
-        with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another place"):
-            must_be_writable(wrong)
+        with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another path"):
+            check_writable(wrong)
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_a_file_that_is_named_goes_into_a_folder_that_is_there(tmp_path: Path):
-    must_be_a_place_for(tmp_path / "x.json")
-    with pytest.raises(UnmaskError, match=r"there is no folder '.*new'; make it first"):
-        must_be_a_place_for(tmp_path / "new" / "x.json")
+    check_output_file(tmp_path / "x.json")
+    with pytest.raises(UnmaskError, match=r"folder '.*new' does not exist; create it first"):
+        check_output_file(tmp_path / "new" / "x.json")
     with pytest.raises(UnmaskError, match=r"is a folder; name a file"):
-        must_be_a_place_for(tmp_path)
-    with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another place"):
-        must_be_a_place_for(Path("/proc/x.json"))
+        check_output_file(tmp_path)
+    with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another path"):
+        check_output_file(Path("/proc/x.json"))
     assert not list(tmp_path.iterdir())
 
 

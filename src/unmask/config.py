@@ -1,4 +1,4 @@
-"""A recipe: one YAML file (and key=value overrides) read into typed, frozen models; nobody receives the whole of it."""
+"""Recipes: a YAML file and key=value overrides, read into typed, frozen models."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from unmask.data.sources import source_spec
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.registry import build, ended, field, said
+from unmask.registry import build, field, requirement
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Section(BaseModel):
-    """A part of a recipe: frozen, and an unknown key is an error."""
+    """A part of a recipe. It is frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
-    """Where the text comes from and how it becomes rows of tokens."""
+    """The source of the text, and how it becomes rows of tokens."""
 
     source: field("source") = Field(default_factory=lambda: build("source", "stdlib"))  # type: ignore[valid-type]
     tokenizer: field("tokenizer") = Field(default_factory=lambda: build("tokenizer", "byte"))  # type: ignore[valid-type]
     policy: field("policy") = Field(default_factory=lambda: build("policy", "packed"))  # type: ignore[valid-type]
     length: int = Field(default=128, ge=2)
     validation: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the documents that is held out, where the source does not say itself."""
+    """Share of the documents that is held out if the source has no split of its own."""
     seed: Seed = 0
 
 
 class TrainingConfig(Section):
-    """How long, how much at once, and how often to look and to save."""
+    """Length of the run, batch size, precision, logging and checkpoints."""
 
     steps: int = Field(default=1000, ge=1)
     batch_size: int = Field(default=32, ge=1)
-    """Sequences of one optimiser step, over all processes and accumulation."""
+    """Sequences per optimiser step, over all processes and micro-batches."""
     accumulation: int = Field(default=1, ge=1)
-    """Micro-batches one optimiser step is cut into, to save memory. The result does not depend on it."""
+    """Micro-batches per optimiser step, to save memory. The result does not depend on it."""
     shard: bool = False
-    """Slice weights, gradients and optimiser over the processes (FSDP2), for networks too large for one device."""
+    """Shard weights, gradients and optimiser over the processes (FSDP2), for networks too large for one device."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool | Literal["auto"] = "auto"
-    """Whether torch.compile makes kernels for the network, which takes some seconds once; auto: on a GPU."""
+    """Whether to use torch.compile, which takes some seconds once; auto: on a GPU."""
     seed: Seed = 0
     log_every: int = Field(default=20, ge=1)
     validate_every: int = Field(default=500, ge=1)
     validation_rows: int = Field(default=256, ge=1)
     save_every: int = Field(default=500, ge=1)
     keep: int = Field(default=2, ge=1)
-    """Newest checkpoints that stay on disk."""
+    """Newest checkpoints to keep on disk."""
     keep_best: int = Field(default=1, ge=0)
-    """Checkpoints with the lowest validation bound that stay as well."""
+    """Checkpoints with the lowest validation bound to keep as well."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
-    """Where the log is shown besides log.jsonl."""
+    """Trackers that receive the log besides log.jsonl."""
     sample_every: int | None = Field(default=None, ge=1)
-    """Steps between texts written with the average weights, into the log and the trackers."""
+    """Steps between texts generated with the EMA weights, for the log and the trackers."""
     samples: int = Field(default=2, ge=1)
     deterministic: bool = False
-    """On a GPU, ask for bit-identical kernels, so that a resumed run equals an unbroken one."""
+    """On a GPU, use deterministic kernels, so that a resumed run equals an unbroken one bit for bit."""
 
 
 class Expectation(Section):
-    """What a run of this recipe ends at, and how far off it may be."""
+    """The expected result of the recipe and its tolerance."""
 
     bits_per_token: float | None = None
     bits_per_byte: float | None = None
@@ -77,7 +77,7 @@ class Expectation(Section):
 
 
 class Recipe(Section):
-    """One run. Every part is validated by its own class."""
+    """The configuration of one run. Every component is validated by its class."""
 
     data: DataConfig = Field(default_factory=DataConfig)
     model: field("model") = Field(default_factory=lambda: build("model", {"name": "dit", "size": "nano"}))  # type: ignore[valid-type]
@@ -89,7 +89,7 @@ class Recipe(Section):
 
     @field_validator("optimizer", mode="before")
     @classmethod
-    def _is_adamw_where_none_is_named(cls, spec: Any) -> Any:
+    def _default_to_adamw(cls, spec: Any) -> Any:
         return {"name": "adamw", **spec} if isinstance(spec, dict) else spec
 
     def to_yaml(self) -> str:
@@ -112,10 +112,9 @@ def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Rec
 
 
 def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "default") -> Recipe:
-    """The recipe a user names: a YAML file, a shipped name, or text to train on by the recipe ``for_text``.
+    """Read a recipe (a YAML file or a shipped name), or apply the recipe ``for_text`` to the text that is named.
 
-    Text is a file or folder of any kind that is read, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for
-    standard input.
+    Text is a file or folder, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for standard input.
     """
     if is_recipe(what):
         return read_recipe(what, overrides)
@@ -128,24 +127,24 @@ def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "defaul
 
 
 def is_recipe(what: str) -> bool:
-    """Whether a word names a recipe, and not text to train on."""
+    """Whether this names a recipe rather than text to train on."""
     return Path(what).suffix in (".yaml", ".yml") or (what in shipped_recipes() and not Path(what).exists())
 
 
 def source_override(text: str) -> str:
-    """The override by which a recipe is used on a text that a user names."""
+    """The override that applies a recipe to a text."""
     if not _is_text(text):
         raise UnmaskError(f"'{text}' is neither text to train on nor an override of the form key.sub=value.")
     return f"data.source={yaml.safe_dump(source_spec(text), default_flow_style=True)}"
 
 
 def _is_text(what: str) -> bool:
-    """Whether something can be read: standard input, a dataset by its name, or what is on the disk."""
+    """Whether this is standard input, a dataset name or an existing path."""
     return source_spec(what)["name"] != "text" or Path(what).exists()
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:
-    """Validate a mapping; the first thing wrong with it becomes one sentence."""
+    """Validate a mapping; the first problem becomes a one-sentence error."""
     try:
         return Recipe(**values)
     except ValidationError as error:
@@ -167,21 +166,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UnmaskError(f"'{path}' is not YAML ({_where_in_yaml(error)}); mend it, or name a recipe.") from error
+        reason = str(error).splitlines()[0]
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise UnmaskError(f"'{path}' is not YAML ({reason}); correct it, or name a recipe.") from error
     if not isinstance(values, dict):
-        raise UnmaskError(f"'{path}' is not a recipe: it must be a mapping with data, model, training and so on.")
+        raise UnmaskError(f"'{path}' is not a recipe; write a mapping with data, model, training and so on.")
     return values
 
 
-def _where_in_yaml(error: Exception) -> str:
-    """The line that cannot be read, and why, where YAML knows them."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    return str(error).splitlines()[0]
-
-
 def _override(values: dict[str, Any], override: str) -> None:
-    """Set one nested value. What the recipe leaves out starts from the defaults; another name drops the old options."""
+    """Set one nested value. A missing section starts from the defaults; a new name drops the old options."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UnmaskError(f"The override '{override}' is not of the form key.sub=value.")
@@ -203,32 +198,27 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    place = _place(first["loc"])
-    where = ".".join(place)
+    keys = _keys(first["loc"])
+    where = ".".join(keys)
     if first["type"] == "extra_forbidden":
-        return f"A recipe has no key '{where}'.{did_you_mean(place[-1], _siblings(first['loc']))}"
+        return f"A recipe has no key '{where}'.{did_you_mean(keys[-1], _section(first['loc'][:-1]).model_fields)}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    others = [said(other["msg"]) for other in error.errors()[1:] if _place(other["loc"]) == place]
-    wanted = " or ".join([said(first["msg"]), *(other.removeprefix("it must be ") for other in others)])
-    return f"The recipe's {where} cannot be {first.get('input')!r}: {ended(wanted)}"
+    others = [requirement(other["msg"]) for other in error.errors()[1:] if _keys(other["loc"]) == keys]
+    wanted = " or ".join([requirement(first["msg"]), *(other.removeprefix("must be ") for other in others)])
+    return f"{where} {wanted}, got {first.get('input')!r}."
 
 
-def _place(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that lead to what is wrong; behind them pydantic names the kind of value it tried."""
-    place: list[str] = []
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys of a wrong value, without the union member that pydantic appends."""
+    for size in range(1, len(location)):
+        if not hasattr(_section(location[:size]), "model_fields"):
+            return [str(part) for part in location[:size]]
+    return [str(part) for part in location]
+
+
+def _section(location: tuple[int | str, ...]) -> Any:
     section: Any = Recipe
     for part in location:
-        place.append(str(part))
         section = section.model_fields[part].annotation if part in section.model_fields else None
-        if not hasattr(section, "model_fields"):
-            break
-    return place
-
-
-def _siblings(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that would have been right at the place of an unknown one."""
-    section: Any = Recipe
-    for part in location[:-1]:
-        section = section.model_fields[part].annotation
-    return list(section.model_fields)
+    return section

@@ -1,4 +1,4 @@
-"""Writing without halves: a file or folder is there whole, or as it was before."""
+"""Atomic writes: a file or folder is there as a whole, or as it was before."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unmask.errors import UnmaskError
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its name when the block ends well and vanishes when it does not.
+    """Yield a temporary folder that replaces `path` if the block succeeds and is removed otherwise.
 
-    A folder that is already at `path` stays whole until the new one is complete. A full disk is the user's to mend.
+    Files are flushed to disk first. A folder that is already at `path` stays until the new one is complete.
     """
     from safetensors import SafetensorError
 
@@ -25,7 +25,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         yield temporary
-        _flush(temporary)
+        for written in temporary.rglob("*"):
+            if written.is_file():
+                written.chmod(0o644)
+                with written.open("rb") as file:
+                    os.fsync(file.fileno())
         temporary.chmod(0o755)
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
@@ -35,18 +39,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         else:
             os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        raise _unwritten(path, error) from error
+        raise _write_error(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def atomic_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never a part."""
+    """Write a text file atomically."""
     atomic_bytes(path, text.encode("utf-8"))
 
 
 def atomic_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part. A full disk is the user's to mend."""
+    """Write a file atomically: a reader sees the old content or the new, never a part."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,46 +65,37 @@ def atomic_bytes(path: Path, content: bytes) -> None:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritten(path, error.strerror or error) from error
+        raise _write_error(path, error.strerror or error) from error
 
 
-def _unwritten(path: Path, reason: object) -> UnmaskError:
+def _write_error(path: Path, reason: object) -> UnmaskError:
     return UnmaskError(
-        f"'{path}' could not be written ({reason}); free space or choose another place. What was there is unharmed."
+        f"'{path}' could not be written ({reason}); free space or choose another path. The old content is unchanged."
     )
 
 
-def must_be_a_place_for(path: Path) -> None:
-    """Refuse a file that a user names for a picture or report, where its folder is not there or closed."""
+def check_output_file(path: Path) -> None:
+    """Raise `UnmaskError` unless a file can be written at `path` and its folder exists."""
     if path.is_dir():
         raise UnmaskError(f"'{path}' is a folder; name a file.")
     if not path.parent.is_dir():
-        raise UnmaskError(f"'{path}' cannot be written, there is no folder '{path.parent}'; make it first.")
-    must_be_writable(path)
+        raise UnmaskError(f"'{path}' cannot be written: the folder '{path.parent}' does not exist; create it first.")
+    check_writable(path)
 
 
-def must_be_writable(path: Path) -> None:
-    """Refuse a path that could not be made with all the folders above it; by trying, and nothing is left of that."""
+def check_writable(path: Path) -> None:
+    """Raise `UnmaskError` unless `path` and its missing parents can be created, by creating a temporary folder."""
     path = Path(path).absolute()
     try:
         nearest = next(folder for folder in path.parents if folder.exists())
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
-        raise UnmaskError(f"'{path}' cannot be written ({error.strerror}); choose another place.") from error
+        raise UnmaskError(f"'{path}' cannot be written ({error.strerror}); choose another path.") from error
 
 
-def must_be_new(path: Path, remedy: str) -> None:
-    """Refuse to write over a folder that holds something."""
+def check_new_folder(path: Path, remedy: str) -> None:
+    """Raise `UnmaskError` if `path` is a file or a folder that is not empty."""
     if path.is_file():
         raise UnmaskError(f"'{path}' is a file, not a folder; {remedy}.")
     if path.is_dir() and any(path.iterdir()):
         raise UnmaskError(f"'{path}' exists and is not empty; {remedy}.")
-
-
-def _flush(folder: Path) -> None:
-    """Ask the disk to keep every file of a folder before the folder gets its name, and let others read them."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(0o644)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""The members of every axis, by name. A member is one class and one line here; it is imported only when asked for.
+"""The members of every axis by name. A member is one class and one line here, and is imported when it is first used.
 
-A component travels as ``{name: polynomial, power: 2}`` (or just its name) in recipes, in ``unmask.json`` and in result
-files, and is validated by its own class.
+Recipes, ``unmask.json`` and result files hold a component as ``{name: polynomial, power: 2}`` (or just its name). Its
+class validates it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
 
@@ -90,25 +90,22 @@ class Component(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-C = TypeVar("C", bound=Component)
-
-
 def names(axis: str) -> list[str]:
-    """The registered names of one axis, in the order in which they were registered."""
-    return list(_axis(axis))
+    """The registered names of one axis, in order of registration."""
+    return list(_members(axis))
 
 
 def register(axis: str, name: str, member: str | type) -> None:
-    """Add a member: a class, or ``"package.module:Class"`` to import it only when it is used."""
-    members = _axis(axis)
+    """Add a member: a class, or ``"package.module:Class"`` to import it when it is first used."""
+    members = _members(axis)
     if name in members and members[name] != member:
-        raise UnmaskError(f"The {axis} '{name}' is registered already; choose another name.")
+        raise UnmaskError(f"The {axis} '{name}' is already registered; choose another name.")
     members[name] = member
 
 
 def get(axis: str, name: str) -> Any:
-    """The class registered under a name, imported now."""
-    members = _axis(axis)
+    """Import and return the class registered under a name."""
+    members = _members(axis)
     name = ALIASES.get(axis, {}).get(name, name)
     if name not in members:
         raise UnmaskError(f"There is no {axis} named '{name}'.{did_you_mean(name, members)}")
@@ -120,56 +117,53 @@ def get(axis: str, name: str) -> Any:
 
 
 def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
-    """Turn a name, a ``{name: ..., option: ...}`` mapping or a component itself into a validated component."""
+    """Turn a name, a ``{name: ..., option: ...}`` mapping or a component into a validated component."""
     if isinstance(spec, Component):
         return spec
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-        raise UnmaskError(f"A {axis} is a name or a mapping with a name, not {spec!r}; write it as {{name: ...}}.")
-    member = get(axis, spec["name"])
+        raise UnmaskError(f"A {axis} must be a name or a mapping {{name: ...}}, got {spec!r}.")
+    name = str(ALIASES.get(axis, {}).get(spec["name"], spec["name"]))
+    member = get(axis, name)
     options = set(member.model_fields) - {"name"}
     for key in spec:
         if key != "name" and key not in options:
             raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{key}'.{did_you_mean(key, options)}")
     try:
-        return member(**{**spec, "name": ALIASES.get(axis, {}).get(spec["name"], spec["name"])})
+        return member(**{**spec, "name": name})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "options"
-        raise UnmaskError(
-            f"The {axis} '{spec['name']}' cannot take {where}={first.get('input')!r}: {ended(said(first['msg']))}"
-        ) from error
+        raise UnmaskError(f"{axis} '{spec['name']}': {explain(error)}") from error
 
 
-_OURS = {
-    "Input should be": "it must be",
-    "List should have": "it must have",
-    "Field required": "a value is missing",
-    "a valid tuple": "a list",
-}
-_INSTANCE = re.compile(r"a valid dictionary or instance of \w+")
+def explain(error: ValidationError) -> str:
+    """The first problem that pydantic found, such as ``power must be greater than 0, got -1.``"""
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    where = ".".join(str(part) for part in first["loc"]) or "options"
+    return f"{where} {requirement(first['msg'])}, got {first.get('input')!r}."
 
 
-def said(message: str) -> str:
-    """What pydantic says of a wrong value, as the end of a sentence of ours."""
-    wanted = message.removeprefix("Value error, ").partition(", unable to")[0].partition(" after validation")[0]
-    for theirs, ours in _OURS.items():
-        wanted = wanted.replace(theirs, ours, 1)
-    return _INSTANCE.sub("a mapping", wanted).rstrip(".")
-
-
-def ended(sentence: str) -> str:
-    """A sentence with the full stop that a question does without."""
-    return sentence if sentence.endswith("?") else f"{sentence}."
+def requirement(message: str) -> str:
+    """A message of pydantic as a clause: 'must be ...' or 'is missing'."""
+    clause = message.partition(", unable to")[0].partition(" after validation")[0]
+    for theirs, ours in (
+        ("Input should be", "must be"),
+        ("List should have", "must have"),
+        ("Field required", "is missing"),
+        ("a valid tuple", "a list"),
+    ):
+        clause = clause.replace(theirs, ours, 1)
+    return re.sub(r"a valid dictionary or instance of \w+", "a mapping", clause)
 
 
 def field(axis: str) -> Any:
-    """The Pydantic field type that holds a member of an axis: ``schedule: field("schedule") = LogLinear()``."""
+    """The Pydantic field type of a member of an axis: ``schedule: field("schedule") = LogLinear()``."""
     return Annotated[SerializeAsAny[Component], BeforeValidator(lambda spec: build(axis, spec))]
 
 
-def _axis(axis: str) -> dict[str, str | type]:
+def _members(axis: str) -> dict[str, str | type]:
     if axis not in AXES:
         raise UnmaskError(f"There is no axis named '{axis}'.{did_you_mean(axis, AXES)}")
     return AXES[axis]

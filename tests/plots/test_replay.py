@@ -265,7 +265,7 @@ def test_places_are_checked(tmp_path):
     assert check_pictures(html=tmp_path / "a.HTML", gif=None) == [tmp_path / "a.HTML"]
     with pytest.raises(UnmaskError, match=r"does not end in \.gif"):
         check_pictures(gif=tmp_path / "a.png")
-    with pytest.raises(UnmaskError, match=r"there is no folder '.*nowhere'; make it first"):
+    with pytest.raises(UnmaskError, match=r"folder '.*nowhere' does not exist; create it first"):
         check_pictures(html=tmp_path / "nowhere" / "a.html")
     (tmp_path / "b.png").mkdir()
     with pytest.raises(UnmaskError, match="is a folder"):

@@ -47,14 +47,14 @@ def test_words_become_samplers():
         ({"order": "confidense"}, "Did you mean 'confidence'"),
         ({"sampler": "remmd"}, "Did you mean 'remdm'"),
         ({"sampler": {"name": "remdm", "etta": 1}}, "Did you mean 'eta'"),
-        ({"sampler": {"strategy": "cap"}}, "mapping with a name"),
+        ({"sampler": {"strategy": "cap"}}, "name or a mapping"),
         ({"order": "margin", "sampler": "remdm"}, "give one of them"),
         ({"order": "threshold", "steps": 4}, "leave out steps=4"),
         ({"sampler": {"name": "remdm", "steps": 8}, "steps": 4}, "steps=8 of its own; leave out steps=4"),
         ({"sampler": AncestralSampler(), "steps": 4}, "leave out steps=4"),
         ({"sampler": "ar"}, "left to right"),
         ({"sampler": "analytic"}, "only the objective 'sedd'.*take 'ancestral'"),
-        ({"order": "margin", "steps": 0}, "steps=0"),
+        ({"order": "margin", "steps": 0}, "steps must be .*, got 0"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(options, words):

@@ -164,11 +164,11 @@ Out = Annotated[Path | None, typer.Option(help="Write what --json prints into th
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:
     """Say before the work begins what would be wrong after it."""
-    from unmask.io import must_be_a_place_for
+    from unmask.io import check_output_file
     from unmask.plots.style import check_picture
 
     if out is not None:
-        must_be_a_place_for(out)
+        check_output_file(out)
     if plot is not None:
         check_picture(plot)
 

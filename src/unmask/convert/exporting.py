@@ -15,7 +15,7 @@ from torch import Tensor
 from unmask.checkpoint import Checkpoint, load_checkpoint
 from unmask.convert.layout import PREFIX, ROTARY, ROTARY_BASE, Weights, rotary_frequencies, unfold, without_norm_biases
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, must_be_new
+from unmask.io import atomic_folder, check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.dit import DiT
 
@@ -99,7 +99,7 @@ def _check_new(path: Path) -> None:
     if path.suffix in OTHER_FORMATS:
         raise UnmaskError(f"'{path}' would be a pickle; export to a .safetensors file or to a folder.")
     if path.suffix != ".safetensors":
-        must_be_new(path, "name a new folder or a .safetensors file")
+        check_new_folder(path, "name a new folder or a .safetensors file")
     elif path.exists():
         raise UnmaskError(f"'{path}' exists; name a new file.")
 

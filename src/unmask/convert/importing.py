@@ -17,7 +17,7 @@ from unmask.convert.layout import choose_heads, fold, with_norm_biases
 from unmask.convert.sources import Published, Which, read_published
 from unmask.data.tokenizers import MASK, HuggingFaceTokenizer, TokenizerComponent, vocabulary_size
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.io import must_be_new
+from unmask.io import check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
@@ -94,7 +94,7 @@ def convert(
     _check_choice("weights", weights, get_args(Which))
     _check_choice("objective", objective, get_args(Objective))
     chosen_policy = build("policy", policy)
-    must_be_new(Path(dst), "name a new folder")
+    check_new_folder(Path(dst), "name a new folder")
     published = read_published(Path(src), weights)
     vocabulary = _tokenizer(tokenizer, published)
     mask = published.layout.vocab_size - 1 if vocabulary is None else vocabulary.mask_token_id

@@ -17,7 +17,7 @@ import torch
 from unmask.checkpoint import is_checkpoint, write_checkpoint
 from unmask.convert.model_card import RECIPE, Facts, Measurements, model_card, read_evidence, read_facts
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, must_be_new
+from unmask.io import atomic_folder, check_new_folder
 
 SHARD_MEGABYTES = 10
 README = "README.md"
@@ -76,7 +76,7 @@ def _check_place(out: Path) -> None:
     if (out / "checkpoints").exists():
         raise UnmaskError(f"'{out}' is the folder of a run; name a new one to ship it into.")
     if not (is_checkpoint(out) and (out / README).is_file()):
-        must_be_new(out, "name a new folder, or one that 'unmask ship' wrote")
+        check_new_folder(out, "name a new folder, or one that 'unmask ship' wrote")
 
 
 def _write_card(folder: Path, name: str, facts: Facts, evidence: Measurements) -> None:

@@ -10,7 +10,7 @@ from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL
 from unmask.config import Recipe, read_recipe
 from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
-from unmask.io import must_be_new, must_be_writable
+from unmask.io import check_new_folder, check_writable
 from unmask.likelihood import Bound
 from unmask.pipeline import MaskedDiffusionLM, load
 from unmask.plots.curves import read_run
@@ -89,8 +89,8 @@ def prepare_run(out: Path, fresh: bool) -> Learner:
     learner = Learner(read_recipe(RECIPE), out)
     if find_latest(out) is None:
         clear_abandoned(out)
-        must_be_new(out, "choose another --out")
-        must_be_writable(out)
+        check_new_folder(out, "choose another --out")
+        check_writable(out)
     elif fresh:
         shutil.rmtree(out)
     elif not learner.finished:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from unmask.errors import UnmaskError
-from unmask.io import must_be_a_place_for
+from unmask.io import check_output_file
 from unmask.plots.painter import write_gif, write_png
 
 TEMPLATE = "replay.html"
@@ -78,7 +78,7 @@ def check_pictures(**wanted: Path | None) -> list[Path]:
     for kind, path in paths.items():
         if path.suffix.lower() != f".{kind}":
             raise UnmaskError(f"'{path}' does not end in .{kind}; name the file so.")
-        must_be_a_place_for(path)
+        check_output_file(path)
     return list(paths.values())
 
 

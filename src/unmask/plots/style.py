@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError
-from unmask.io import atomic_bytes, must_be_a_place_for
+from unmask.io import atomic_bytes, check_output_file
 
 INK, GREY, PAPER = "#1b1f24", "#8a929b", "#ffffff"
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
@@ -58,7 +58,7 @@ def check_picture(path: Path) -> None:
     """Refuse a file name that says no known kind of picture, and a place where none can be written."""
     if path.suffix.lower() not in SUFFIXES:
         raise UnmaskError(f"'{path}' ends in no kind of picture; give it one of the endings {', '.join(SUFFIXES)}.")
-    must_be_a_place_for(path)
+    check_output_file(path)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, must_be_new
+from unmask.io import atomic_folder, check_new_folder
 from unmask.models.build import merged_state_dict
 from unmask.training.distributed import Distributed, fill, put_back, states, whole
 from unmask.training.step import TrainStep
@@ -407,7 +407,7 @@ def find_start(out: Path, recipe: Recipe, resume: Resume) -> Start:
         )
     clear_abandoned(out)
     other = "choose another folder"
-    must_be_new(out, other if out.is_file() else f"{other}, or add --resume to continue the run in it")
+    check_new_folder(out, other if out.is_file() else f"{other}, or add --resume to continue the run in it")
     return Start()
 
 
