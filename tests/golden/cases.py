@@ -35,7 +35,7 @@ from unmask.config import read_recipe, shipped_recipes
 from unmask.data.encoding import encode
 from unmask.data.rows import order as shuffled
 from unmask.data.split import prepare
-from unmask.models.dit import PlannerConfig, attach_planner
+from unmask.models.build import PlannerConfig, attach_planner
 from unmask.objectives.base import Noise
 from unmask.process import (
     Batch,

@@ -16,7 +16,7 @@ from unmask.models import CausalSpec, DiTSpec
 from unmask.models import inference as compiling
 from unmask.models.cross_entropy import Projection, weighted_cross_entropy
 from unmask.models.inference import CudaGraph, InferenceEngine, cast_trunk_to_bf16
-from unmask.models.layers import draw_seeds, kept
+from unmask.models.layers import draw_dropout_seeds, hashed_dropout_mask
 from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import Corruption, Noise, Objective
 from unmask.objectives.d3pm import D3PM
@@ -226,8 +226,8 @@ def before_final_norm(net: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def test_compiled_dropout_keeps_its_share():
-    x, compiled = torch.empty(512, 1024, device="cuda"), torch.compile(kept)
-    drawn, again = (compiled(x, 0.1, draw_seeds(device=x.device)) for _ in range(2))
+    x, compiled = torch.empty(512, 1024, device="cuda"), torch.compile(hashed_dropout_mask)
+    drawn, again = (compiled(x, 0.1, draw_dropout_seeds(device=x.device)) for _ in range(2))
     assert drawn.float().mean().item() == pytest.approx(0.9, abs=3e-3)
     assert (drawn == again).float().mean().item() == pytest.approx(0.82, abs=5e-3)
 

@@ -28,7 +28,7 @@ def test_a_device_of_another_build_of_torch_is_told_in_few_words(name):
 
 @pytest.mark.parametrize("dtype", ["float16", torch.bfloat16, None], ids=str)
 def test_a_type_that_is_none_of_ours_is_not_taken_for_float32(dtype):
-    with pytest.raises(UnmaskError, match="give one of auto, float32, bf16"):
+    with pytest.raises(UnmaskError, match="dtype must be one of auto, float32, bf16"):
         load("no such folder", device="cpu", dtype=dtype)
 
 

@@ -18,7 +18,7 @@ from unmask.models import inference as compiling
 from unmask.models import inference as engine
 from unmask.models.attention import bidirectional_mask, rotary_angles
 from unmask.models.inference import InferenceEngine, cast_trunk_to_bf16, select_dtype, worth_compiling
-from unmask.models.layers import Dropout, Gelu, draw_seeds, kept, shared
+from unmask.models.layers import Dropout, Gelu, cpu_dropout, draw_dropout_seeds, hashed_dropout_mask
 from unmask.objectives.base import Corruption, LossTerms, Noise
 from unmask.process import Batch
 from unmask.samplers import token_sampling as draws
@@ -38,11 +38,11 @@ class Replayed:
 
     made: ClassVar[list[Any]] = []
 
-    def __init__(self, work: Any, warm_up: int = 2, beside: Any = None) -> None:
+    def __init__(self, work: Any, warm_up: int = 2, pool_of: Any = None) -> None:
         for _ in range(warm_up):
             work()
         self.work = work
-        self.beside = beside
+        self.pool_of = pool_of
         Replayed.made.append(self)
 
     def __call__(self) -> Any:
@@ -79,8 +79,8 @@ def test_an_engine_records_a_shape_once_and_gives_the_rows_of_its_network(replay
             positions = torch.randint(L, (rows, 3))
             assert torch.equal(ready.hidden_at(ids, positions, alpha), net.hidden_at(ids, positions, alpha))
     assert len(replayed) == 4
-    assert replayed[0].beside is None
-    assert all(one.beside in replayed[:number] for number, one in enumerate(replayed) if number)
+    assert replayed[0].pool_of is None
+    assert all(one.pool_of in replayed[:number] for number, one in enumerate(replayed) if number)
 
 
 def test_an_engine_keeps_the_recordings_that_were_played_last(replayed, monkeypatch):
@@ -132,7 +132,7 @@ def test_an_engine_forgets_its_recordings_when_it_is_compiled(replayed, monkeypa
         ready.hidden(ids), ready.hidden(ids)
     assert ready.fused
     assert len(replayed) == 2
-    assert replayed[1].beside is None
+    assert replayed[1].pool_of is None
 
 
 def test_samples_through_an_engine_are_those_of_its_network():
@@ -285,20 +285,20 @@ def test_a_compiled_gelu_is_the_same_function(monkeypatch):
 def test_dropout_scales_what_it_keeps_and_rests_outside_training():
     x = torch.ones(200, 200)
     layer = Dropout(0.25)
-    for out in (layer(x), layer(x, draw_seeds(device=x.device))):
+    for out in (layer(x), layer(x, draw_dropout_seeds(device=x.device))):
         assert sorted(out.unique().tolist()) == pytest.approx([0.0, 4 / 3])
         assert out.mean().item() == pytest.approx(1.0, abs=0.02)
-    assert not Dropout(1.0)(x, draw_seeds(device=x.device)).any()
+    assert not Dropout(1.0)(x, draw_dropout_seeds(device=x.device)).any()
     assert layer.eval()(x) is x
     assert Dropout(0.0)(x) is x
 
 
 def hashed_mask(x, p):
-    return kept(x, p, draw_seeds(device=x.device))
+    return hashed_dropout_mask(x, p, draw_dropout_seeds(device=x.device))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("drawn", [hashed_mask, lambda x, p: shared(torch.ones_like(x), p) > 0])
+@pytest.mark.parametrize("drawn", [hashed_mask, lambda x, p: cpu_dropout(torch.ones_like(x), p) > 0])
 def test_masks_are_fresh_and_fair_in_every_row_and_column(drawn, p):
     torch.manual_seed(0)
     masks = torch.stack([drawn(torch.empty(256, 128), p) for _ in range(16)]).double()
@@ -334,7 +334,9 @@ def seeds_seen(monkeypatch):
     """The seeds that branches are given, and a network of three blocks that is compiled for a GPU by its own word."""
     seen: list[Any] = []
     monkeypatch.setattr(Dropout, "forward", lambda self, x, seeds=None: seen.append(seeds) or x)
-    monkeypatch.setattr(trunk, "draw_seeds", lambda *shape, device: torch.arange(2 * math.prod(shape)).view(*shape, 2))
+    monkeypatch.setattr(
+        trunk, "draw_dropout_seeds", lambda *shape, device: torch.arange(2 * math.prod(shape)).view(*shape, 2)
+    )
     one = DiTSpec(size="nano", hidden_size=32, layers=3, heads=2, dropout=0.5).build(V, 10, L).train()
     decide = one._dropout_seeds
     monkeypatch.setattr(one, "_dropout_seeds", lambda device: decide(torch.device("cuda")))
@@ -376,7 +378,7 @@ def two_networks(**options):
 def test_words_shared_by_four_numbers_serve_any_shape_and_its_gradient(shape):
     torch.manual_seed(0)
     x = torch.randn(shape, requires_grad=True)
-    out = shared(x, 0.3)
+    out = cpu_dropout(x, 0.3)
     out.sum().backward()
     assert torch.allclose(out, x * x.grad)
     assert torch.allclose(x.grad[x.grad > 0], torch.tensor(1 / 0.7), rtol=1e-4)
@@ -385,7 +387,7 @@ def test_words_shared_by_four_numbers_serve_any_shape_and_its_gradient(shape):
 @pytest.mark.parametrize(("p", "share"), [(1e-9, 1.0), (1 - 1e-9, 2.0**-16)])
 def test_extreme_rates_are_rounded_and_never_divide_by_nothing(p, share):
     torch.manual_seed(0)
-    out = shared(torch.ones(1 << 20), p)
+    out = cpu_dropout(torch.ones(1 << 20), p)
     assert out.isfinite().all()
     assert (out > 0).double().mean().item() == pytest.approx(share, rel=0.8)
     assert out.max().item() == pytest.approx(1 / share)

@@ -14,8 +14,9 @@ from unmask.errors import UnmaskError
 from unmask.laws.tables import random_table
 from unmask.models import DiT, DiTConfig
 from unmask.models import cross_entropy as losses
-from unmask.models.dit import PlannerConfig, attach_planner, log_odds
+from unmask.models.build import PlannerConfig, attach_planner
 from unmask.models.inference import InferenceEngine
+from unmask.models.layers import log_odds
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
 from unmask.process import Batch

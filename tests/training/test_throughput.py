@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from unmask import registry
-from unmask.models.dit import PlannerConfig, attach_planner
+from unmask.models.build import PlannerConfig, attach_planner
 from unmask.objectives.base import Noise
 from unmask.process import Batch
 from unmask.training.metrics import Throughput, flops_per_token, peak_flops, peak_memory_gib

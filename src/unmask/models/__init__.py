@@ -1,4 +1,4 @@
-"""The networks, known to Hugging Face's Auto classes as soon as this package is imported."""
+"""The networks, registered with the Auto classes of Hugging Face when this package is imported."""
 
 from __future__ import annotations
 

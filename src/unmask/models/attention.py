@@ -1,45 +1,36 @@
-"""The key-value cache of left-to-right sampling: allocated once, written at a place that is a tensor.
-
-No shape changes from one token to the next, so that a step can be captured once as a CUDA graph and replayed.
-"""
+"""Attention: rotary embeddings, masks, scaled dot-product attention and the static key-value cache."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.cache_utils import Cache
+
+# ---- rotary embeddings ----------------------------------------------------------------------------------------------
 
 
 class Rotary(NamedTuple):
-    """Cosine and sine of every position's angles, float32 [L, 3, 1, d/2], made once per pass and used by all blocks.
+    """Cosine and sine of the angle of every position, float32 [L, 3, 1, d/2], computed once and used by all blocks.
 
-    Queries and keys turn by them; the values' angle is 0.
+    The three entries are for queries, keys and values; the angle of the values is 0.
     """
 
     cos: Tensor
     sin: Tensor
 
 
-class AttentionMask(NamedTuple):
-    """Which keys a query may see: a boolean mask [B or 1, 1, Q or 1, K]; None for all, or all before where causal."""
-
-    mask: Tensor | None
-    is_causal: bool
-
-
-class KeyValueCache(Protocol):
-    """A cache, as a block sees it: transformers' own, or `StaticCache`."""
-
-    def update(self, key: Tensor, value: Tensor, layer: int, /) -> tuple[Tensor, Tensor]:
-        """Keep the new keys and values [B, H, L, d] of a layer; all that the queries look at."""
+def rotary_frequencies(head_dim: int, base: float, device: torch.device) -> Tensor:
+    """[head_dim / 2] the angle by which each pair of channels turns from one position to the next."""
+    return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
 
 
 def rotary_angles(length: int, head_dim: int, base: float, device: torch.device, offset: int | Tensor = 0) -> Rotary:
-    """The rotary table of positions offset..offset+length-1 for heads of width head_dim."""
+    """The rotary table of positions offset..offset+length-1."""
     frequency = rotary_frequencies(head_dim, base, device)
     position = offset + torch.arange(length, dtype=torch.float32, device=device)
     angle = position[:, None] * frequency
@@ -47,88 +38,39 @@ def rotary_angles(length: int, head_dim: int, base: float, device: torch.device,
     return Rotary(angles.cos(), angles.sin())
 
 
-def rotary_frequencies(head_dim: int, base: float, device: torch.device) -> Tensor:
-    """[head_dim / 2] how far each pair turns from one position to the next."""
-    return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-
-
-def waves(length: int, width: int, base: float, device: torch.device) -> Tensor:
-    """[length, width] cosines, then sines, of rotary angles: what tells each position from all others."""
-    rotary = rotary_angles(length, width, base, device)
-    return torch.cat((rotary.cos[:, 0, 0], rotary.sin[:, 0, 0]), dim=-1)
-
-
-def rotate(qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, H, L, d] of qkv [B, L, 3, H, d], the first two turned by their positions' angles.
-
-    Where a compiler makes one kernel of it, values are copied along for the backward pass, for which a view of them
-    would keep all of the old qkv.
-    """
-    if torch.is_grad_enabled() and torch.compiler.is_compiling():
-        query, key, value = turn(qkv, *rotary).transpose(1, 3).unbind(2)
-        return query, key, value
-    query, key = turn(qkv[:, :, :2], rotary.cos[:, :2], rotary.sin[:, :2]).transpose(1, 3).unbind(2)
-    return query, key, qkv[:, :, 2].transpose(1, 2)
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., d] with each pair (i, i + d/2) turned by an angle, computed in float32."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., d] with each pair of channels (i, i + d/2) rotated, computed in float32."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def normalise(x: Tensor) -> Tensor:
-    """Heads x [..., d] with a mean square of 1."""
-    return F.rms_norm(x, x.shape[-1:]).to(x.dtype)
+def _split_and_rotate(qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B, H, L, d] of qkv [B, L, 3, H, d], the first two rotated.
 
-
-def normalise_queries_and_keys(qkv: Tensor) -> Tensor:
-    """qkv [B, L, 3, H, d] with its values as they are."""
-    return torch.cat((normalise(qkv[:, :, :2]), qkv[:, :, 2:]), dim=2)
-
-
-def attend(
-    qkv: Tensor, rotary: Rotary, scope: AttentionMask, past_key_values: KeyValueCache | None = None, layer: int = 0
-) -> Tensor:
-    """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
-
-    With a cache, this block's new keys and values are added under ``layer`` and the queries see the earlier ones too.
+    Compiled for training, one kernel copies the values too: a view of them would keep all of qkv alive until the
+    backward pass.
     """
-    query, key, value = rotate(qkv, rotary)
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, layer)
-    with _sound_kernels(query):
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask, is_causal=scope.is_causal)
-    return mixed.transpose(1, 2).flatten(2)
+    if torch.is_grad_enabled() and torch.compiler.is_compiling():
+        query, key, value = apply_rotary(qkv, *rotary).transpose(1, 3).unbind(2)
+        return query, key, value
+    query, key = apply_rotary(qkv[:, :, :2], rotary.cos[:, :2], rotary.sin[:, :2]).transpose(1, 3).unbind(2)
+    return query, key, qkv[:, :, 2].transpose(1, 2)
 
 
-def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotary, scope: AttentionMask) -> Tensor:
-    """Attention of some queries alone: [B, K, H, d], which stand at positions [B, K], to [B, K, H * d].
-
-    ``key_value`` [B, L, 2, H, d] are the keys and values of all positions.
-    """
-    query = turn(query, rotary.cos[:, 0][positions], rotary.sin[:, 0][positions]).transpose(1, 2)
-    key = turn(key_value[:, :, 0], rotary.cos[:, 1], rotary.sin[:, 1]).transpose(1, 2)
-    value = key_value[:, :, 1].transpose(1, 2)
-    with _sound_kernels(query):
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scope.mask)
-    return mixed.transpose(1, 2).flatten(2)
+# ---- masks ----------------------------------------------------------------------------------------------------------
 
 
-def _sound_kernels(query: Tensor) -> AbstractContextManager[Any]:
-    """Keep off cuDNN's kernel where its backward pass can be NaN: lengths that do not fill its tiles of 128.
+class AttentionMask(NamedTuple):
+    """`mask` [B or 1, 1, Q or 1, K] is True where a query sees a key; None is all keys, or earlier ones if causal."""
 
-    pytorch/pytorch#196678; also seen here without a mask, on an H200 with torch 2.11 in bf16 at length 64.
-    """
-    if not query.is_cuda or query.shape[-2] % 128 == 0:
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    mask: Tensor | None
+    is_causal: bool
 
 
 def bidirectional_mask(attention_mask: Tensor | None) -> AttentionMask:
-    """Every query sees every key that is not a pad; attention_mask is [B, L], true at the tokens, or None for no pads.
+    """Every query sees every key that is not padding; attention_mask is [B, L], or None without padding.
 
-    A row of nothing but pads sees all of them: what it yields is used by nobody, and stays finite.
+    A row that consists of padding alone sees all of its keys, so its unused output stays finite.
     """
     if attention_mask is None:
         return AttentionMask(None, is_causal=False)
@@ -138,7 +80,7 @@ def bidirectional_mask(attention_mask: Tensor | None) -> AttentionMask:
 
 
 def causal_mask(length: int, past: int, attention_mask: Tensor | None, device: torch.device) -> AttentionMask:
-    """Queries past..past+length-1 see themselves and the keys before them, pads [B, past + length] excepted."""
+    """Queries past..past+length-1 see themselves and earlier keys, except for padding [B, past + length]."""
     if attention_mask is None and past == 0:
         return AttentionMask(None, is_causal=True)
     if attention_mask is None and length == 1:
@@ -151,12 +93,18 @@ def causal_mask(length: int, past: int, attention_mask: Tensor | None, device: t
     return AttentionMask(seen | (key == query), is_causal=False)
 
 
+# ---- static cache ---------------------------------------------------------------------------------------------------
+
 STRIDE = {"cpu": 16, "cuda": 256}
-"""Queries look at this many keys, at twice as many, and so on: one shape for each, and on a GPU one graph."""
+"""`StaticCache` returns a multiple of this many keys: one shape, and on a GPU one CUDA graph, for each multiple."""
 
 
 class StaticCache:
-    """Room for `capacity` tokens. Say with `seek` where the next tokens stand, outside of what is captured."""
+    """A key-value cache with memory for `capacity` tokens, written at a position that is a tensor.
+
+    Shapes do not change from one token to the next, so a step can be captured as a CUDA graph. Call `seek` with the
+    position of the next tokens before each pass, outside the captured code.
+    """
 
     def __init__(self, layers: int, capacity: int, device: torch.device) -> None:
         self.layers = layers
@@ -164,29 +112,74 @@ class StaticCache:
         self.stride = STRIDE.get(device.type, 256)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self.reach = 0
-        """Keys that queries look at; those behind the query itself are masked."""
-        self._places = self.position
+        """The number of keys that queries attend to; later ones than the query are masked."""
+        self._positions = self.position
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
     def seek(self, position: int, length: int) -> None:
-        """The next `length` tokens stand at position, position + 1, ..., behind those that are read already."""
+        """Set the position of the next `length` tokens."""
         self.position.fill_(position)
         self.reach = min(self.capacity, -(-(position + length) // self.stride) * self.stride)
 
-    def open(self, length: int) -> AttentionMask:
-        """Begin a pass over `length` tokens; which keys they may see."""
+    def begin_pass(self, length: int) -> AttentionMask:
+        """Start a pass over `length` tokens and return its mask."""
         device = self.position.device
-        self._places = self.position + torch.arange(length, device=device)
-        seen = torch.arange(self.reach, device=device) <= self._places[:, None]
+        self._positions = self.position + torch.arange(length, device=device)
+        seen = torch.arange(self.reach, device=device) <= self._positions[:, None]
         return AttentionMask(seen[None, None], is_causal=False)
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keep keys and values [B, H, L, d] of a layer; all that are in reach, [B, H, reach, d]."""
+        """Store the keys and values [B, H, L, d] of a layer and return all within reach, [B, H, reach, d]."""
         if self._keys is None or self._values is None:
             shape = (self.layers, *key.shape[:2], self.capacity, key.shape[3])
             self._keys, self._values = key.new_zeros(shape), value.new_zeros(shape)
         keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(2, self._places, key)
-        values.index_copy_(2, self._places, value)
+        keys.index_copy_(2, self._positions, key)
+        values.index_copy_(2, self._positions, value)
         return keys[:, :, : self.reach], values[:, :, : self.reach]
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def attend(
+    qkv: Tensor,
+    rotary: Rotary,
+    mask: AttentionMask,
+    past_key_values: Cache | StaticCache | None = None,
+    layer: int = 0,
+) -> Tensor:
+    """Attention of one block: qkv [B, L, 3, H, d] to [B, L, H * d].
+
+    With a cache, the new keys and values are stored under ``layer`` and the queries see the earlier ones too.
+    """
+    query, key, value = _split_and_rotate(qkv, rotary)
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, layer)
+    with _without_cudnn(query):
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.mask, is_causal=mask.is_causal)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotary, mask: AttentionMask) -> Tensor:
+    """Attention of the queries at positions [B, K] only: [B, K, H, d] to [B, K, H * d].
+
+    ``key_value`` [B, L, 2, H, d] are the keys and values of all positions.
+    """
+    query = apply_rotary(query, rotary.cos[:, 0][positions], rotary.sin[:, 0][positions]).transpose(1, 2)
+    key = apply_rotary(key_value[:, :, 0], rotary.cos[:, 1], rotary.sin[:, 1]).transpose(1, 2)
+    value = key_value[:, :, 1].transpose(1, 2)
+    with _without_cudnn(query):
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.mask)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _without_cudnn(query: Tensor) -> AbstractContextManager[Any]:
+    """Avoid cuDNN's kernel for lengths that are not a multiple of 128, where its backward pass can be NaN.
+
+    pytorch/pytorch#196678; it also happens without a mask, on an H200 with torch 2.11 in bf16 at length 64.
+    """
+    if not query.is_cuda or query.shape[-2] % 128 == 0:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -1,4 +1,4 @@
-"""The autoregressive twin: the same trunk, each token seeing only those before it, with a key-value cache."""
+"""The autoregressive model: the same transformer with a causal mask and a key-value cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CausalLM(Transformer, GenerationMixin):
 
     def __init__(self, config: CausalConfig) -> None:
         super().__init__(config)
-        # `generate` would set this against the `max_new_tokens` that its caller gives.
+        # `generate` would report a conflict with the `max_new_tokens` of the caller
         self.generation_config.max_length = None
 
     def hidden(
@@ -30,25 +30,24 @@ class CausalLM(Transformer, GenerationMixin):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | StaticCache | None = None,
     ) -> Tensor:
-        """The rows that `head` takes, [B, L, D].
+        """The rows [B, L, D] for `head`.
 
         Args:
-            input_ids: Tokens, [B, L], the begin token first where the model has one; with a cache, only the new ones.
-            attention_mask: True (or 1) at tokens and False at pads, [B, cached + L]. Pads on the right need none, since
-                no token sees what comes after it.
-            past_key_values: The cache of the tokens before these; it grows by L. A `StaticCache` was told where these
-                stand, and takes no attention mask.
+            input_ids: Tokens, [B, L], starting with the begin token if the model has one; with a cache, the new ones.
+            attention_mask: True (or 1) at tokens and False at padding, [B, cached + L]. Right padding needs none.
+            past_key_values: The cache of the earlier tokens, to which these are added. A `StaticCache` must have been
+                moved to their position with `seek`, and takes no attention mask.
         """
         if isinstance(past_key_values, StaticCache):
-            scope = past_key_values.open(input_ids.shape[1])
-            return self._run(input_ids, scope, past=past_key_values.position, past_key_values=past_key_values)
+            mask = past_key_values.begin_pass(input_ids.shape[1])
+            return self._run(input_ids, mask, past=past_key_values.position, past_key_values=past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self._check_lengths(input_ids, attention_mask, past)
-        scope = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
-        return self._run(input_ids, scope, past=past, past_key_values=past_key_values)
+        self._check_input(input_ids, attention_mask, past)
+        mask = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
+        return self._run(input_ids, mask, past=past, past_key_values=past_key_values)
 
     def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
-        """An empty cache for `hidden` to fill: one that grows, or one that is allocated once for `capacity` tokens."""
+        """An empty cache for `hidden`: one that grows, or a static one for `capacity` tokens."""
         if capacity is None:
             return DynamicCache()
         self._check_length(capacity)
@@ -65,11 +64,11 @@ class CausalLM(Transformer, GenerationMixin):
         logits_to_keep: int = 0,
         **unused: object,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, L, V], as every Hugging Face causal LM gives them; row i predicts token i + 1.
+        """Logits [B, L, V], as in every Hugging Face causal LM; row i predicts token i + 1.
 
-        ``labels`` [B, L] are the input ids again, or -100 where a token is not counted; they are shifted here.
-        ``use_cache`` starts a cache where none is given (by default, outside training), and ``logits_to_keep`` keeps
-        that many last rows (0: all). What else ``generate`` passes (positions, say) is not needed: rotary positions are
+        ``labels`` [B, L] are the input ids, or -100 at tokens that are not counted; they are shifted here.
+        ``use_cache`` creates a cache if none is given (by default outside training). ``logits_to_keep`` keeps that many
+        last rows (0: all). Other arguments of ``generate``, such as position ids, are ignored: rotary positions are
         relative.
         """
         if past_key_values is None and (not self.training if use_cache is None else use_cache):

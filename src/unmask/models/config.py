@@ -1,4 +1,4 @@
-"""The shapes of the networks as Hugging Face configurations, checked when they are made, and the one epsilon."""
+"""The denoiser protocol, the Hugging Face configurations of the networks, and the one epsilon."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from transformers import PretrainedConfig
 
 from unmask.errors import UnmaskError
 
+EPSILON = 1e-3
+"""A conditioned network sees sigma = -log(EPSILON + (1 - EPSILON) alpha), the published log-linear value."""
+
 
 class DenoiserConfig(Protocol):
-    """What a denoiser says about itself."""
+    """The fields that every denoiser's configuration has."""
 
     vocab_size: int
     mask_token_id: int
@@ -21,40 +24,36 @@ class DenoiserConfig(Protocol):
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """A network that reads a canvas with masks and predicts the clean tokens, in two steps."""
+    """A network that predicts the clean tokens of a masked sequence, in two steps."""
 
     @property
     def config(self) -> DenoiserConfig:
         """Sizes and the mask token."""
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """Ids [B, L], alpha [B] or None, attention_mask [B, L] or None, to rows [B, L, D] that `head` takes."""
+        """Ids [B, L], alpha [B] or None, attention_mask [B, L] or None, to rows [B, L, D] for `head`."""
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        """Rows [..., D] to logits [..., V]; the mask token's is minus infinity unless ``mask_logit``."""
-
-
-EPSILON = 1e-3
-"""A conditioned network sees sigma = -log(EPSILON + (1 - EPSILON) alpha), the published log-linear value."""
+        """Rows [..., D] to logits [..., V]; the logit of the mask token is -inf unless ``mask_logit``."""
 
 
 class TransformerConfig(PretrainedConfig):
-    """What the DiT and its causal twin share. The defaults are the published small model with the GPT-2 vocabulary.
+    """The fields that `DiTConfig` and `CausalConfig` share. The defaults are the published small model on GPT-2 tokens.
 
     Args:
-        vocab_size: Tokens in the vocabulary, the mask token included.
-        mask_token_id: The mask token; the last token of the vocabulary when not given.
+        vocab_size: Tokens in the vocabulary, including the mask token.
+        mask_token_id: The mask token; by default the last token of the vocabulary.
         hidden_size: Width of the residual stream.
-        num_hidden_layers: Blocks.
-        num_attention_heads: Heads; each has an even width of ``hidden_size / num_attention_heads``.
-        mlp_ratio: Width of the MLP over ``hidden_size``.
-        dropout: Dropout of the two residual branches of a block, the only dropout there is.
-        max_length: Longest sequence, pads and begin token included.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Number of heads; ``hidden_size / num_attention_heads`` must be even.
+        mlp_ratio: Width of the MLP divided by ``hidden_size``.
+        dropout: Dropout of the two residual branches of a block; there is no other dropout.
+        max_length: Longest sequence, including padding and the begin token.
         rope_base: Base of the rotary frequencies.
-        qk_norm: Whether queries and keys are normalised in every head before they are rotated.
+        qk_norm: Whether to normalise queries and keys in every head before they are rotated.
     """
 
-    # Declared, since a bare `max_length` would be taken for a parameter of `generate()` that lost its way.
+    # Declared as a class attribute: transformers takes an undeclared `max_length` for a parameter of `generate()`.
     max_length: int = 1024
 
     def __init__(
@@ -82,38 +81,32 @@ class TransformerConfig(PretrainedConfig):
         self.max_length = max_length
         self.rope_base = rope_base
         self.qk_norm = qk_norm
-        self._check()
+        self._check_sizes()
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
-    def _check(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "mlp_ratio",
-            "max_length",
-        ):
+    def _check_sizes(self) -> None:
+        sizes = "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio", "max_length"
+        for name in sizes:
             if getattr(self, name) < 1:
-                raise UnmaskError(f"{name}={getattr(self, name)} makes no network; give a number of 1 or more.")
+                raise UnmaskError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 <= self.dropout <= 1:
-            raise UnmaskError(f"dropout={self.dropout} is no probability; give a number from 0 to 1.")
+            raise UnmaskError(f"dropout must be in [0, 1], got {self.dropout}.")
         if self.hidden_size % (2 * self.num_attention_heads):
             raise UnmaskError(
-                f"hidden_size={self.hidden_size} does not split into {self.num_attention_heads} heads of an even width "
-                f"(rotary positions need it); choose a multiple of {2 * self.num_attention_heads}."
+                f"hidden_size must be a multiple of {2 * self.num_attention_heads} for {self.num_attention_heads} "
+                f"attention heads of an even width, got {self.hidden_size}."
             )
         self._check_token("mask_token_id", self.mask_token_id)
 
     def _check_token(self, name: str, token: int) -> None:
         if not 0 <= token < self.vocab_size:
             raise UnmaskError(
-                f"{name}={token} is outside the vocabulary of {self.vocab_size} tokens; "
-                f"choose a token from 0 to {self.vocab_size - 1}."
+                f"{name} must be from 0 to {self.vocab_size - 1} for a vocabulary of {self.vocab_size} tokens, "
+                f"got {token}."
             )
 
 
@@ -123,10 +116,10 @@ class DiTConfig(TransformerConfig):
     Args:
         conditioned: Whether the network sees alpha, through adaLN-zero modulation as published.
         cond_dim: Width of the conditioning vector.
-        mask_logit: Whether ``forward`` gives the mask token an ordinary logit instead of minus infinity.
-        absolute_positions: Whether a position is also told where it stands in its row, and not only how far from
-            others: to rotary positions alone all masks of a blank canvas are the same.
-        planner_width: Width of the planner beside the network, which says what it would get right; None without one.
+        mask_logit: Whether ``forward`` returns an ordinary logit for the mask token instead of -inf.
+        absolute_positions: Whether to add absolute position embeddings. With rotary embeddings alone all positions of a
+            fully masked sequence look the same.
+        planner_width: Hidden width of the planner head, or None without a planner.
         kwargs: The fields of `TransformerConfig`.
     """
 
@@ -148,15 +141,16 @@ class DiTConfig(TransformerConfig):
         self.mask_logit = mask_logit
         self.planner_width = planner_width
         if conditioned and cond_dim < 1:
-            raise UnmaskError(f"cond_dim={cond_dim} leaves no room for alpha; give a number of 1 or more.")
+            raise UnmaskError(f"cond_dim must be at least 1, got {cond_dim}.")
 
 
 class CausalConfig(TransformerConfig):
-    """The autoregressive twin.
+    """The autoregressive model.
 
     Args:
-        bos_token_id: The token every sequence begins with. ``"mask"`` takes the mask token, whose embedding the twin
-            would otherwise never use; None begins with the first token of the text, which is then not predicted.
+        bos_token_id: The token that every sequence begins with. ``"mask"`` is the mask token, whose embedding the model
+            does not use otherwise; with None a sequence begins with the first token of the text, which is then not
+            predicted.
         kwargs: The fields of `TransformerConfig`.
     """
 

@@ -1,13 +1,13 @@
-"""What the vocabulary projection is reduced to, row by row, without ever holding [B, L, V].
+"""Cross-entropy and other reductions over the vocabulary for selected rows, without storing logits [B, L, V].
 
-Only chosen rows go through the head, a chunk at a time. Cross-entropy under a plain projection has a function of its
-own; any other head or reduction recomputes a chunk's logits in the backward pass instead of keeping them.
+Only selected rows go through the head, one chunk at a time. Cross-entropy with a linear head computes its gradients in
+the forward pass; any other head or reduction recomputes the logits of a chunk in the backward pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,15 +18,20 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""Logits that exist at a time: what a CPU's cache has a chance with, what fills a GPU."""
-ALIGNMENT = 64
-"""On a GPU the vocabulary is filled up to a multiple of this: products of odd widths are slow there."""
+"""Logits that `linear_cross_entropy` computes at a time: a number that suits a CPU's cache, or that fills a GPU."""
+LOGITS_PER_REDUCTION = 1 << 24
+"""Logits that `reduce_rows` computes at a time."""
+VOCABULARY_ALIGNMENT = 64
+"""On a GPU the vocabulary is padded to a multiple of this: matrix products of odd widths are slow there."""
+
+Head = Callable[[Tensor], Tensor]
+Reduce = Callable[[Tensor, Tensor], Tensor]
 
 
 class Projection(NamedTuple):
-    """What turns rows [N, D] into logits: `weight` [V, D], `bias` [V], -inf for tokens that cannot be.
+    """A linear head: `weight` [V, D] and `bias` [V], -inf for tokens of probability 0.
 
-    `dtype` is what matrices are multiplied in; `fused`: whether the work between the products is compiled.
+    `dtype` is that of the matrix products; `fused`: whether the operations between them are compiled.
     """
 
     weight: Tensor
@@ -35,33 +40,81 @@ class Projection(NamedTuple):
     fused: bool = False
 
 
-def linear_cross_entropy(
-    hidden_MD: Tensor, rows_N: Tensor, projection: Projection, targets_N: Tensor, weights_N: Tensor
+def weighted_cross_entropy(
+    denoiser: Any, hidden_BLD: Tensor, rows_N: Tensor, input_ids: Tensor, weights_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-log softmax(hidden[rows] W^T + b)[target]: its sum over rows with these weights, and [N] it itself, in float32.
+    """-log x_theta(x) at selected rows of a batch: the weighted sum, which has gradients, and the values [N].
 
-    Gradients flow through the sum alone. `rows` name no row twice.
+    `rows` are indices into the flattened batch, in order; `input_ids` [B, L] are the clean tokens.
     """
-    if torch.is_grad_enabled():
-        return _Function.apply(hidden_MD, rows_N, *projection, targets_N, weights_N)
-    nll = _nll(hidden_MD, rows_N, projection, targets_N)
-    return weighted_sum(nll, weights_N), nll
+    hidden, targets = hidden_BLD.flatten(0, 1), input_ids.flatten()[rows_N]
+    if hasattr(denoiser, "projection"):
+        return linear_cross_entropy(hidden, rows_N, denoiser.projection(), targets, weights_N)
+    nll = reduce_rows(denoiser.head, hidden[rows_N], targets, cross_entropy, denoiser.config.vocab_size)
+    return _weighted_sum(nll, weights_N), nll.detach()
 
 
-def weighted_sum(values_N: Tensor, weights_N: Tensor) -> Tensor:
-    """The sum of values with these weights; one without weight may be infinite, as that of a token that cannot be."""
+def reduce_rows(head: Head, rows_ND: Tensor, targets_N: Tensor, reduce: Reduce, vocab_size: int) -> Tensor:
+    """Apply `reduce(logits_nV in float32, targets_n) -> [n, ...]` to the logits of every row, in chunks."""
+    chunk = max(1, LOGITS_PER_REDUCTION // vocab_size)
+
+    def reduce_chunk(rows: Tensor, targets: Tensor) -> Tensor:
+        return reduce(head(rows).float(), targets)
+
+    if rows_ND.shape[0] <= chunk:
+        return reduce_chunk(rows_ND, targets_N)
+    parts = []
+    for rows, targets in zip(rows_ND.split(chunk), targets_N.split(chunk), strict=True):
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(reduce_chunk, rows, targets, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(reduce_chunk(rows, targets))
+    return torch.cat(parts)
+
+
+def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """[N] -log softmax(logits)[target]."""
+    return F.cross_entropy(logits_NV, targets_N, reduction="none")
+
+
+def scatter_rows(values_N: Tensor, rows_N: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor of this shape with the values at the given indices of its flattened form, and zeros elsewhere."""
+    out = torch.zeros(shape.numel(), dtype=values_N.dtype, device=values_N.device)
+    return out.scatter(0, rows_N, values_N).view(shape)
+
+
+def _weighted_sum(values_N: Tensor, weights_N: Tensor) -> Tensor:
+    """Sum of weight * value, where values of weight 0 may be infinite."""
     return (values_N * weights_N).masked_fill(weights_N == 0, 0.0).sum()
 
 
-class _Function(torch.autograd.Function):
+# ---- cross-entropy with a linear head -------------------------------------------------------------------------------
+
+
+def linear_cross_entropy(
+    hidden_MD: Tensor, rows_N: Tensor, projection: Projection, targets_N: Tensor, weights_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """-log softmax(hidden[rows] W^T + b)[target] in float32: the weighted sum and the values [N].
+
+    Only the sum has gradients. `rows` must be distinct.
+    """
+    if torch.is_grad_enabled():
+        return _LinearCrossEntropy.apply(hidden_MD, rows_N, *projection, targets_N, weights_N)
+    nll = _linear_nll(hidden_MD, rows_N, projection, targets_N)
+    return _weighted_sum(nll, weights_N), nll
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Computes the gradients of the weighted sum in the forward pass, so that no logits are stored."""
+
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         hidden, rows, weight, bias, dtype, fused, targets, weights = inputs
         gradients = _Gradients(hidden, weight, bias)
-        nll = _nll(hidden, rows, Projection(weight, bias, dtype, fused), targets, weights, gradients)
+        nll = _linear_nll(hidden, rows, Projection(weight, bias, dtype, fused), targets, weights, gradients)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(nll)
-        return weighted_sum(nll, weights), nll
+        return _weighted_sum(nll, weights), nll
 
     @staticmethod
     @once_differentiable
@@ -71,13 +124,13 @@ class _Function(torch.autograd.Function):
 
 
 class _Gradients:
-    """Of the weighted sum, by hidden rows, weight and bias, added up chunk by chunk."""
+    """Gradients of the weighted sum with respect to hidden rows, weight and bias, accumulated chunk by chunk."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> None:
         self.hidden, self.weight, self.bias = (torch.zeros_like(tensor) for tensor in (hidden, weight, bias))
 
     def add(self, rows: Tensor, chosen: Tensor, table: Tensor, grad_NV: Tensor) -> None:
-        """Take in a chunk: its rows, what stood there, what it was multiplied with, the gradient of its logits."""
+        """Add a chunk: row indices, hidden rows, the weight they were multiplied by, the gradient of the logits."""
         self.hidden[rows] = (grad_NV @ table).to(self.hidden.dtype)
         if self.weight.shape == table.shape and self.weight.dtype == table.dtype:
             torch.addmm(self.weight, grad_NV.T, chosen, out=self.weight)
@@ -86,7 +139,7 @@ class _Gradients:
         self.bias += grad_NV.sum(dim=0, dtype=torch.promote_types(self.bias.dtype, torch.float32))[: len(self.bias)]
 
 
-def _nll(
+def _linear_nll(
     hidden: Tensor,
     rows: Tensor,
     projection: Projection,
@@ -94,21 +147,35 @@ def _nll(
     weights: Tensor | None = None,
     gradients: _Gradients | None = None,
 ) -> Tensor:
-    """[N] the cross-entropies of all chunks; on the way their gradients, where somebody collects them."""
-    table, bias = _aligned(projection.weight.to(projection.dtype), projection.bias)
+    """[N] the cross-entropies of all chunks; their gradients are added to `gradients` if given."""
+    table, bias = _pad_vocabulary(projection.weight.to(projection.dtype), projection.bias)
     reduce = _reduce_fused if projection.fused else _reduce
     nll = torch.empty(rows.shape, dtype=bias.dtype, device=rows.device)
-    for part in _parts(rows, table):
+    chunk = max(1, LOGITS_PER_CHUNK.get(table.device.type, 1 << 24) // table.shape[0])
+    for start in range(0, len(rows), chunk):
+        part = slice(start, start + chunk)
         chosen = hidden[rows[part]].to(table.dtype)
-        logits = _logits(chosen, table, exact=gradients is None)
+        if gradients is None and chosen.is_cuda and chosen.dtype != torch.float32:
+            logits = torch.mm(chosen, table.T, out_dtype=torch.float32)  # keep the precision of the accumulator
+        else:
+            logits = chosen @ table.T
         nll[part], grad = reduce(logits, bias, targets[part], None if weights is None else weights[part])
         if gradients is not None and grad is not None:
             gradients.add(rows[part], chosen, table, grad)
     return nll
 
 
+def _pad_vocabulary(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias (in float32 or finer), padded on a GPU with tokens of probability 0."""
+    missing = -weight.shape[0] % VOCABULARY_ALIGNMENT if weight.is_cuda else 0
+    bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    if not missing:
+        return weight, bias
+    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-math.inf)
+
+
 def _reduce(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """[N] the cross-entropies of a chunk, whose logits are used up; and [N, V] their gradients times `up`, if given."""
+    """[N] the cross-entropies of a chunk, overwriting its logits; and [N, V] their gradients times `up`, if given."""
     shifted = logits_NV.to(bias_V.dtype).add_(bias_V)
     log_norm, nll = _log_norm_and_nll(shifted, targets_N)
     if up_N is None:
@@ -121,7 +188,7 @@ def _reduce(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor |
 def _reduce_fused(
     logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The same by one compiled kernel for any number of rows, which writes no more than it returns."""
+    """`_reduce` in one compiled kernel for any number of rows, which only writes its results."""
     reduction, reduction_and_gradient = _compiled_kernels()
     for tensor in (logits_NV, targets_N) if up_N is None else (logits_NV, targets_N, up_N):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -130,21 +197,20 @@ def _reduce_fused(
     return reduction_and_gradient(logits_NV, bias_V, targets_N, up_N)
 
 
-def _log_norm_and_nll(shifted_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """[N], [N]: log sum_y e^logit, and that minus the target's own."""
-    log_norm = shifted_NV.logsumexp(dim=-1)
-    return log_norm, log_norm - shifted_NV.gather(1, targets_N[:, None])[:, 0]
+@lru_cache
+def _compiled_kernels() -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+    return torch.compile(_reduction), torch.compile(_reduction_and_gradient)
 
 
 def _reduction(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
-    """[N] the cross-entropies of logits without their bias, in its precision."""
+    """[N] the cross-entropies of logits before the bias, in the dtype of the bias."""
     return _log_norm_and_nll(logits_NV.to(bias_V.dtype) + bias_V, targets_N)[1]
 
 
 def _reduction_and_gradient(
     logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same, and [N, V] (softmax - onehot(target)) times what comes from above, in the precision of the logits."""
+    """`_reduction`, and [N, V] (softmax - onehot(target)) * up in the dtype of the logits."""
     shifted = logits_NV.to(bias_V.dtype) + bias_V
     log_norm, nll = _log_norm_and_nll(shifted, targets_N)
     p = torch.exp(shifted - log_norm[:, None])
@@ -153,77 +219,7 @@ def _reduction_and_gradient(
     return nll, (torch.where(at_target, p - 1.0, p) * up_N[:, None]).to(logits_NV.dtype)
 
 
-@lru_cache
-def _compiled_kernels() -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
-    return torch.compile(_reduction), torch.compile(_reduction_and_gradient)
-
-
-def _parts(rows: Tensor, table: Tensor) -> Iterator[slice]:
-    """Stretches of the rows whose logits fit a chunk."""
-    chunk = max(1, LOGITS_PER_CHUNK.get(table.device.type, 1 << 24) // table.shape[0])
-    return (slice(start, start + chunk) for start in range(0, len(rows), chunk))
-
-
-def _logits(rows: Tensor, table: Tensor, exact: bool) -> Tensor:
-    """[N, V] products; where a GPU multiplies in half precision, `exact` keeps the sums as they were added up."""
-    if exact and rows.is_cuda and rows.dtype != torch.float32:
-        return torch.mm(rows, table.T, out_dtype=torch.float32)
-    return rows @ table.T
-
-
-def _aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Table and bias (float32 or finer) of a vocabulary that a GPU multiplies fast: impossible tokens are added."""
-    missing = -weight.shape[0] % ALIGNMENT if weight.is_cuda else 0
-    bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
-    if not missing:
-        return weight, bias
-    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-math.inf)
-
-
-LOGITS_PER_REDUCTION = 1 << 24
-
-Head = Callable[[Tensor], Tensor]
-Reduce = Callable[[Tensor, Tensor], Tensor]
-
-
-def weighted_cross_entropy(
-    denoiser: Any, hidden_BLD: Tensor, rows_N: Tensor, input_ids: Tensor, weights_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    """-log x_theta(x) at chosen rows of a batch: its weighted sum, through which gradients flow, and [N] it itself.
-
-    `rows` are places in the flattened batch, in order; `input_ids` [B, L] the clean tokens.
-    """
-    hidden, targets = hidden_BLD.flatten(0, 1), input_ids.flatten()[rows_N]
-    if hasattr(denoiser, "projection"):
-        return linear_cross_entropy(hidden, rows_N, denoiser.projection(), targets, weights_N)
-    nll = reduce_rows(denoiser.head, hidden[rows_N], targets, cross_entropy, denoiser.config.vocab_size)
-    return weighted_sum(nll, weights_N), nll.detach()
-
-
-def reduce_rows(head: Head, rows_ND: Tensor, targets_N: Tensor, reduce: Reduce, vocab_size: int) -> Tensor:
-    """Apply `reduce(logits_nV in float32, targets_n) -> [n, ...]` to the logits of every row, in chunks."""
-    chunk = max(1, LOGITS_PER_REDUCTION // vocab_size)
-
-    def one(rows: Tensor, targets: Tensor) -> Tensor:
-        return reduce(head(rows).float(), targets)
-
-    if rows_ND.shape[0] <= chunk:
-        return one(rows_ND, targets_N)
-    parts = []
-    for rows, targets in zip(rows_ND.split(chunk), targets_N.split(chunk), strict=True):
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(one, rows, targets, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(one(rows, targets))
-    return torch.cat(parts)
-
-
-def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """[N] -log softmax(logits)[target]."""
-    return F.cross_entropy(logits_NV, targets_N, reduction="none")
-
-
-def scatter_rows(values_N: Tensor, rows_N: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor of this shape with the values at the chosen places of its flattened form, and zeros elsewhere."""
-    out = torch.zeros(shape.numel(), dtype=values_N.dtype, device=values_N.device)
-    return out.scatter(0, rows_N, values_N).view(shape)
+def _log_norm_and_nll(shifted_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """[N], [N]: log sum_y e^logit, and that minus the logit of the target."""
+    log_norm = shifted_NV.logsumexp(dim=-1)
+    return log_norm, log_norm - shifted_NV.gather(1, targets_N[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""A network made ready for many calls: matrices in bf16 where that is fast, compiled blocks, recorded passes."""
+"""Fast inference: devices and dtypes, compiled blocks, CUDA graphs, and the engine that combines them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch._dynamo.config as dynamo_config
@@ -18,108 +18,86 @@ from torch import Tensor
 from unmask.errors import UnmaskError
 from unmask.models.cross_entropy import Projection
 
-T = TypeVar("T")
+Dtype = Literal["auto", "float32", "bf16"]
 
+ACTIVATION_MEMORY_BUDGET = 0.8
+"""The share of the activations which torch's partitioner would keep by default that it may keep."""
+RECOMPILE_LIMIT = 64
+"""Variants of a call (length, batch, padding, some rows or all) that are compiled. The default of torch is 8; further
+ones run uncompiled."""
+MIN_OPERATIONS_TO_COMPILE = 1e16
+"""Operations above which compiled blocks save more time than compiling them takes."""
 WARM_UP_CALLS = 2
-"""Calls before the recording, in which kernels are chosen and libraries make their workspaces."""
+"""Calls before a capture, in which libraries choose kernels and allocate workspaces."""
+CALLS_BEFORE_CAPTURE = 1
+MAX_GRAPHS = 64
+"""Graphs that an engine keeps, twice the number of shapes in one sampling run of 64 sequences. The least recently used
+one is dropped first."""
 
 
-_alone = Lock()
-"""Held while a graph is recorded or memory is pinned: CUDA may give up a recording during which another thread pins."""
-
-
-def pin_memory(tensor: Tensor) -> Tensor:
-    """A copy that a GPU can fetch by itself."""
-    with _alone:
-        return tensor.pin_memory()
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Let garbage lie: a graph or a kernel that is finalised would end the recording of another one.
-
-    pytorch/pytorch#161037.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-class CudaGraph:
-    """`work` as a graph. What it returns lies in the same memory at every call, and must be copied to be kept.
-
-    It is called `warm_up` times before, so that it must do the same whenever its inputs are the same; whoever has
-    called it already says 0. Recordings that are never played at once may share memory: `beside` names another one.
-    """
-
-    def __init__(self, work: Callable[[], T], warm_up: int = WARM_UP_CALLS, beside: CudaGraph | None = None) -> None:
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(warm_up):
-                work()
-        current.wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        pool = None if beside is None else beside._graph.pool()
-        # Other threads, such as those that make the next training batches, may go on meanwhile.
-        with (
-            _alone,
-            no_garbage_collection(),
-            torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
-        ):
-            self._result: Any = work()
-
-    def __call__(self) -> Any:
-        self._graph.replay()
-        return self._result
-
-
-def can_capture(denoiser: Any) -> bool:
-    """Whether a network computes on a GPU, by itself: one sliced over processes fetches its weights as it goes."""
-    return all(weight.is_cuda and not hasattr(weight, "device_mesh") for weight in denoiser.parameters())
+# ---- devices and dtypes ---------------------------------------------------------------------------------------------
 
 
 def select_device(name: str | torch.device | None, dtype: torch.dtype = torch.float32) -> torch.device:
-    """The device of this name, tried out with numbers of a type; without a name the GPU where there is one."""
+    """The device with this name, checked with a small computation; without a name, the GPU if there is one."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=dtype, device=device).add_(1).item()
     except (RuntimeError, AssertionError, TypeError, ImportError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about itself
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # the first sentence of a long message
         raise UnmaskError(f"The device '{name}' cannot be used here ({reason}); name another, or none.") from error
     return device
 
 
-ACTIVATION_MEMORY_BUDGET = 0.8
-"""Share of the activations that torch's partitioner would keep by itself that it is allowed to keep."""
-RECOMPILE_LIMIT = 64
-"""Kinds of calls (lengths, batches, with pads or without, some rows or all) that get kernels of their own; torch stops
-at 8, and what comes after that runs as if nothing were compiled."""
+def select_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+    """The dtype of the blocks on a device: by default bf16 on GPUs that support it."""
+    if dtype not in get_args(Dtype):
+        raise UnmaskError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}.")
+    automatic = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if dtype == "bf16" or (dtype == "auto" and automatic) else torch.float32
+
+
+def cast_trunk_to_bf16(network: Any) -> Any:
+    """Cast embedding and blocks to bf16. The final norm and the head keep their dtype, so draws stay precise."""
+    network.vocab_embed.to(torch.bfloat16)
+    network.blocks.to(torch.bfloat16)
+    return network
+
+
+# ---- compiled blocks ------------------------------------------------------------------------------------------------
 
 
 def has_triton() -> bool:
-    """Whether torch can make kernels for a GPU here."""
+    """Whether torch can compile kernels for a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 
-def compile_blocks(network: Any) -> None:
-    """From now on the blocks run compiled. What surrounds them, wrappers and hooks included, stays as it is.
+def worth_compiling(network: Any, tokens: int) -> bool:
+    """Whether compiling pays for a job of so many tokens."""
+    weights = sum(parameter.numel() for parameter in network.blocks.parameters())
+    return network.device.type == "cuda" and has_triton() and 2.0 * weights * tokens > MIN_OPERATIONS_TO_COMPILE
 
-    Blocks are alike, so that the kernels of the first serve all. A network without `blocks` is left alone.
+
+def compile_blocks(network: Any) -> None:
+    """Compile the blocks of a network in place, and let draws and losses use compiled kernels.
+
+    Blocks are alike, so the kernels of the first serve all. Wrappers and hooks around the blocks stay as they are.
     """
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, RECOMPILE_LIMIT)
     for block in getattr(network, "blocks", ()):
-        block.forward = _frugal(torch.compile(block.forward))
+        block.forward = _with_memory_budget(torch.compile(block.forward))
     network.fused = True
 
 
-def _frugal(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep for the backward pass what matrices and attention have made, and make again what is cheap."""
+def use_fused_kernels(network: Any) -> Any:
+    """Let draws and losses use compiled kernels; the blocks stay uncompiled."""
+    network.fused = True
+    return network
+
+
+def _with_memory_budget(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep the results of matrix products and attention for the backward pass, and recompute cheap operations."""
 
     @wraps(compiled)
     def run(*args: Any, **kwargs: Any) -> Tensor:
@@ -129,85 +107,109 @@ def _frugal(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-Dtype = Literal["auto", "float32", "bf16"]
+# ---- CUDA graphs ----------------------------------------------------------------------------------------------------
 
-MIN_OPERATIONS_TO_COMPILE = 1e16
-"""Operations from which a job gains more by compiled blocks than the seconds it takes to compile them."""
-CALLS_BEFORE_CAPTURE = 1
-MAX_GRAPHS = 64
-"""Recordings that are kept, twice as many as the walk of 64 sequences has shapes, since they end one after another; the
-one that was not played for the longest time makes room for another."""
+_capture_lock = Lock()
+"""Held during a capture or while memory is pinned: pinning in another thread can invalidate a capture."""
 
-Key = tuple[torch.Size | None, ...]
+
+def pin_memory(tensor: Tensor) -> Tensor:
+    """A pinned copy, made while no graph is being captured."""
+    with _capture_lock:
+        return tensor.pin_memory()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Pause Python's garbage collector: finalising a graph or kernel invalidates a capture (pytorch/pytorch#161037)."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def can_capture(denoiser: Any) -> bool:
+    """Whether all weights of a network are on a GPU and unsharded, as a captured graph needs."""
+    return all(weight.is_cuda and not hasattr(weight, "device_mesh") for weight in denoiser.parameters())
+
+
+class CudaGraph:
+    """A captured call of `function`. Each replay writes its result to the same memory; copy it to keep it.
+
+    `function` runs `warm_up` times before the capture, so it must be repeatable; 0 if it ran already. Graphs that never
+    replay at the same time may share the memory pool of another graph, `pool_of`.
+    """
+
+    def __init__(
+        self, function: Callable[[], Any], warm_up: int = WARM_UP_CALLS, pool_of: CudaGraph | None = None
+    ) -> None:
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(warm_up):
+                function()
+        current.wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        pool = None if pool_of is None else pool_of._graph.pool()
+        # "thread_local": other threads, such as those that prepare training batches, may use CUDA meanwhile
+        capture = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
+        with _capture_lock, no_garbage_collection(), capture:
+            self._result = function()
+
+    def __call__(self) -> Any:
+        self._graph.replay()
+        return self._result
+
+
+# ---- inference engine -----------------------------------------------------------------------------------------------
+
 Inputs = tuple[Tensor | None, ...]
-
-
-def cast_trunk_to_bf16(network: Any) -> Any:
-    """Embedding and blocks in bf16; the final norm and the head stay as they are, so that draws are not coarsened."""
-    network.vocab_embed.to(torch.bfloat16)
-    network.blocks.to(torch.bfloat16)
-    return network
-
-
-def use_fused_kernels(network: Any) -> Any:
-    """Let tokens be drawn, and losses be reduced, by compiled kernels; the blocks stay as they are."""
-    network.fused = True
-    return network
-
-
-def select_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
-    """What a trunk multiplies in on a device: by default bf16 on the GPUs that have it."""
-    if dtype not in get_args(Dtype):
-        raise UnmaskError(f"dtype={dtype!r} is none to compute in; give one of {', '.join(get_args(Dtype))}.")
-    automatic = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if dtype == "bf16" or (dtype == "auto" and automatic) else torch.float32
-
-
-def worth_compiling(network: Any, tokens: int) -> bool:
-    """Whether a job that shows a network so many tokens gains by kernels that are made for it."""
-    weights = sum(parameter.numel() for parameter in network.blocks.parameters())
-    return network.device.type == "cuda" and has_triton() and 2.0 * weights * tokens > MIN_OPERATIONS_TO_COMPILE
+Shapes = tuple[torch.Size | None, ...]
 
 
 class InferenceEngine:
-    """A denoiser for inference on a GPU that is called again and again with the same shapes.
+    """A denoiser for inference on a GPU that replays CUDA graphs for repeated shapes.
 
-    From the second call of a shape on, `hidden` replays a recorded graph: one launch in place of hundreds. The rows it
-    gives may be overwritten by the next call, of whatever shape: recordings share their memory.
+    From the second call with a shape on, `hidden` replays a graph: one launch instead of hundreds. The next call of any
+    shape may overwrite the returned rows, since graphs share their memory. Gradients do not flow.
     """
 
     def __init__(self, network: Any) -> None:
         self.network = network
         self.config = network.config
-        self._passes: dict[Key, _Pass] = {}
-        self._seen: dict[Key, int] = {}
+        self._calls: dict[Shapes, _CapturedCall] = {}
+        self._seen: dict[Shapes, int] = {}
 
     @property
     def device(self) -> torch.device:
-        """Where the network computes."""
+        """The device of the network."""
         return self.network.device
 
     @property
     def fused(self) -> bool:
-        """Whether the network's work is compiled."""
+        """Whether the network is compiled."""
         return self.network.fused
 
     def prepare(self, tokens: int) -> InferenceEngine:
-        """Be ready to see so many tokens in all calls together: compile, if that is worth its while."""
+        """Compile if that pays for a job of so many tokens."""
         if not self.fused and worth_compiling(self.network, tokens):
             self.compile()
         return self
 
     def compile(self) -> InferenceEngine:
-        """Compile the blocks at their next call; what was recorded before is forgotten."""
+        """Compile the blocks at their next call and drop all graphs."""
         compile_blocks(self.network)
-        self._passes.clear()
+        self._calls.clear()
         self._seen.clear()
         return self
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """As the network's own; gradients do not flow."""
-        return self._play(self.network.hidden, (input_ids, self._told(alpha), attention_mask))
+        """See `DiT.hidden`."""
+        alpha = alpha if self.config.conditioned else None
+        return self._call(self.network.hidden, (input_ids, alpha, attention_mask))
 
     def hidden_at(
         self,
@@ -216,54 +218,49 @@ class InferenceEngine:
         alpha: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """As the network's own; gradients do not flow."""
-        return self._play(self.network.hidden_at, (input_ids, positions, self._told(alpha), attention_mask))
-
-    def _told(self, alpha: Tensor | None) -> Tensor | None:
-        return alpha if self.config.conditioned else None
-
-    def _play(self, method: Callable[..., Tensor], inputs: Inputs) -> Tensor:
-        key = tuple(None if tensor is None else tensor.shape for tensor in inputs)
-        if key not in self._passes and not self._is_due(key):
-            return method(*inputs)
-        played = self._passes.pop(key, None) or self._record(method, inputs)
-        self._passes[key] = played
-        return played(inputs)
-
-    def _is_due(self, key: Key) -> bool:
-        """Whether this shape has been seen often enough to be worth a recording."""
-        self._seen[key] = self._seen.get(key, 0) + 1
-        return self._seen[key] > CALLS_BEFORE_CAPTURE
-
-    def _record(self, method: Callable[..., Tensor], inputs: Inputs) -> _Pass:
-        """A pass in the memory of those that are kept; the first of them has been idle the longest."""
-        if len(self._passes) >= MAX_GRAPHS:
-            idle = next(iter(self._passes))
-            del self._passes[idle], self._seen[idle]
-        return _Pass(method, inputs, beside=next((kept.recording for kept in self._passes.values()), None))
+        """See `DiT.hidden_at`."""
+        alpha = alpha if self.config.conditioned else None
+        return self._call(self.network.hidden_at, (input_ids, positions, alpha, attention_mask))
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        """As the network's own."""
+        """See `DiT.head`."""
         return self.network.head(rows, mask_logit)
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
-        """As the network's own."""
+        """See `DiT.plan`."""
         return self.network.plan(rows, log_top)
 
     def projection(self) -> Projection:
-        """As the network's own."""
+        """See `DiT.projection`."""
         return self.network.projection()
 
+    def _call(self, method: Callable[..., Tensor], inputs: Inputs) -> Tensor:
+        shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
+        if shapes not in self._calls:
+            self._seen[shapes] = self._seen.get(shapes, 0) + 1
+            if self._seen[shapes] <= CALLS_BEFORE_CAPTURE:
+                return method(*inputs)
+        # taken out and put back at the end: the first entry is the least recently used
+        call = self._calls.pop(shapes, None) or self._capture(method, inputs)
+        self._calls[shapes] = call
+        return call(inputs)
 
-class _Pass:
-    """One pass of a network, recorded for inputs of fixed shapes."""
+    def _capture(self, method: Callable[..., Tensor], inputs: Inputs) -> _CapturedCall:
+        if len(self._calls) >= MAX_GRAPHS:
+            least_recent = next(iter(self._calls))
+            del self._calls[least_recent], self._seen[least_recent]
+        return _CapturedCall(method, inputs, pool_of=next((call.graph for call in self._calls.values()), None))
 
-    def __init__(self, method: Callable[..., Tensor], inputs: Inputs, beside: CudaGraph | None) -> None:
+
+class _CapturedCall:
+    """A graph of a method call with inputs of fixed shapes."""
+
+    def __init__(self, method: Callable[..., Tensor], inputs: Inputs, pool_of: CudaGraph | None) -> None:
         self._inputs = [tensor if tensor is None else tensor.clone() for tensor in inputs]
-        self.recording = CudaGraph(lambda: method(*self._inputs), beside=beside)
+        self.graph = CudaGraph(lambda: method(*self._inputs), pool_of=pool_of)
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        for kept, given in zip(self._inputs, inputs, strict=True):
-            if kept is not None and given is not None:
-                kept.copy_(given)
-        return self.recording()
+        for stored, given in zip(self._inputs, inputs, strict=True):
+            if stored is not None and given is not None:
+                stored.copy_(given)
+        return self.graph()

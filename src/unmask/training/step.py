@@ -73,7 +73,7 @@ class _Passes:
         self._micro_batch = micro_batch.map(Tensor.clone)
         self._scale = scale.clone()
         gc.collect()
-        self.recording = CudaGraph(lambda: work(self._micro_batch, self._scale), warm_up=0, beside=beside)
+        self.recording = CudaGraph(lambda: work(self._micro_batch, self._scale), warm_up=0, pool_of=beside)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         given = _tensors(micro_batch)
