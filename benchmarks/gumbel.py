@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.evaluation.generation import Draw, Texts, measure, write
+from unmask.evaluation.generation import GenerationSettings, Texts, generate_texts, measure
 from unmask.evaluation.judge import Judge, open_judge
 from unmask.pipeline import MaskedDiffusionLM, load
 
@@ -76,7 +76,7 @@ def _log_predictions(lm: MaskedDiffusionLM, ids: Tensor) -> Tensor:
 def judged(judge: Judge, texts: Texts, **about: Any) -> dict[str, Any]:
     """A row of the table."""
     ids = judge.encode(texts.texts)
-    figures = measure(texts, ids, judge.nats(ids))
+    figures = measure(texts, ids, judge.nll(ids))
     kept = ("perplexity", "entropy", "repetition", "characters")
     return about | {name: one and one.as_dict() for name in kept for one in [figures[name]]}
 
@@ -98,7 +98,7 @@ def main() -> None:
             ids = naive_walk(lm, options.n, steps, PRECISIONS[noise], options.seed)
             texts = Texts([lm.decode(row) for row in ids.tolist()], np.full(options.n, float(steps)))
             say(judged(judge, texts, steps=steps, noise=noise, seconds=time.perf_counter() - begun))
-        exact = write(lm, lm.sampler(steps), Draw(options.n, seed=options.seed))
+        exact = generate_texts(lm, lm.sampler(steps), GenerationSettings(options.n, seed=options.seed))
         say(judged(judge, exact, steps=steps, noise="exact, given that a text ends once"))
 
 

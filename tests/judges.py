@@ -1,4 +1,4 @@
-"""Small random causal language models with byte tokenizers, saved where a test wants them."""
+"""Small random causal language models with byte tokenizers, saved to a folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unmask import registry
 CONTEXT = 24
 
 
-def save_judge(folder: Path, begin: str | None = "[BOS]", **options: Any) -> Path:
-    """A Llama of two layers that reads 24 tokens at a time; without `begin` its tokenizer knows an end token only."""
+def save_judge(folder: Path, bos: str | None = "[BOS]", **options: Any) -> Path:
+    """A Llama of two layers with a context of 24 tokens; with `bos=None` its tokenizer has an EOS token only."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
-    if begin is not None:
-        tokenizer.add_special_tokens({"bos_token": begin})
+    if bos is not None:
+        tokenizer.add_special_tokens({"bos_token": bos})
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
     config = LlamaConfig(**{**shape, **tokens, "max_position_embeddings": CONTEXT, **options})
@@ -26,7 +26,7 @@ def save_judge(folder: Path, begin: str | None = "[BOS]", **options: Any) -> Pat
 
 
 def save_random(folder: Path, model: Any, tokenizer: Any) -> Path:
-    """Weights large enough that the model has opinions."""
+    """Save a model with weights large enough for uneven predictions."""
     torch.manual_seed(1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.25)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -99,3 +99,8 @@ def check_new_folder(path: Path, remedy: str) -> None:
         raise UnmaskError(f"'{path}' is a file, not a folder; {remedy}.")
     if path.is_dir() and any(path.iterdir()):
         raise UnmaskError(f"'{path}' exists and is not empty; {remedy}.")
+
+
+def unique_names(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Each name, or its path if the name occurs more than once."""
+    return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]

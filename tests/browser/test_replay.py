@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.walks import story, walk_of
-from unmask.plots.replay import write_html
+from tests.frames import make_frames, story_frames
+from unmask.plots.replay import write_pictures
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1180, "height": 760}
 MASK = "rgb(228, 232, 237)"
@@ -44,7 +44,7 @@ def read(browser, tmp_path):
 
     def open_page(frames, caption="", **options):
         path = tmp_path / f"{len(readers)}.html"
-        write_html(frames, path, caption)
+        write_pictures(frames, [path], caption)
         readers.append(Reader(browser, path, **options))
         return readers[-1]
 
@@ -56,7 +56,7 @@ def read(browser, tmp_path):
 
 
 def test_the_slider_goes_from_the_masks_to_the_text(read):
-    reader, frames = read(story(), "Seed 7 & more"), story()
+    reader, frames = read(story_frames(), "Seed 7 & more"), story_frames()
     assert reader.page.locator("#caption").text_content() == "Seed 7 & more"
     assert reader.canvas() == frames[0].text == "Once upon░░░░░"
     assert reader.page.locator(".masked").count() == 5
@@ -68,7 +68,7 @@ def test_the_slider_goes_from_the_masks_to_the_text(read):
 
 
 def test_play_moves_to_the_end_and_begins_again(read):
-    reader = read(story())
+    reader = read(story_frames())
     reader.page.locator("#speed").select_option("4")
     reader.page.locator("#play").click()
     assert reader.page.locator("#play").get_attribute("aria-label") == "Pause"
@@ -84,7 +84,7 @@ def test_play_moves_to_the_end_and_begins_again(read):
 
 
 def test_steps_by_button_key_and_chart(read):
-    reader = read(story())
+    reader = read(story_frames())
     assert reader.page.locator("#back").is_disabled()
     reader.page.locator("#forth").click()
     assert reader.where() == "call 1 of 3"
@@ -100,7 +100,7 @@ def test_steps_by_button_key_and_chart(read):
 
 
 def test_a_token_tells_its_call_and_confidence(read):
-    reader = read(story())
+    reader = read(story_frames())
     reader.slide(2)
     token = reader.page.locator("[data-position='4'] .chip")
     token.hover()
@@ -114,7 +114,7 @@ def test_a_token_tells_its_call_and_confidence(read):
 
 
 def test_the_charts_have_a_bar_for_each_call(read):
-    reader = read(story())
+    reader = read(story_frames())
     heights = {
         name: [float(rect.get_attribute("height")) for rect in reader.page.locator(f"#{name} rect").all()]
         for name in ("counts", "means")
@@ -130,7 +130,7 @@ def background(reader: Reader, position: int) -> str:
 
 
 def test_colour_is_confidence_and_differs_from_a_mask(read):
-    reader = read(story())
+    reader = read(story_frames())
     assert background(reader, 2) == MASK
     reader.slide(3)
     colours = [background(reader, position) for position in (2, 6, 3)]
@@ -140,7 +140,7 @@ def test_colour_is_confidence_and_differs_from_a_mask(read):
 
 def test_a_text_of_markup_is_a_text(read):
     pieces = ["</script><script>window.broken = 1</script>", "<img src=x onerror='broken()'>", ' "&lt;"', "\n", "<!--"]
-    reader = read(walk_of(pieces, range(5), [0.5] * 5), caption="<i>not italic</i>")
+    reader = read(make_frames(pieces, range(5), [0.5] * 5), caption="<i>not italic</i>")
     reader.slide(5)
     assert reader.canvas() == "".join(pieces)
     assert reader.page.evaluate("window.broken") is None
@@ -149,19 +149,19 @@ def test_a_text_of_markup_is_a_text(read):
 
 
 def test_light_dark_and_a_phone(read):
-    dark = read(story(), color_scheme="dark")
+    dark = read(story_frames(), color_scheme="dark")
     ink = "getComputedStyle(document.body).backgroundColor"
     assert dark.page.evaluate(ink) == "rgb(16, 19, 23)"
     dark.page.locator("#theme").click()
     assert dark.page.evaluate(ink) == "rgb(245, 246, 248)"
-    phone = read(walk_of([" word"] * 90, range(90), [0.5] * 90), viewport=PHONE)
+    phone = read(make_frames([" word"] * 90, range(90), [0.5] * 90), viewport=PHONE)
     assert phone.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert phone.page.evaluate(ink) == "rgb(245, 246, 248)"
 
 
 def test_places_do_not_move(read):
     """A token stands where its mask stood."""
-    reader = read(story())
+    reader = read(story_frames())
     spot = "JSON.stringify([...document.querySelectorAll('.chip')].map((c) => c.getBoundingClientRect()))"
     before = reader.page.evaluate(spot)
     reader.slide(3)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import make_checkpoint
 from unmask.config import read_recipe
 from unmask.data import stdlib
-from unmask.evaluation import code as contest
+from unmask.evaluation import code as code_evaluation
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=2", "training.batch_size=4"]
@@ -95,7 +95,7 @@ def test_the_batch_does_not_matter(run, place):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["other"], "does not say what it was trained on, not on functions; make one with 'unmask train code'"),
+        (["other"], "does not record its training data, not on functions; train one with 'unmask train code'"),
         (["nowhere"], "There is no checkpoint at 'nowhere'"),
         (["code", "--twin", "other"], "not on functions"),
         (["code", "--twin", "bytes-ar"], "was trained on other functions or tokens"),
@@ -103,8 +103,8 @@ def test_the_batch_does_not_matter(run, place):
         (["code", "--kind", "lime"], "Did you mean 'line'?"),
         (["code", "--order", "margen"], "Did you mean 'margin'?"),
         (["code", "--rule", "best"], "There is no token rule 'best'"),
-        (["code", "--steps", "0"], "--steps 0 is no number of steps"),
-        (["code", "--plot", "p.bmp"], "ends in no kind of picture"),
+        (["code", "--steps", "0"], "--steps must be an integer of at least 1"),
+        (["code", "--plot", "p.bmp"], "must end in .png, .svg or .pdf"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence):
@@ -113,6 +113,8 @@ def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence
 
 
 def test_a_wrong_twin_is_refused_before_work_starts(refused, place, monkeypatch):
-    monkeypatch.setattr(contest, "fill", lambda *asked: pytest.fail("a blank was filled before the twin was seen"))
+    monkeypatch.setattr(
+        code_evaluation, "fill_blanks", lambda *asked: pytest.fail("a blank was filled before the twin was seen")
+    )
     sentence = refused("eval", "code", "code", "--twin", "bytes-ar", "--count", 2)
     assert "was trained on other functions or tokens" in sentence

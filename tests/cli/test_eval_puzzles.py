@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unmask.config import read_recipe
-from unmask.evaluation import puzzles as contest
+from unmask.evaluation import tasks
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=2", "training.batch_size=4"]
@@ -72,14 +72,14 @@ def test_likelihoods_and_canvases_go_on_as_with_texts(run, place):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["smoke"], "was trained on the source 'markov', not on puzzles; make one with 'unmask train sudoku'"),
+        (["smoke"], "was trained on the source 'markov', not on puzzles; train one with 'unmask train sudoku'"),
         (["nowhere"], "There is no checkpoint at 'nowhere'"),
         (["sudoku", "--twin", "paths-ar"], "was trained on other puzzles"),
         (["sudoku", "--order", "margen"], "Did you mean 'margin'?"),
         (["sudoku", "--rule", "best"], "There is no token rule 'best'"),
-        (["sudoku", "--steps", "0"], "--steps 0 is no number of steps"),
-        (["sudoku", "--count", "13"], "asks for more than the 12 held-out items"),
-        (["sudoku", "--plot", "p.bmp"], "ends in no kind of picture"),
+        (["sudoku", "--steps", "0"], "--steps must be an integer of at least 1"),
+        (["sudoku", "--count", "13"], "--count must be at most 12"),
+        (["sudoku", "--plot", "p.bmp"], "must end in .png, .svg or .pdf"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence):
@@ -88,5 +88,5 @@ def test_what_cannot_be_done_is_one_sentence(refused, place, arguments, sentence
 
 
 def test_a_wrong_twin_is_refused_before_work_starts(refused, place, monkeypatch):
-    monkeypatch.setattr(contest, "solve", lambda *asked: pytest.fail("an item was solved before the twin was seen"))
+    monkeypatch.setattr(tasks, "solve", lambda *asked: pytest.fail("an item was solved before the twin was seen"))
     assert "was trained on other puzzles" in refused("eval", "puzzles", "sudoku", "--twin", "paths-ar", "--count", 2)

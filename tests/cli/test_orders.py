@@ -90,6 +90,6 @@ def test_plot_order_of_the_causal_twin(run, ar_folder, tmp_path):
 
 
 def test_plot_order_refuses_before_it_works(refused, tmp_path):
-    assert "no kind of picture" in refused("plot", "order", "nowhere", "--out", tmp_path / "order.txt")
+    assert "must end in .png, .svg or .pdf" in refused("plot", "order", "nowhere", "--out", tmp_path / "order.txt")
     assert "no folder" in refused("plot", "order", "nowhere", "--out", tmp_path / "new" / "order.png")
     assert not list(tmp_path.iterdir())

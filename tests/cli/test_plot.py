@@ -59,7 +59,7 @@ def test_json_has_last_and_best_values(run, runs):
         (("nowhere",), "no log.jsonl in 'nowhere'"),
         (("empty",), "no training line yet"),
         (("healthy", "nowhere"), "no log.jsonl in 'nowhere'"),
-        (("healthy", "--out", "curves.jpg"), "ends in no kind of picture"),
+        (("healthy", "--out", "curves.jpg"), "must end in .png, .svg or .pdf"),
         (("healthy", "--out", "new/curves.png"), "the folder 'new' does not exist; create it first"),
         (("healthy", "--x", "tokens"), "--x steps"),
         (("healthy", "--x", "hours"), "--x"),

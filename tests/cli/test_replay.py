@@ -110,7 +110,7 @@ def test_a_place_that_is_not_there_is_one_sentence(refused, mdlm_folder, tmp_pat
     sentence = refused("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "nowhere" / f"a.{kind}")
     assert "nowhere" in sentence
     assert "create it first" in sentence
-    assert f"does not end in .{kind}" in refused("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "a.txt")
+    assert f"that ends in .{kind}" in refused("sample", mdlm_folder, *SMALL, f"--{kind}", tmp_path / "a.txt")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Entropy, repetition and distinct n-grams as counted by hand; intervals against distributions that are known."""
+"""Entropy, repetition and distinct n-grams counted by hand; intervals compared with known distributions."""
 
 from __future__ import annotations
 
@@ -9,93 +9,106 @@ import pytest
 
 from unmask.evaluation.statistics import (
     Estimate,
+    bootstrap_ratio,
+    bootstrap_weights,
     distinct,
-    exponential,
+    format_estimate,
     ngrams,
-    ratio,
     repetition,
-    resamples,
     unigram_entropy,
+    wilson,
 )
 
 
-def test_entropy_is_that_of_the_histogram_in_nats():
-    assert unigram_entropy([7, 7, 7, 7]) == 0
-    assert unigram_entropy([1, 2, 3, 4]) == pytest.approx(math.log(4))
-    assert unigram_entropy([5, 5, 5, 9]) == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
-    assert unigram_entropy([]) == 0
+@pytest.mark.parametrize(
+    ("ids", "shares"), [([7, 7, 7, 7], [1]), ([1, 2, 3, 4], [0.25] * 4), ([5, 5, 5, 9], [0.75, 0.25]), ([], [])]
+)
+def test_entropy_of_the_token_histogram_in_nats(ids, shares):
+    assert unigram_entropy(ids) == pytest.approx(-sum(share * math.log(share) for share in shares))
 
 
-def test_ngrams_overlap_and_short_lists_have_none():
+def test_ngrams_overlap_and_short_texts_have_none():
     assert ngrams([1, 2, 3, 4], 3) == [(1, 2, 3), (2, 3, 4)]
     assert ngrams([1, 2], 3) == []
 
 
-def test_repetition_counts_what_stood_before_in_the_same_list_only():
-    again = [1, 2, 3, 4, 9, 1, 2, 3, 4]
-    same, total = repetition([again, [1, 2, 3, 4], [5] * 6, [1, 2], []])
+def test_repetition_counts_earlier_ngrams_of_the_same_text():
+    repeated = [1, 2, 3, 4, 9, 1, 2, 3, 4]
+    same, total = repetition([repeated, [1, 2, 3, 4], [5] * 6, [1, 2], []])
     assert same.tolist() == [1, 0, 2, 0, 0]
     assert total.tolist() == [6, 1, 3, 0, 0]
-    same, total = repetition([again], n=1)
+    same, total = repetition([repeated], n=1)
     assert (same.item(), total.item()) == (4, 9)
 
 
-def test_distinct_counts_over_all_lists_together():
-    part, total = distinct([[1, 2, 1], [1, 3], []], 1)
-    assert part.tolist() == [1.5, 1.5, 0]
+def test_distinct_counts_over_all_texts_together():
+    share, total = distinct([[1, 2, 1], [1, 3], []], 1)
+    assert share.tolist() == [1.5, 1.5, 0]
     assert total.tolist() == [3, 2, 0]
-    part, total = distinct([[1, 2, 1, 2], [1, 2], [8, 9]], 2)
-    assert part.sum() == len({(1, 2), (2, 1), (8, 9)})
+    share, total = distinct([[1, 2, 1, 2], [1, 2], [8, 9]], 2)
+    assert share.sum() == len({(1, 2), (2, 1), (8, 9)})
     assert total.sum() == 5
+    share, total = distinct([list(range(10))] * 20, 3)
+    assert share.sum() / total.sum() == pytest.approx(1 / 20), "the same text twenty times"
 
 
-def test_one_text_again_and_again_is_not_distinct():
-    part, total = distinct([list(range(10))] * 20, 3)
-    assert part.sum() / total.sum() == pytest.approx(1 / 20)
-
-
-def test_resamples_are_as_large_as_the_sample_and_always_the_same():
-    weights = resamples(7, times=50)
+def test_resamples_have_the_size_of_the_sample_and_depend_on_the_seed():
+    weights = bootstrap_weights(7, resamples=50)
     assert weights.shape == (50, 7)
     assert (weights.sum(axis=1) == 7).all()
-    assert (weights == resamples(7, times=50)).all()
-    assert not (weights == resamples(7, times=50, seed=1)).all()
-    assert resamples(40, times=4000).mean(axis=0) == pytest.approx(np.ones(40), abs=0.1)
+    assert (weights == bootstrap_weights(7, resamples=50)).all()
+    assert not (weights == bootstrap_weights(7, resamples=50, seed=1)).all()
+    assert bootstrap_weights(40, resamples=4000).mean(axis=0) == pytest.approx(np.ones(40), abs=0.1)
 
 
-def test_an_interval_covers_the_truth_as_often_as_it_says():
-    """Of means of 60 draws from an exponential law, whose mean is 1."""
+def test_an_interval_covers_the_true_mean_as_often_as_stated():
     draws = np.random.default_rng(0).exponential(size=(400, 60))
-    weights = resamples(60, times=400)
-    estimates = [ratio(row, np.ones(60), weights) for row in draws]
+    weights = bootstrap_weights(60, resamples=400)
+    estimates = [bootstrap_ratio(row, np.ones(60), weights) for row in draws]
     covered = np.mean([one.low <= 1.0 <= one.high for one in estimates])
     assert 0.89 <= covered <= 0.97
     assert all(one.low < one.value < one.high for one in estimates)
 
 
-def test_an_interval_has_the_width_of_the_normal_law():
+def test_an_interval_has_the_width_of_the_normal_approximation():
     values = np.random.default_rng(1).normal(3.0, 2.0, size=900)
-    estimate = ratio(values, np.ones(900), resamples(900))
-    half = 1.96 * values.std() / math.sqrt(900)
+    estimate = bootstrap_ratio(values, np.ones(900), bootstrap_weights(900))
     assert estimate.value == pytest.approx(values.mean())
-    assert estimate.high - estimate.low == pytest.approx(2 * half, rel=0.08)
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(900), rel=0.08)
 
 
-def test_a_ratio_is_of_sums_and_resamples_both_together():
+def test_a_ratio_of_sums_resamples_numerator_and_denominator_together():
     bottom = np.array([1.0, 10.0, 100.0, 1000.0])
-    estimate = ratio(3 * bottom, bottom, resamples(4))
+    estimate = bootstrap_ratio(3 * bottom, bottom, bootstrap_weights(4))
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((3, 3, 3))
-    assert ratio(np.array([1.0, 8.0]), np.array([1.0, 2.0]), resamples(2)).value == 3
+    assert bootstrap_ratio(np.array([1.0, 8.0]), np.array([1.0, 2.0]), bootstrap_weights(2)).value == 3
 
 
-def test_nothing_to_count_gives_no_figure_and_empty_resamples_are_left_out():
-    assert ratio(np.zeros(3), np.zeros(3), resamples(3)) is None
-    assert exponential(None) is None
-    estimate = ratio(np.array([0.0, 6.0]), np.array([0.0, 2.0]), resamples(2))
-    assert estimate == Estimate(3.0, 3.0, 3.0)
+def test_degenerate_samples():
+    assert bootstrap_ratio(np.zeros(3), np.zeros(3), bootstrap_weights(3)) is None
+    with_empty_resamples = bootstrap_ratio(np.array([0.0, 6.0]), np.array([0.0, 2.0]), bootstrap_weights(2))
+    assert with_empty_resamples == Estimate(3.0, 3.0, 3.0)
+    assert bootstrap_ratio(np.array([2.0]), np.array([4.0]), bootstrap_weights(1)) == Estimate(0.5)
 
 
-def test_one_text_has_no_interval():
-    assert ratio(np.array([2.0]), np.array([4.0]), resamples(1)) == Estimate(0.5)
-    assert exponential(Estimate(0.0)) == Estimate(1.0)
-    assert exponential(Estimate(1.0, 0.0, 2.0)) == Estimate(math.e, 1.0, math.exp(2))
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (1000, 1000, 0.9962, 1.0)]
+)
+def test_wilson_intervals(right, n, low, high):
+    found = wilson(np.array([1.0] * right + [0.0] * (n - right)))
+    assert (found.value, found.low, found.high) == pytest.approx((right / n, low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (Estimate(20.14, 18.93, 21.41), "20.1 (18.9–21.4)"),
+        (Estimate(0.0234, 0.0201, 0.0266), "0.023 (0.020–0.027)"),
+        (Estimate(28754.4, 20938.0, 41682.0), "28,754 (20,938–41,682)"),
+        (Estimate(4.187), "4.19"),
+        (Estimate(48.0, 48.0, 48.0), "48.0"),
+        (None, "-"),
+    ],
+)
+def test_estimates_are_printed_with_three_digits_and_their_interval(estimate, text):
+    assert format_estimate(estimate) == text

@@ -1,73 +1,146 @@
-"""What contests share: how many items are done at a time, who becomes one line, and where the line is drawn."""
+"""Puzzles solved by a planted denoiser that sees one step back, so that the result of each order is known."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from unmask.evaluation.statistics import Estimate
-from unmask.evaluation.tasks import AT_ONCE, AT_ONCE_ELSEWHERE, Row, Rule, at_once, contenders
-from unmask.plots import tasks as code
-from unmask.plots.style import drawing
-from unmask.plots.tasks import MARKS, Contender, Trial, draw_line
-
-
-def row(rule: Rule, calls: float, share: float, causal: bool = False) -> Row:
-    figures = {"calls": Estimate(calls), "exact": Estimate(share, share - 0.1, share + 0.05), "other": Estimate(0.0)}
-    return Row("run", "ar" if causal else "margin", rule, None, 10, {}, figures, causal)
-
-
-def test_as_many_at_once_as_told_or_as_the_device_likes():
-    cpu, gpu = (SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda"))
-    assert at_once(cpu, 3) == at_once(gpu, 3) == 3
-    assert (at_once(cpu, None), at_once(gpu, None)) == (AT_ONCE_ELSEWHERE, AT_ONCE["cuda"])
-
-
-def test_a_line_is_one_model_way_and_rule():
-    rows = [row("greedy", 1, 0.2), row("stochastic", 1, 0.3), row("greedy", 4, 0.6), row("greedy", 9, 0.5, causal=True)]
-    found = contenders(rows, "exact")
-    assert [(one.name, one.rule, one.is_twin) for one in found] == [
-        ("margin", "greedy", False), ("margin", "stochastic", False), ("AR twin", "greedy", True),
-    ]  # fmt: skip
-    assert [(trial.calls, trial.share[0]) for trial in found[0].trials] == [(1, 0.2), (4, 0.6)]
-    assert found[0].trials[0].share == pytest.approx((0.2, 0.1, 0.25))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "heights", "first_bar"), [(False, [0.2, 0.6], (0.1, 0.25)), (True, [0.8, 0.4], (0.75, 0.9))]
+from unmask import registry
+from unmask.checkpoint import CheckpointConfig
+from unmask.data.encoding import encode
+from unmask.data.puzzles import PathsSource
+from unmask.errors import UnmaskError
+from unmask.evaluation.tasks import (
+    PuzzleEvaluation,
+    Strategy,
+    default_batch_size,
+    make_strategies,
+    parse_rules,
+    puzzle_rows,
+    puzzle_source,
+    solve,
 )
-def test_a_line_goes_through_shares_or_what_they_leave(wrong, heights, first_bar):
-    one = Contender("margin", "greedy", [Trial(4, (0.6, 0.5, 0.65)), Trial(1, (0.2, 0.1, 0.25))])
-    with drawing() as plt:
-        axis = plt.figure().subplots()
-        draw_line(axis, one, "black", "margin", wrong=wrong)
-        (line, _, (bars,)), *_ = axis.containers
-        assert line.get_xdata().tolist() == [1, 4]
-        assert line.get_ydata().tolist() == pytest.approx(heights)
-        assert [end[1] for end in bars.get_segments()[0]] == pytest.approx(first_bar)
-        assert len(axis.lines) == 1
-        plt.close("all")
+from unmask.laws.tables import TableConfig
+from unmask.pipeline import MaskedDiffusionLM
+
+SOURCE = PathsSource(degree=3, arm=4, names=12, count=10, validation=120)
+TOKENIZER = registry.build("tokenizer", {"name": "char", "alphabet": SOURCE.alphabet}).build(lambda: iter(()))
+LENGTH = 9 * 3 + 3 + 4
 
 
-def test_the_twin_is_a_level_too():
-    with drawing() as plt:
-        axis = plt.figure().subplots()
-        twin = Contender("AR twin", "greedy", [Trial(9, (0.7, 0.6, 0.8))], is_twin=True)
-        draw_line(axis, twin, "black", "", wrong=True)
-        level, _ = axis.lines
-        assert list(level.get_ydata()) == pytest.approx([0.3, 0.3])
-        plt.close("all")
+class OneStepBack(torch.nn.Module):
+    """Knows both ends of a path, and the node before a visible node; among the followers of a node it guesses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = TableConfig(len(TOKENIZER), TOKENIZER.mask_token_id, LENGTH)
+
+    def hidden(self, input_ids, alpha=None, attention_mask=None):
+        rows = torch.full((*input_ids.shape, len(TOKENIZER)), -20.0)
+        for row, ids in enumerate(input_ids.tolist()):
+            cells = [" " if i == self.config.mask_token_id else TOKENIZER.convert_ids_to_tokens(i) for i in ids]
+            edges = ["".join(cells[i : i + 2]) for i in range(0, 27, 3)]
+            for position in range(30, 34):
+                for token in self._candidates(cells, edges, position):
+                    rows[row, position, encode(TOKENIZER, [token])[0][0]] = 0.0
+        return rows
+
+    def head(self, rows, mask_logit=False):
+        return rows
+
+    @staticmethod
+    def _candidates(cells: list[str], edges: list[str], position: int) -> list[str]:
+        if position in (30, 33):
+            return [cells[27] if position == 30 else cells[28]]
+        before = [edge[0] for edge in edges if edge[1] == cells[position + 1]]
+        after = [edge[1] for edge in edges if edge[0] == cells[position - 1]]
+        return before or after or sorted({edge[1] for edge in edges})
 
 
-def test_names_of_contenders_are_all_inside_a_narrow_picture(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(code, "write_figure", lambda figure, path: drawn.append(figure))
-    names = ("uniform", "left_to_right", "confidence", "AR twin")
-    everyone = [Contender(name, rule, [Trial(1, (0.5, 0.2, 0.8))]) for name in names for rule in MARKS]
-    code.draw_code([[code.Panel("line", "functions that parse", everyone)]], tmp_path / "a.png")
-    (figure,) = drawn
-    figure.draw_without_rendering()
-    place = figure.legends[0].get_window_extent()
-    assert 0 <= place.x0 < place.x1 <= figure.bbox.width
+@pytest.fixture
+def lm() -> MaskedDiffusionLM:
+    protocol = {"data": {"source": SOURCE.model_dump(mode="json")}}
+    card = CheckpointConfig(policy="prompted", length=LENGTH, protocol=protocol)
+    return MaskedDiffusionLM(OneStepBack(), TOKENIZER, card, Path("planted"))
+
+
+def first_guess_is_right(items: list[str]) -> list[bool]:
+    """Whether the follower of the start with the lowest token id is the right one."""
+    found = []
+    for item in items:
+        question, path = item.split("=")
+        followers = [edge[1] for edge in question.split("/")[0].split(",") if edge[0] == path[0]]
+        found.append(path[1] == min(followers, key=lambda name: encode(TOKENIZER, [name])[0][0]))
+    return found
+
+
+@pytest.mark.parametrize("order", ["confidence", "margin", "entropy", "threshold"])
+def test_confident_tokens_first_solves_every_puzzle(lm, order):
+    evaluation = PuzzleEvaluation.of(lm, 20)
+    evaluation.run(lm, [Strategy(order=order)])
+    metrics = evaluation.rows[0].metrics
+    assert [metrics[name].value for name in ("accuracy", "cells", "valid")] == [1.0, 1.0, 1.0]
+    assert metrics["calls"].value == (3.0 if order == "threshold" else 4.0)
+
+
+def test_left_to_right_solves_the_puzzles_it_guesses(lm):
+    evaluation = PuzzleEvaluation.of(lm, 120)
+    evaluation.run(lm, [Strategy(order="left_to_right"), Strategy("stochastic", order="left_to_right")])
+    right = np.array(first_guess_is_right(evaluation.items))
+    greedy, stochastic = (row.metrics for row in evaluation.rows)
+    assert greedy["accuracy"].value == pytest.approx(right.mean())
+    assert greedy["valid"].value == greedy["accuracy"].value
+    assert greedy["cells"].value == pytest.approx(0.5 + 0.5 * right.mean())
+    assert abs(stochastic["accuracy"].value - 1 / 3) < 4 * (2 / 9 / 120) ** 0.5
+    assert greedy["accuracy"].low < greedy["accuracy"].value < greedy["accuracy"].high
+
+
+def test_more_steps_are_better_and_adaptive_orders_take_none(lm):
+    evaluation = PuzzleEvaluation.of(lm, 40)
+    strategies = make_strategies(lm, ["confidence", "threshold"], [], ["greedy"], [1, 2, 3, None])
+    assert [(one.order, one.steps) for one in strategies] == [
+        ("confidence", 1), ("confidence", 2), ("confidence", 3), ("confidence", None), ("threshold", None),
+    ]  # fmt: skip
+    evaluation.run(lm, strategies)
+    solved = [row.metrics["accuracy"].value for row in evaluation.rows]
+    assert solved[0] < 0.2
+    assert solved[0] <= solved[1] < solved[3] == solved[4] == 1.0
+    assert [row.metrics["calls"].value for row in evaluation.rows[:4]] == [1, 2, 3, 4]
+
+
+def test_only_target_cells_count_and_batches_do_not_matter(lm):
+    rows = puzzle_rows(lm, PuzzleEvaluation.of(lm, 10).items)
+    done = []
+    whole = solve(lm, SOURCE, rows, Strategy("stochastic", order="uniform"), progress=done.append)
+    parts = solve(lm, SOURCE, rows, Strategy("stochastic", order="uniform"), batch_size=3, progress=done.append)
+    assert done == [10, 3, 3, 3, 1]
+    assert whole["cells"].tolist() == [4.0] * 10
+    assert whole["right_cells"].tolist() == parts["right_cells"].tolist()
+    assert (whole["seconds"] > 0).all()
+    assert set(whole["accuracy"].tolist()) == {0.0, 1.0}
+
+
+def test_a_valid_answer_may_differ_from_the_expected_one(lm):
+    question, path = next(SOURCE.items(held_out=True)).split("=")
+    rows = puzzle_rows(lm, [f"{question}={path[0]}{path[0]}{path[2:]}"])
+    solved = solve(lm, SOURCE, rows, Strategy(order="confidence"))
+    assert [solved[name].tolist() for name in ("accuracy", "right_cells", "valid")] == [[0.0], [3.0], [1.0]]
+
+
+def test_the_default_batch_depends_on_the_device():
+    cpu, gpu, other = (SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda", "mps"))
+    assert (default_batch_size(cpu), default_batch_size(gpu), default_batch_size(other)) == (64, 1024, 64)
+
+
+def test_bad_input_is_refused(lm, mdlm):
+    with pytest.raises(UnmaskError, match="does not record its training data, not on puzzles; train one with"):
+        puzzle_source(mdlm)
+    with pytest.raises(UnmaskError, match="--count must be at most 120"):
+        PuzzleEvaluation.of(lm, 121)
+    assert parse_rules(["stochastic", "greedy", "greedy"]) == ["greedy", "stochastic"]
+    with pytest.raises(UnmaskError, match="Did you mean 'greedy'"):
+        parse_rules(["gredy"])

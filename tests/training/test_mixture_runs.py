@@ -12,7 +12,7 @@ from unmask.config import Recipe, parse_recipe
 from unmask.data.length_policies import Padded
 from unmask.data.split import prepare
 from unmask.errors import UnmaskError
-from unmask.evaluation.perplexity import held_out_rows
+from unmask.evaluation.perplexity import evaluation_rows
 from unmask.pipeline import load
 from unmask.training import train
 
@@ -39,7 +39,7 @@ def test_a_mixture_trains_resumes_and_is_evaluated(tmp_path: Path) -> None:
     assert result.steps == 3
     assert result.bound.tokens > 0
     lm = load(tmp_path / "run", device="cpu")
-    rows = held_out_rows(lm)
+    rows = evaluation_rows(lm)
     first = Counter(chr(letter) for letter in rows[:].input_ids[:, 0] if chr(letter) in "ab")
     assert min(first["a"], first["b"]) > 3, "both parts are in it"
     assert rows.bytes == 13 * rows.documents

@@ -63,11 +63,11 @@ def perplexity(
     puzzles that it solves, 'unmask eval code --help' the blanks of functions that it fills.
     """
     from unmask.cli.report import fill_words, finish, precision_words
-    from unmask.evaluation.perplexity import held_out_rows
+    from unmask.evaluation.perplexity import evaluation_rows
     from unmask.likelihood import count_draws
 
     lm = where.load(checkpoint)
-    table = held_out_rows(lm, held_out.data, held_out.separator, rows, held_out.field)
+    table = evaluation_rows(lm, held_out.data, held_out.separator, rows, held_out.field)
     wanted = tuple(steps or ())
     total = None if precision else count_draws(lm.config.objective, table, len(wanted))
     with room_for(batch_size), progress("scoring", total, quiet=as_json) as advance:

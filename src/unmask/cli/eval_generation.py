@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from unmask.cli.common import console
-from unmask.evaluation.statistics import figure
+from unmask.evaluation.statistics import format_estimate
 
 if TYPE_CHECKING:
-    from unmask.evaluation.generation import Frontier, Row
+    from unmask.evaluation.generation import GenerationEvaluation, GenerationResult
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ from unmask.cli.options import HeldOut, HybridDrawing, Orders, SamplerSpecs, gro
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.generation import Frontier, Part, Texts, Way
+    from unmask.evaluation.generation import CheckpointPlan, GenerationEvaluation, Texts
     from unmask.likelihood import Progress
     from unmask.pipeline import MaskedDiffusionLM
 
@@ -37,30 +37,30 @@ TABLES = (
 """Quality, diversity, length and cost, apart, so that a row with its intervals fits 80 characters."""
 
 
-def show_frontier(frontier: Frontier) -> None:
+def show_frontier(evaluation: GenerationEvaluation) -> None:
     """The tables, and what the figures are."""
     for columns in TABLES:
-        console.print(_table(frontier.rows, columns))
-    texts = ", ".join(dict.fromkeys(str(row.texts) for row in frontier.rows))
-    _say(f"judge {frontier.judge.name}, {texts} texts a row; (low–high): 95% bootstrap intervals over texts.")
+        console.print(_table(evaluation.rows, columns))
+    texts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
+    _say(f"judge {evaluation.judge.name}, {texts} texts a row; (low–high): 95% bootstrap intervals over texts.")
     _say("Per judge token, no end token counted; entropy in nats; calls, seconds, lengths a text; - does not apply.")
-    for row in frontier.rows:
+    for row in evaluation.rows:
         if row.empty:
             _say(f"{row_name(row)}: {row.empty} of {row.texts} texts are empty.")
 
 
-def row_name(row: Row) -> str:
+def row_name(row: GenerationResult) -> str:
     """What stands before a row, such as ``mdlm, 64 steps``."""
     return row.name if row.steps is None else f"{row.name}, {row.steps} steps"
 
 
-def _table(rows: list[Row], columns: dict[str, str]) -> Table:
+def _table(rows: list[GenerationResult], columns: dict[str, str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for words in columns.values():
         table.add_column(words, justify="right")
     for row in rows:
-        table.add_row(row_name(row), *(figure(row.figures[name]) for name in columns))
+        table.add_row(row_name(row), *(format_estimate(row.metrics[name]) for name in columns))
     return table
 
 
@@ -131,69 +131,66 @@ def generation(
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt
     """
-    pass
-    from unmask.evaluation.generation import Draw, Frontier, draw, make_plan, parse_steps
+    from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, make_plan, parse_steps
     from unmask.evaluation.judge import open_judge
+    from unmask.plots.frontier import draw_frontier
 
-    wanted = Draw(n, seed, drawing.rule(), length, batch_size)
+    settings = GenerationSettings(n, seed, drawing.rule(), length, batch_size)
     named = checkpoints or ([] if texts else [DEFAULT_MODEL])
-    ways = _ways(orders or [], samplers or [])
-    plan = make_plan(named, parse_steps(steps or ["none"]), length, ways)
+    strategies: dict[str, dict[str, Any]] = {order: {"order": order} for order in orders or []}
+    strategies |= {text.removeprefix("name: "): {"sampler": sampler_spec(text)} for text in samplers or []}
+    plan = make_plan(named, parse_steps(steps or ["none"]), length, strategies)
     given = _read_given(texts or [])
     check_outputs(out, plot)
-    frontier = Frontier(open_judge(judge, where.device, where.dtype), wanted)
-    work = n * (1 + sum(part.work for part in plan)) + sum(len(one.texts) for one in given.values())
+    evaluation = GenerationEvaluation(open_judge(judge, where.device, where.dtype), settings)
+    work = n * (1 + sum(one.work for one in plan)) + sum(len(one.texts) for one in given.values())
     with room_for(batch_size), progress("judging", work, quiet=as_json) as advance:
-        _add_models(frontier, plan, where, held_out, advance)
-        _add_given(frontier, given, advance)
-    deliver(frontier.as_dict(), lambda: show_frontier(frontier), out, as_json)
+        _add_models(evaluation, plan, where, held_out, advance)
+        _add_given(evaluation, given, advance)
+    deliver(evaluation.as_dict(), lambda: show_frontier(evaluation), out, as_json)
     if plot is not None:
-        draw(frontier.rows, plot)
+        draw_frontier(evaluation.rows, plot)
 
 
-def _ways(orders: list[str], samplers: list[str]) -> list[Way]:
-    """Every way that is named, or the plain one."""
-    from unmask.evaluation.generation import Way
-
-    by_order = [Way(order, name=order) for order in orders]
-    by_sampler = [Way(sampler=sampler_spec(text), name=text.removeprefix("name: ")) for text in samplers]
-    return [*by_order, *by_sampler] or [Way()]
-
-
-def _add_models(frontier: Frontier, plan: Sequence[Part], where: Where, held_out: HeldOut, advance: Progress) -> None:
+def _add_models(
+    evaluation: GenerationEvaluation, plan: Sequence[CheckpointPlan], where: Where, held_out: HeldOut, advance: Progress
+) -> None:
     """What the checkpoints write, behind held-out data in the form of the first one's texts."""
-    for number, part in enumerate(plan):
-        lm = where.load(part.path)
+    for number, planned in enumerate(plan):
+        lm = where.load(planned.path)
         if number == 0:
-            _add_data(frontier, lm, held_out, advance)
-        frontier.add_model(part, lm, advance)
+            _add_data(evaluation, lm, held_out, advance)
+        evaluation.add_model(planned, lm, advance)
     if not plan and held_out.data:
-        _add_data(frontier, None, held_out, advance)
+        _add_data(evaluation, None, held_out, advance)
 
 
-def _add_data(frontier: Frontier, lm: MaskedDiffusionLM | None, held_out: HeldOut, advance: Progress) -> None:
+def _add_data(
+    evaluation: GenerationEvaluation, lm: MaskedDiffusionLM | None, held_out: HeldOut, advance: Progress
+) -> None:
     """Held-out texts; where none are named and the checkpoint's own are gone, a word on it."""
-    from unmask.evaluation.generation import held_out_texts
+    from unmask.evaluation.generation import reference_texts
 
-    wanted = frontier.draw
+    settings = evaluation.settings
     try:
-        texts = held_out_texts(lm, wanted.n, held_out.data, held_out.separator, held_out.field, wanted.length)
+        texts = reference_texts(lm, settings.n, held_out.data, held_out.separator, held_out.field, settings.length)
     except UnmaskError as error:
         if held_out.data:
             raise
         errors.print(f"No row of held-out data: {error}", highlight=False, soft_wrap=True, markup=False)
     else:
-        frontier.add_texts("held-out data", "data", texts, advance)
+        evaluation.add_texts("held-out data", "data", texts, advance)
 
 
 def _read_given(files: Sequence[Path]) -> dict[str, Texts]:
     """The texts of files by their names; those of one name are told apart by the path before it."""
-    from unmask.evaluation.generation import read_texts, told_apart
+    from unmask.evaluation.generation import read_texts
+    from unmask.io import unique_names
 
-    titles = told_apart([path.name for path in files], [str(path) for path in files])
+    titles = unique_names([path.name for path in files], [str(path) for path in files])
     return dict(zip(titles, map(read_texts, files), strict=True))
 
 
-def _add_given(frontier: Frontier, given: Mapping[str, Texts], advance: Progress) -> None:
+def _add_given(evaluation: GenerationEvaluation, given: Mapping[str, Texts], advance: Progress) -> None:
     for name, texts in given.items():
-        frontier.add_texts(name, "texts", texts, advance)
+        evaluation.add_texts(name, "texts", texts, advance)

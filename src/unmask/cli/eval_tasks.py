@@ -12,7 +12,7 @@ from unmask.cli.common import progress, room_for
 from unmask.cli.options import sampler_spec
 
 if TYPE_CHECKING:
-    from unmask.evaluation.tasks import Row, Strategy, TaskEvaluation
+    from unmask.evaluation.tasks import Strategy, TaskEvaluation, TaskResult
     from unmask.pipeline import MaskedDiffusionLM
 
     Entry = tuple[MaskedDiffusionLM, Sequence[Strategy]]
@@ -22,14 +22,13 @@ from unmask.cli.common import BatchSize, Json, Out, Seed, Where, check_outputs, 
 from unmask.cli.options import grouped
 
 if TYPE_CHECKING:
-    from unmask.evaluation.puzzles import PuzzleEvaluation
-    from unmask.evaluation.tasks import Row
+    from unmask.evaluation.tasks import PuzzleEvaluation
 from collections.abc import Sequence
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unmask.evaluation.code import CodeEvaluation, CodeRow
+    from unmask.evaluation.code import CodeEvaluation
     from unmask.evaluation.statistics import Estimate
 
 
@@ -58,25 +57,25 @@ class Ways:
     def chosen(self) -> Callable[[MaskedDiffusionLM], list[Strategy]]:
         """What is asked for, as ways of a model; bad words are refused now."""
         from unmask.evaluation.generation import parse_steps
-        from unmask.evaluation.tasks import ORDERS, parse_rules, ways_of
+        from unmask.evaluation.tasks import ORDERS, make_strategies, parse_rules
 
         rules, counts = parse_rules(self.rule or ["greedy", "stochastic"]), parse_steps(self.steps or ["none"])
         orders = self.order or ([] if self.sampler else list(ORDERS))
         specs = [spec for spec in map(sampler_spec, self.sampler or []) if spec is not None]
-        return lambda lm: ways_of(lm, orders, specs, rules, counts)
+        return lambda lm: make_strategies(lm, orders, specs, rules, counts)
 
 
-def hold(contest: TaskEvaluation, entries: Sequence[Entry], doing: str, batch_size: int | None, quiet: bool) -> None:
+def hold(evaluation: TaskEvaluation, entries: Sequence[Entry], doing: str, batch_size: int | None, quiet: bool) -> None:
     """Let models do all items, each in its ways, once it is known that every one of them may."""
     for lm, _ in entries:
-        contest.admit(lm)
-    work = contest.size * sum(len(ways) for _, ways in entries)
+        evaluation.check(lm)
+    work = evaluation.size * sum(len(ways) for _, ways in entries)
     with room_for(batch_size), progress(doing, work, quiet=quiet) as advance:
         for lm, ways in entries:
-            contest.enter(lm, ways, advance)
+            evaluation.run(lm, ways, advance)
 
 
-def steps_word(row: Row) -> str:
+def steps_word(row: TaskResult) -> str:
     """The number of calls that was asked for, as a table says it."""
     return "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
 
@@ -113,20 +112,21 @@ def puzzles(
 
         unmask eval puzzles runs/paths --order margin --order uniform --rule greedy --steps 1 --steps 2 --steps none
     """
-    from unmask.evaluation.puzzles import PuzzleEvaluation, draw
+    from unmask.evaluation.tasks import PuzzleEvaluation
+    from unmask.plots.tasks import draw_puzzles
 
     check_outputs(out, plot)
     ways_for = ways.chosen()
     models = where.load_all(checkpoint, twin)
-    contest = PuzzleEvaluation.of(models[0], count, seed, batch_size)
+    evaluation = PuzzleEvaluation.of(models[0], count, seed, batch_size)
     entries = [(lm, ways_for(lm)) for lm in models]
-    hold(contest, entries, "solving", batch_size, quiet=as_json)
-    deliver(contest.as_dict(), lambda: _show(contest), out, as_json)
+    hold(evaluation, entries, "solving", batch_size, quiet=as_json)
+    deliver(evaluation.as_dict(), lambda: _show(evaluation), out, as_json)
     if plot is not None:
-        draw(contest.rows, contest.source.name, plot)
+        draw_puzzles(evaluation.rows, evaluation.source.name, plot)
 
 
-def _show(contest: PuzzleEvaluation) -> None:
+def _show(evaluation: PuzzleEvaluation) -> None:
     """The table, and what was asked."""
     from rich.table import Table
 
@@ -135,24 +135,24 @@ def _show(contest: PuzzleEvaluation) -> None:
         table.add_column(words, no_wrap=True)
     for words in ("steps", "solved, %", "cells", "valid", "calls", "ms"):
         table.add_column(words, justify="right", no_wrap=True)
-    for row in contest.rows:
+    for row in evaluation.rows:
         table.add_row(*_words(row))
     console.print(table)
     console.print(
-        f"{len(contest.items)} held-out items of '{contest.source.name}'; solved with a 95% interval; % of the cells "
-        "that are asked, % of answers that break no rule; calls and milliseconds an item.",
+        f"{len(evaluation.items)} held-out items of '{evaluation.source.name}'; solved with a 95% interval; % of "
+        "the cells that are asked, % of answers that break no rule; calls and milliseconds an item.",
         highlight=False,
     )
 
 
-def _words(row: Row) -> list[str]:
+def _words(row: TaskResult) -> list[str]:
     """A row of the table."""
-    found = row.figures
+    found = row.metrics
     solved = found["accuracy"].map(lambda share: 100 * share)
     shares = [f"{100 * found[name].value:.1f}" for name in ("cells", "valid")]
     cost = [f"{found['calls'].value:.1f}", f"{1000 * found['seconds'].value:.2f}"]
     return [
-        row.way,
+        row.strategy,
         row.rule,
         steps_word(row),
         f"{solved.value:.1f} ({solved.low:.1f}–{solved.high:.1f})",
@@ -205,25 +205,26 @@ def code(
 
         unmask eval code runs/code --kind line --order margin --order left_to_right --count 100 --json
     """
-    from unmask.evaluation.code import CodeEvaluation, draw, parse_kinds
+    from unmask.evaluation.code import CodeEvaluation, parse_kinds
+    from unmask.plots.tasks import draw_code
 
     check_outputs(out, plot)
     ways_for = ways.chosen()
     kinds = parse_kinds(kind or ["expression", "line", "lines"])
     models = where.load_all(checkpoint, twin)
     entries = [(lm, ways_for(lm)) for lm in models]
-    contest = CodeEvaluation.of(models[0], kinds, count, seed, batch_size)
-    hold(contest, entries, "filling", batch_size, quiet=as_json)
-    deliver(contest.as_dict(), lambda: _show_code(contest), out, as_json)
+    evaluation = CodeEvaluation.of(models[0], kinds, count, seed, batch_size)
+    hold(evaluation, entries, "filling", batch_size, quiet=as_json)
+    deliver(evaluation.as_dict(), lambda: _show_code(evaluation), out, as_json)
     if plot is not None:
-        draw(contest.rows, plot)
+        draw_code(evaluation.rows, plot)
 
 
-def _show_code(contest: CodeEvaluation) -> None:
+def _show_code(evaluation: CodeEvaluation) -> None:
     """A table for each kind, which fits 80 characters, and what the figures are."""
-    for kind, blanks in contest.blanks.items():
+    for kind, blanks in evaluation.blanks.items():
         console.print(f"{kind}: {len(blanks)} blanks in held-out functions", highlight=False)
-        console.print(_table([row for row in contest.rows if row.kind == kind]))
+        console.print(_table([row for row in evaluation.rows if row.kind == kind]))
     console.print(
         "% of functions that ast.parse takes, and of blanks filled with what was there (but for white space), with 95% "
         "intervals; % of tokens that are right; calls and milliseconds a blank.",
@@ -232,7 +233,7 @@ def _show_code(contest: CodeEvaluation) -> None:
     )
 
 
-def _table(rows: Sequence[CodeRow]) -> Table:
+def _table(rows: Sequence[TaskResult]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
@@ -245,12 +246,12 @@ def _table(rows: Sequence[CodeRow]) -> Table:
     return table
 
 
-def _code_words(row: CodeRow) -> list[str]:
+def _code_words(row: TaskResult) -> list[str]:
     """A row of the table."""
-    found = row.figures
+    found = row.metrics
     cost = [f"{found['calls'].value:.1f}", f"{1000 * found['seconds'].value:.1f}"]
     shares = [_share(found["parses"]), _share(found["exact"]), f"{100 * found['tokens'].value:.1f}"]
-    return [row.way, row.rule, steps_word(row), *shares, *cost]
+    return [row.strategy, row.rule, steps_word(row), *shares, *cost]
 
 
 def _share(rate: Estimate) -> str:

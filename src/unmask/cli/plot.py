@@ -88,7 +88,7 @@ def order(
 
         unmask plot order runs/mine --prompt "Once" --steps 64 --sampler "name: remdm, eta: 0.1" --out remdm.png
     """
-    from unmask.plots.order import Walk, draw_orders
+    from unmask.plots.order import UnmaskingOrder, draw_orders
     from unmask.plots.style import check_picture
 
     check_picture(out)
@@ -97,13 +97,14 @@ def order(
     ways += [{"sampler": sampler_spec(one)} for one in samplers or []]
     lm = where.load(checkpoint)
     chosen = [_sampler(lm, steps, way) for way in ways or [{}]]
-    walks = []
+    drawn = []
     for sampler in chosen:
         way = {} if lm.causal else {"sampler": sampler}
-        walks.append(Walk.of(_name(sampler), list(lm.stream(prompt, length=length, seed=seed, rule=rule, **way))))
-    draw_orders(walks, out)
+        frames = list(lm.stream(prompt, length=length, seed=seed, rule=rule, **way))
+        drawn.append(UnmaskingOrder.of(_name(sampler), frames))
+    draw_orders(drawn, out)
     if as_json:
-        shown = [{"sampler": one.model_dump(), **asdict(walk)} for one, walk in zip(chosen, walks, strict=True)]
+        shown = [{"sampler": one.model_dump(), **asdict(order)} for one, order in zip(chosen, drawn, strict=True)]
         print_json({"picture": str(out), "walks": shown})
     else:
         console.print(f"Picture: {out}", highlight=False, soft_wrap=True)

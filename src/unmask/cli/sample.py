@@ -175,11 +175,13 @@ def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
-    from unmask.plots.replay import draw
+    from unmask.plots.replay import write_pictures
 
     if not pictures:
         return
     last = frames[-1]
-    draw(frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens.")
+    write_pictures(
+        frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens."
+    )
     for path in pictures:
         errors.print(f"Picture: {path}", style="dim", highlight=False, soft_wrap=True)

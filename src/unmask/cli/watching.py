@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from unmask.cli.common import console as standard_output
-from unmask.plots.colours import code, of_confidence
+from unmask.plots.style import confidence_colour, to_hex
 
 if TYPE_CHECKING:
     from unmask.text_processor import Frame
@@ -84,7 +84,7 @@ def canvas(frame: Frame) -> Text:
             text.append(piece)
         else:
             fresh = "bold " if order == frame.call - 1 and frame.call < frame.calls else ""
-            text.append(piece, style=fresh + code(of_confidence(confidence)))
+            text.append(piece, style=fresh + to_hex(confidence_colour(confidence)))
     return text
 
 
@@ -99,5 +99,5 @@ def _status(frame: Frame, seconds: float) -> Text:
     text = Text()
     text.append(f"call {frame.call} of {frame.calls} · {seconds:.1f} s · confidence ", style="dim")
     for tenth in range(0, 11, 2):
-        text.append("■", style=code(of_confidence(tenth / 10)))
+        text.append("■", style=to_hex(confidence_colour(tenth / 10)))
     return text.append(" 0 to 1", style="dim")

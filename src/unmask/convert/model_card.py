@@ -15,9 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from unmask.checkpoint import Checkpoint, load_checkpoint
 from unmask.config import DataConfig, Recipe, read_recipe
 from unmask.errors import UnmaskError
-from unmask.evaluation.generation import told_apart
-from unmask.evaluation.statistics import Estimate
-from unmask.evaluation.statistics import figure as estimate_figure
+from unmask.evaluation.statistics import Estimate, format_estimate
+from unmask.io import unique_names
 from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.training.checkpointing import Progressed, find_latest, read_progressed
 from unmask.training.log import LOG, read_log
@@ -103,7 +102,7 @@ def read_evidence(
     about: str | Path | None = None,
 ) -> Measurements:
     """The files that other commands wrote about a model."""
-    names = told_apart([Path(path).stem for path in bounds], [str(path) for path in bounds])
+    names = unique_names([Path(path).stem for path in bounds], [str(path) for path in bounds])
     return Measurements(
         bounds={name: _bound(Path(path)) for name, path in zip(names, bounds, strict=True)},
         judged=None if judged is None else _judged(Path(judged)),
@@ -278,7 +277,7 @@ def _judgement(judged: dict[str, Any]) -> Iterator[str]:
     yield from ("## What it writes, judged", "")
     yield from _table(
         ("texts", *(name.replace("_", "-") for name in JUDGED)),
-        [(_row_name(row), *(estimate_figure(row[name]) for name in JUDGED)) for row in judged["rows"]],
+        [(_row_name(row), *(format_estimate(row[name]) for name in JUDGED)) for row in judged["rows"]],
     )
     yield f"Judge: {_judge_name(judged)}; {judged['n']} texts from seed {judged['seed']} on, {_rule(judged)}."
     yield "Perplexity and entropy are in the judge's tokens; (low–high) is a 95% bootstrap interval over texts."

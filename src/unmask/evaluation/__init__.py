@@ -1,1 +1,1 @@
-"""Measuring models: held-out perplexity, judged samples, the demonstration."""
+"""Perplexity of held-out text, generative perplexity under another model, and accuracy on puzzles and code."""

@@ -1,4 +1,4 @@
-"""What a checkpoint was trained on, for evaluations that ask about just that."""
+"""The rows a perplexity is measured on: validation data of a checkpoint, or any text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from unmask.errors import UnmaskError
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import build
 
+S = TypeVar("S", bound=Source)
 
-def held_out_rows(
+
+def evaluation_rows(
     lm: MaskedDiffusionLM,
     texts: Sequence[str] | None = None,
     separator: str | None = None,
@@ -25,32 +27,32 @@ def held_out_rows(
     field: str | None = None,
     length: int | None = None,
 ) -> Rows:
-    """Rows of the named texts, or of the validation split of the training data; `count` of them.
+    """Rows of the given texts, or of the validation split of the training data.
 
-    texts: what ``unmask train`` takes as text: files, folders, ``hf:NAME`` or ``-``. separator, field: options of
-    their sources. length: tokens of a row, the model's own unless told.
+    texts: as for ``unmask train``: files, folders, ``hf:NAME`` or ``-``. separator, field: options of their sources.
+    count: take this many rows, evenly spaced. length: tokens per row, the model's by default.
     """
-    length = length or lm.row_length
+    length, tokenizer = length or lm.row_length, lm.text_processor.tokenizer
     if texts:
-        tokens = TokenCache.build(documents_in(texts, separator=separator, field=field), lm.text_processor.tokenizer)
-        rows = lm.config.policy.rows(tokens, length, SpecialTokens.of(lm.text_processor.tokenizer))
+        tokens = TokenCache.build(open_documents(texts, separator=separator, field=field), tokenizer)
+        rows = lm.config.policy.rows(tokens, length, SpecialTokens.of(tokenizer))
     else:
-        _, rows = _corpus(lm).rows(lm.config.policy, length)
+        _, rows = _training_corpus(lm).rows(lm.config.policy, length)
     return rows if count is None else rows.spread(count)
 
 
-def documents_in(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
-    """The documents of files, folders, datasets or standard input; `options` are those of their sources."""
+def open_documents(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
+    """A function that reads the documents of files, folders, datasets or standard input; `options`: see Source."""
     given = {name: value for name, value in options.items() if value is not None}
     sources = [build("source", {**source_spec(text), **given}) for text in texts]
     return lambda: chain.from_iterable(source.documents() for source in sources)
 
 
-def _corpus(lm: MaskedDiffusionLM) -> Corpus:
-    described = lm.config.protocol.get("data")
-    if described is None:
-        raise UnmaskError("This checkpoint does not say what it was trained on; name texts with --data.")
-    data = DataConfig(**described)
+def _training_corpus(lm: MaskedDiffusionLM) -> Corpus:
+    config = lm.config.protocol.get("data")
+    if config is None:
+        raise UnmaskError("This checkpoint does not record its training data; name texts with --data.")
+    data = DataConfig(**config)
     if not data.source.persistent:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
     try:
@@ -58,19 +60,15 @@ def _corpus(lm: MaskedDiffusionLM) -> Corpus:
     except UnmaskError as error:
         reason = str(error).partition(". ")[0].removesuffix(".")
         raise UnmaskError(
-            f"The text that this checkpoint was trained on cannot be read ({reason}); name texts with --data."
+            f"The training data of this checkpoint cannot be read ({reason}); name texts with --data."
         ) from error
 
 
-S = TypeVar("S", bound=Source)
-
-
-def trained_on(lm: MaskedDiffusionLM, kind: type[S], words: str, recipes: str) -> S:
-    """The source of a checkpoint's training data, which must be of a kind; `words` for it and `recipes` that train on
-    it are for the error otherwise."""
-    described: dict[str, Any] = lm.config.protocol.get("data", {}).get("source", {})
-    source = build("source", described) if described else None
+def training_source(lm: MaskedDiffusionLM, kind: type[S], description: str, recipes: str) -> S:
+    """The source of a checkpoint's training data; raise `UnmaskError` unless it is of this kind."""
+    config: dict[str, Any] = lm.config.protocol.get("data", {}).get("source", {})
+    source = build("source", config) if config else None
     if isinstance(source, kind):
         return source
-    was = f"was trained on the source '{described['name']}'" if described else "does not say what it was trained on"
-    raise UnmaskError(f"The checkpoint '{lm.path}' {was}, not on {words}; make one with {recipes}.")
+    found = f"was trained on the source '{config['name']}'" if config else "does not record its training data"
+    raise UnmaskError(f"The checkpoint '{lm.path}' {found}, not on {description}; train one with {recipes}.")

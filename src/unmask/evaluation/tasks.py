@@ -1,167 +1,303 @@
-"""What contests share: a model and perhaps its twin do the same items in several ways, a row tells of each."""
+"""Tasks with a right answer: decoding strategies, result rows, and the evaluation of puzzles."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from typing_extensions import Self
+import numpy as np
+import torch
 
+from unmask.data.encoding import encode, encode_one
+from unmask.data.length_policies import rows_of_texts
+from unmask.data.puzzles import PuzzleSource
+from unmask.data.rows import Rows
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.evaluation.statistics import Estimate, Values, ratio, resamples
+from unmask.evaluation.perplexity import training_source
+from unmask.evaluation.statistics import (
+    LEVEL,
+    Estimate,
+    Values,
+    bootstrap_ratio,
+    bootstrap_weights,
+    wilson,
+)
 from unmask.likelihood import Progress
 from unmask.pipeline import MaskedDiffusionLM
-from unmask.plots.tasks import Contender, Trial
-from unmask.samplers.base import Sampler
-from unmask.samplers.options import SamplerSpec
+from unmask.samplers.base import Canvas, Sampler
+from unmask.samplers.options import SamplerSpec, SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
 
 ORDERS = ("uniform", "left_to_right", "confidence", "margin", "entropy", "threshold")
-Rule = Literal["greedy", "stochastic"]
-RULES: dict[Rule, TokenSampler] = {"greedy": TokenSampler(temperature=0.0), "stochastic": TokenSampler()}
-AT_ONCE = {"cuda": 1024}
-AT_ONCE_ELSEWHERE = 64
+TokenRule = Literal["greedy", "stochastic"]
+TOKEN_RULES: dict[TokenRule, TokenSampler] = {"greedy": TokenSampler(temperature=0.0), "stochastic": TokenSampler()}
+BATCH_SIZES = {"cpu": 64, "cuda": 1024}
+MAX_PUZZLES = 1000
+"""Held-out puzzles used by default."""
+
+Columns = dict[str, Values]
+"""Measurements by name, [n] each: one value per item."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How items are done: an order by its name or any sampler, a token rule, a number of steps."""
+    """A decoding strategy: an unmasking order or a sampler, a token rule and a number of steps."""
 
-    rule: Rule = "greedy"
+    rule: TokenRule = "greedy"
     order: str | None = None
     sampler: SamplerSpec | None = None
     steps: int | None = None
+    """None: one token per call."""
 
     @property
     def name(self) -> str:
-        """What to call it beside other ways."""
+        """The order, or the name of the sampler."""
         if self.order is not None:
             return self.order
         return str(self.sampler["name"] if isinstance(self.sampler, Mapping) else self.sampler or "ancestral")
 
-    def on(self, lm: MaskedDiffusionLM) -> Sampler:
-        """The sampler that this is; a model that reads from left to right has but one."""
+    def build_sampler(self, lm: MaskedDiffusionLM) -> Sampler:
+        """The sampler for a model; an autoregressive model has only one."""
         return lm.sampler() if lm.causal else lm.sampler(self.steps, self.order, self.sampler)
 
 
-def ways_of(
+def make_strategies(
     lm: MaskedDiffusionLM,
     orders: Sequence[str],
     samplers: Sequence[SamplerSpec],
-    rules: Sequence[Rule],
+    rules: Sequence[TokenRule],
     steps: Sequence[int | None],
 ) -> list[Strategy]:
-    """Every combination that makes sense for a model: an order that adapts has no number of steps, a twin no order."""
+    """Every combination a model supports: adaptive samplers take no steps, autoregressive models only a token rule."""
     if lm.causal:
         return [Strategy(rule) for rule in rules]
-    bare = [Strategy(order=order) for order in orders] + [Strategy(sampler=sampler) for sampler in samplers]
-    counted = [replace(way, steps=n) for way in bare for n in ([None] if way.on(lm).adaptive else steps)]
-    return [replace(way, rule=rule) for rule in rules for way in counted]
+    orderings = [Strategy(order=order) for order in orders] + [Strategy(sampler=sampler) for sampler in samplers]
+    strategies = [
+        replace(one, steps=n) for one in orderings for n in ([None] if one.build_sampler(lm).adaptive else steps)
+    ]
+    return [replace(one, rule=rule) for rule in rules for one in strategies]
 
 
-def parse_rules(words: Sequence[str]) -> list[Rule]:
-    """Token rules as a user writes them."""
+def parse_rules(words: Sequence[str]) -> list[TokenRule]:
+    """Values of --rule without repetitions."""
     for word in words:
-        if word not in RULES:
-            raise UnmaskError(f"There is no token rule '{word}'.{did_you_mean(word, RULES)}")
-    return [rule for rule in RULES if rule in words]
+        if word not in TOKEN_RULES:
+            raise UnmaskError(f"There is no token rule '{word}'.{did_you_mean(word, TOKEN_RULES)}")
+    return [rule for rule in TOKEN_RULES if rule in words]
 
 
-def at_once(lm: MaskedDiffusionLM, batch_size: int | None) -> int:
-    """How many items a model does at a time, unless told."""
-    return batch_size or AT_ONCE.get(lm.device.type, AT_ONCE_ELSEWHERE)
-
-
-class TaskEvaluation(Protocol):
-    """Items that models do, one model after the other."""
-
-    @property
-    def size(self) -> int:
-        """How many items there are."""
-
-    def admit(self, lm: MaskedDiffusionLM) -> object:
-        """Refuse a model to which these items are not the same."""
-
-    def enter(self, lm: MaskedDiffusionLM, ways: Sequence[Strategy], progress: Progress | None = None) -> None:
-        """Let a model do the items in each of the ways."""
-
-
-Z = 1.959964
-"""A 95% interval reaches so many standard errors."""
+def default_batch_size(lm: MaskedDiffusionLM) -> int:
+    """Items per batch on the model's device."""
+    return BATCH_SIZES.get(lm.device.type, BATCH_SIZES["cpu"])
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way and what came of it. `causal`: it was the twin's. `steps` is None for one token a call."""
+class TaskResult:
+    """The metrics of one strategy of one checkpoint."""
 
     checkpoint: str
-    way: str
-    rule: Rule
+    strategy: str
+    rule: TokenRule
     steps: int | None
     items: int
     sampler: dict[str, Any]
-    figures: dict[str, Estimate]
+    metrics: dict[str, Estimate]
     causal: bool = False
     adaptive: bool = False
-
-    @classmethod
-    def of(cls, lm: MaskedDiffusionLM, way: Strategy, items: int, figures: dict[str, Estimate], **more: Any) -> Self:
-        """The row of a model's way through so many items."""
-        sampler = way.on(lm)
-        return cls(
-            checkpoint=Path(str(lm.path)).name,
-            way="ar" if lm.causal else way.name,
-            rule=way.rule,
-            steps=way.steps,
-            items=items,
-            sampler=sampler.model_dump(mode="json"),
-            figures=figures,
-            causal=lm.causal,
-            adaptive=sampler.adaptive,
-            **more,
-        )
+    kind: str | None = None
+    """The kind of blank, for code."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        about = {name: value for name, value in vars(self).items() if name != "figures"}
-        return {**about, **{name: one.as_dict() for name, one in self.figures.items()}}
+        row: dict[str, Any] = {
+            "checkpoint": self.checkpoint,
+            "way": self.strategy,
+            "rule": self.rule,
+            "steps": self.steps,
+        }
+        row |= {"items": self.items, "sampler": self.sampler, "causal": self.causal, "adaptive": self.adaptive}
+        row |= {} if self.kind is None else {"kind": self.kind}
+        return row | {name: one.as_dict() for name, one in self.metrics.items()}
 
 
-def wilson(right: Values) -> Estimate:
-    """A share of n yes-or-no answers and Wilson's interval, which is honest near 0 and 1 too."""
-    n, share = len(right), float(right.mean())
-    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    reach = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    return Estimate(share, max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach)))
+class TaskEvaluation(ABC):
+    """The items of a task and the results so far."""
+
+    rows: list[TaskResult]
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of items."""
+
+    @abstractmethod
+    def check(self, lm: MaskedDiffusionLM) -> None:
+        """Raise `UnmaskError` if a model was trained on other data than the items come from."""
+
+    @abstractmethod
+    def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
+        """Evaluate a model with each strategy; `progress` counts items."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+
+    def add_row(
+        self,
+        lm: MaskedDiffusionLM,
+        strategy: Strategy,
+        metrics: dict[str, Estimate],
+        items: int,
+        kind: str | None = None,
+    ) -> None:
+        """Add the result of one strategy."""
+        sampler = strategy.build_sampler(lm)
+        self.rows.append(
+            TaskResult(
+                checkpoint=Path(str(lm.path)).name,
+                strategy="ar" if lm.causal else strategy.name,
+                rule=strategy.rule,
+                steps=strategy.steps,
+                items=items,
+                sampler=sampler.model_dump(mode="json"),
+                metrics=metrics,
+                causal=lm.causal,
+                adaptive=sampler.adaptive,
+                kind=kind,
+            )
+        )
 
 
-def pooled(right: Values, asked: Values) -> Estimate:
-    """The share of right ones among all that items ask for, with a bootstrap's interval over items."""
-    share = ratio(right, asked, resamples(len(asked)))
+def summarize(columns: Columns, rates: Sequence[str], correct: str, total: str, accuracy: str) -> dict[str, Estimate]:
+    """Rates with Wilson intervals, `accuracy` = correct / total with a bootstrap interval over items, mean costs."""
+    share = bootstrap_ratio(columns[correct], columns[total], bootstrap_weights(len(columns[total])))
     assert share is not None
-    return share
+    return {
+        **{name: wilson(columns[name]) for name in rates},
+        accuracy: share,
+        **{name: Estimate(float(columns[name].mean())) for name in ("calls", "seconds")},
+    }
 
 
-def costs(calls: Values, seconds: Values) -> dict[str, Estimate]:
-    """Calls and seconds an item."""
-    return {"calls": Estimate(float(calls.mean())), "seconds": Estimate(float(seconds.mean()))}
+def puzzle_source(lm: MaskedDiffusionLM) -> PuzzleSource:
+    """The source of a checkpoint's training data; raise `UnmaskError` unless it is one of puzzles."""
+    return training_source(lm, PuzzleSource, "puzzles", "'unmask train sudoku' or 'paths'")  # type: ignore[type-abstract]
 
 
-def contenders(rows: Iterable[Row], rate: str) -> list[Contender]:
-    """Rows of one model, way and rule become one line of a rate."""
-    found: dict[tuple[bool, str, str], list[Trial]] = {}
-    for row in rows:
-        found.setdefault((row.causal, row.way, row.rule), []).append(_trial(row, rate))
-    return [
-        Contender("AR twin" if causal else way, rule, trials, causal) for (causal, way, rule), trials in found.items()
-    ]
+@dataclass
+class PuzzleEvaluation(TaskEvaluation):
+    """Held-out puzzles, as ``question=answer``."""
+
+    source: PuzzleSource
+    items: list[str]
+    seed: int = 0
+    batch_size: int | None = None
+    rows: list[TaskResult] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, lm: MaskedDiffusionLM, count: int | None = None, seed: int = 0, batch_size: int | None = None
+    ) -> PuzzleEvaluation:
+        """The first `count` held-out puzzles of a checkpoint's training data, by default at most 1,000."""
+        source = puzzle_source(lm)
+        count = min(MAX_PUZZLES, source.validation) if count is None else count
+        if count > source.validation:
+            raise UnmaskError(
+                f"--count must be at most {source.validation}, the number of held-out items, got {count}."
+            )
+        return cls(source, list(islice(source.items(held_out=True), count)), seed, batch_size)
+
+    @property
+    def size(self) -> int:
+        """The number of puzzles."""
+        return len(self.items)
+
+    def check(self, lm: MaskedDiffusionLM) -> None:
+        """A model of other puzzles may have been trained on the items held out here."""
+        if puzzle_source(lm) != self.source:
+            raise UnmaskError(f"'{lm.path}' was trained on other puzzles; give a checkpoint of the same data.source.")
+
+    def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
+        """Solve the puzzles with each strategy."""
+        self.check(lm)
+        rows = puzzle_rows(lm, self.items)
+        for strategy in strategies:
+            columns = solve(lm, self.source, rows, strategy, self.seed, self.batch_size, progress)
+            metrics = summarize(columns, ("accuracy", "valid"), "right_cells", "cells", "cells")
+            self.add_row(lm, strategy, metrics, len(self.items))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: settings and results."""
+        return {
+            "source": self.source.model_dump(mode="json"),
+            "items": len(self.items),
+            "seed": self.seed,
+            "interval": {"level": LEVEL},
+            "rows": [row.as_dict() for row in self.rows],
+        }
 
 
-def _trial(row: Row, rate: str) -> Trial:
-    share = row.figures[rate]
-    assert share.low is not None
-    assert share.high is not None
-    return Trial(row.figures["calls"].value, (share.value, share.low, share.high))
+def puzzle_rows(lm: MaskedDiffusionLM, items: list[str]) -> Rows:
+    """Puzzles as the model saw them in training; the question is frozen."""
+    tokenizer = lm.text_processor.tokenizer
+    return rows_of_texts(
+        lm.config.policy,
+        encode(tokenizer, items),
+        lm.row_length,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        encode=partial(encode_one, tokenizer),
+    )
+
+
+def solve(
+    lm: MaskedDiffusionLM,
+    source: PuzzleSource,
+    rows: Rows,
+    strategy: Strategy,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Columns:
+    """Solve all rows; row i has the seed `seed + i`.
+
+    Columns: `accuracy` (every cell is right), `valid` (the answer breaks no rule), `right_cells`, `cells`, `calls` and
+    `seconds` (those of the batch, divided evenly).
+    """
+    sampler = strategy.build_sampler(lm)
+    run_sampler = configure_sampler(sampler, SamplingOptions(TOKEN_RULES[strategy.rule]), lm.device)
+    calls = min(getattr(sampler, "steps", None) or rows.length, rows.length)
+    denoiser = lm.ready(len(rows) * rows.length * calls)
+    mask = lm.denoiser.config.mask_token_id
+    size = batch_size or default_batch_size(lm)
+    batches: list[Columns] = []
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        since = time.perf_counter()
+        target = batch.attention_mask & ~batch.frozen
+        masked = torch.from_numpy(batch.input_ids).masked_fill(torch.from_numpy(target), mask)
+        attention_mask = torch.from_numpy(batch.attention_mask).to(lm.device)
+        for state in run_sampler(denoiser, Canvas.of(masked.to(lm.device), mask, seed + start, attention_mask)):
+            last = state
+        written, made = last.ids.cpu().numpy(), last.calls.cpu().numpy()
+        seconds = (time.perf_counter() - since) / len(written)
+        right = ((written == batch.input_ids) & target).sum(axis=1)
+        batches.append(
+            {
+                "accuracy": right == target.sum(axis=1),
+                "valid": np.array([source.is_correct(lm.decode(ids)) for ids in written.tolist()]),
+                "right_cells": right,
+                "cells": target.sum(axis=1),
+                "calls": made,
+                "seconds": np.full(len(written), seconds),
+            }
+        )
+        if progress is not None:
+            progress(len(written))
+    return {name: np.concatenate([one[name] for one in batches]).astype(np.float64) for name in batches[0]}

@@ -1,1 +1,1 @@
-"""Figures: what they show (`runs`), how they are drawn (`curves`) and how all of them look (`style`)."""
+"""Figures of training runs and evaluations, and pictures, GIFs and HTML replays of how a text is unmasked."""

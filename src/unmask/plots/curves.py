@@ -1,4 +1,4 @@
-"""The curves of runs: loss and validation, cross-entropy by mask rate, gradient norm, learning rate and speed."""
+"""Curves of training runs: loss and validation, cross-entropy by mask rate, gradient norm, learning rate and speed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,29 @@ import numpy.typing as npt
 import yaml
 
 from unmask.errors import UnmaskError
-from unmask.plots.style import GREY, colour, dashes, drawing, legend, write_figure
+from unmask.io import unique_names
+from unmask.plots.style import GREY, colour, dashes, legend, open_figure, plain_log_axis
 from unmask.training.log import LOG, read_log
 
 Axis = Literal["steps", "tokens", "seconds"]
 Values = npt.NDArray[np.float64]
+Records = Sequence[dict[str, Any]]
 
+SIZE = (9.0, 5.4)
+LABELS: dict[Axis, str] = {"steps": "step", "tokens": "tokens seen, pads included", "seconds": "seconds"}
 FEW = 8
-"""So few points are drawn as dots and are not smoothed."""
+"""Curves with fewer points are drawn with markers and are not smoothed."""
 SMOOTHING = 40
-"""A smoothed curve has about so many independent points."""
+"""Independent points of a smoothed curve, approximately."""
+WARMUP = 0.15
+"""The first part of a run, where the loss falls steeply and may leave the frame."""
+DODGE = 0.006
+"""Horizontal offset between the validation dots of several runs, as a fraction of the axis."""
 
 
 @dataclass(frozen=True)
 class RunSeries:
-    """What a run has logged: training lines, validations and advice. `recipe` is empty where its file is missing."""
+    """The log of a run: training lines, validations and advice. `recipe` is empty if its file is missing."""
 
     name: str
     path: Path
@@ -38,35 +46,37 @@ class RunSeries:
     recipe: dict[str, Any]
 
     def train(self, key: str) -> Values:
-        """One number of every training line; NaN where it has none."""
+        """One value per training line; NaN where it is missing."""
         return _column(self.trained, key)
 
     def validation(self, key: str) -> Values:
-        """One number of every validation; NaN where it is not known."""
+        """One value per validation; NaN where it is missing."""
         return _column([record["validation"] for record in self.validated], key)
 
     @cached_property
     def cross_entropy(self) -> Values:
-        """[lines, buckets] bits per masked token by mask rate; NaN where nothing fell into a bucket."""
+        """[lines, buckets] bits per masked token by mask rate; NaN in empty buckets."""
         table = [[math.nan if x is None else x for x in record["cross_entropy"]] for record in self.trained]
         return np.array(table, dtype=np.float64) / math.log(2.0)
 
     @property
     def has_mask_rates(self) -> bool:
-        """Whether anything was ever masked; a left-to-right model masks nothing."""
+        """False for an autoregressive model."""
         return bool(np.isfinite(self.cross_entropy).any())
 
-    @property
-    def clip(self) -> float | None:
-        """The gradient norm that steps were cut to."""
-        return self.recipe.get("optimizer", {}).get("clip")
-
-    def x(self, records: Sequence[dict[str, Any]], axis: Axis) -> Values:
-        """Where records stand on an axis."""
+    def x(self, records: Records, axis: Axis) -> Values:
+        """The positions of records on an axis."""
         steps = _column(records, "step")
+        if axis == "steps":
+            return steps
         if axis == "seconds":
             return np.interp(steps, self.train("step"), self.train("seconds"))
-        return steps * self._tokens_per_step if axis == "tokens" else steps
+        try:
+            return steps * self.recipe["training"]["batch_size"] * self.recipe["data"]["length"]
+        except KeyError:
+            raise UnmaskError(
+                f"'{self.path}' has no recipe.yaml with the number of tokens per step; draw it with --x steps."
+            ) from None
 
     def summary(self) -> dict[str, Any]:
         """The last and the best values of a run, for JSON."""
@@ -75,27 +85,23 @@ class RunSeries:
         if self.validated:
             last["validation"] = self.validated[-1]["validation"]
             best["validation"] = _best(self.validated, self.validation("bits_per_token"))
-        return {
-            "name": self.name,
-            "path": str(self.path),
-            "steps": self.trained[-1]["step"],
-            "last": last,
-            "best": best,
-            "advice": self.advised,
-        }
+        steps = self.trained[-1]["step"]
+        about = {"name": self.name, "path": str(self.path), "steps": steps}
+        return {**about, "last": last, "best": best, "advice": self.advised}
 
-    @property
-    def _tokens_per_step(self) -> int:
-        try:
-            return self.recipe["training"]["batch_size"] * self.recipe["data"]["length"]
-        except KeyError:
-            raise UnmaskError(
-                f"'{self.path}' has no recipe.yaml that says how many tokens a step has; draw it with --x steps."
-            ) from None
+
+def _column(records: Records, key: str) -> Values:
+    values = [record.get(key) for record in records]
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _best(records: Records, values: Values) -> dict[str, float]:
+    lowest = int(np.nanargmin(values))
+    return {"step": records[lowest]["step"], "bits_per_token": float(values[lowest])}
 
 
 def read_run(path: Path, name: str | None = None) -> RunSeries:
-    """The series of a run folder."""
+    """Read the log and the recipe of a run folder."""
     if not (path / LOG).is_file():
         raise UnmaskError(f"There is no {LOG} in '{path}'; give a folder that 'unmask train' wrote.")
     try:
@@ -104,7 +110,7 @@ def read_run(path: Path, name: str | None = None) -> RunSeries:
         values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
     except (ValueError, yaml.YAMLError) as error:
         reason = str(error).partition("\n")[0]
-        raise UnmaskError(f"The log or the recipe in '{path}' cannot be read ({reason}); restore it.") from error
+        raise UnmaskError(f"The log or recipe in '{path}' cannot be read ({reason}); restore it.") from error
     trained = [record for record in records if "loss" in record]
     if not trained:
         raise UnmaskError(f"The log in '{path}' has no training line yet; wait for training.log_every steps.")
@@ -114,52 +120,27 @@ def read_run(path: Path, name: str | None = None) -> RunSeries:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunSeries]:
-    """Several runs, named by their folders; folders of one name are told apart by the path before it."""
-    resolved = [path.resolve() for path in paths]
-    names = [path.name for path in resolved]
-    unique = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
-    return [read_run(path, name) for path, name in zip(paths, unique, strict=True)]
+    """Several runs, named by their folders; folders of the same name are named by their paths."""
+    names = unique_names([path.resolve().name for path in paths], [str(path) for path in paths])
+    return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
 
 def smooth(values: Values) -> Values:
-    """A centred mean with Gaussian weights; at the ends, over what is there. It lags behind nothing."""
+    """A centred mean with Gaussian weights that ignores NaN; short series are returned unchanged."""
     if len(values) < FEW:
         return values
     width = max(0.5, len(values) / SMOOTHING)
-    distance = np.arange(-math.ceil(3 * width), math.ceil(3 * width) + 1)
-    kernel = np.exp(-0.5 * (distance / width) ** 2)
+    reach = math.ceil(3 * width)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
     known = np.isfinite(values)
-    weight = _convolved(known.astype(np.float64), kernel)
-    total = _convolved(np.where(known, values, 0.0), kernel)
+    padded = np.stack([known.astype(np.float64), np.where(known, values, 0.0)])
+    weight, total = (np.convolve(row, kernel)[reach : reach + len(values)] for row in padded)
     return np.divide(total, weight, out=np.full(len(values), math.nan), where=weight > 0)
 
 
-def _convolved(values: Values, kernel: Values) -> Values:
-    half = len(kernel) // 2
-    return np.convolve(values, kernel)[half : half + len(values)]
-
-
-def _column(records: Sequence[dict[str, Any]], key: str) -> Values:
-    values = [record.get(key) for record in records]
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def _best(records: Sequence[dict[str, Any]], values: Values) -> dict[str, float]:
-    lowest = int(np.nanargmin(values))
-    return {"step": records[lowest]["step"], "bits_per_token": float(values[lowest])}
-
-
-SIZE = (9.0, 5.4)
-SETTLED = 0.15
-"""The part of a run whose steep fall may leave the frame."""
-DODGE = 0.006
-LABELS: dict[Axis, str] = {"steps": "step", "tokens": "tokens seen, pads included", "seconds": "seconds"}
-
-
 def draw_runs(runs: Sequence[RunSeries], path: Path, axis: Axis = "steps") -> None:
-    """Draw one run, or several over one another, into a picture."""
-    with drawing() as plt:
-        figure = plt.figure(figsize=SIZE, layout="constrained")
+    """Draw the curves of one run, or compare several."""
+    with open_figure(path, SIZE) as figure:
         masked = [(number, run) for number, run in enumerate(runs) if run.has_mask_rates]
         top = "LLLLLLLCCCCC" if masked else "LLLLLLLLLLLL"
         panels = figure.subplot_mosaic([list(top), list("GGGGRRRRTTTT")], height_ratios=[2, 1])
@@ -169,30 +150,40 @@ def draw_runs(runs: Sequence[RunSeries], path: Path, axis: Axis = "steps") -> No
         elif masked:
             _draw_cross_entropy_by_rate(panels["C"], masked)
         _draw_gradients(panels["G"], runs, axis)
-        _draw_plain(panels["R"], runs, axis, "learning_rate", "Learning rate")
-        _draw_plain(panels["T"], runs, axis, "tokens_per_second", "Speed, tokens per second")
+        for key, letter, title in (
+            ("learning_rate", "R", "Learning rate"),
+            ("tokens_per_second", "T", "Speed, tokens per second"),
+        ):
+            for number, run in enumerate(runs):
+                _line(panels[letter], run.x(run.trained, axis), run.train(key), number)
+            panels[letter].set_ylim(0, 1.1 * max(np.nanmax(run.train(key)) for run in runs))
+            panels[letter].set_title(title)
+            _finish(panels[letter], axis)
+        panels["R"].yaxis.set_major_formatter("{x:g}")
         panels["T"].yaxis.set_major_formatter(_short_numbers())
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)
-        write_figure(figure, path)
-        plt.close(figure)
 
 
 def _draw_loss(panel: Any, runs: Sequence[RunSeries], axis: Axis) -> None:
-    """Training as it was logged (faint) and smoothed, validation as dots with both their errors."""
+    """Training as logged (faint) and smoothed; validation as dots with Monte-Carlo and data errors."""
     alone = len(runs) == 1
     span = max(run.x(run.trained, axis)[-1] for run in runs)
+    visible = []
     for number, run in enumerate(runs):
         x, bits = run.x(run.trained, axis), run.train("bits_per_token")
         _line(panel, x, bits, number, alpha=0.3, linewidth=0.8)
         _line(panel, x, smooth(bits), number, label=f"{run.name}, training" if alone else run.name)
-        # Validations of several runs fall on the same steps: each run's stand a little beside the others'.
+        steps = run.train("step")
+        settled = np.nanquantile(_after_warmup(steps, bits), [0.02, 0.98])
+        visible += [settled, _after_warmup(steps, smooth(bits)), run.validation("bits_per_token")]
+        # Validations of several runs fall on the same steps, so their dots are drawn side by side.
         x = run.x(run.validated, axis) + DODGE * span * (number - (len(runs) - 1) / 2)
         _draw_validation(panel, run, x, colour(1 if alone else number), "validation" if alone else None)
     panel.set_title("Bound, bits per token" if any(run.has_mask_rates for run in runs) else "Loss, bits per token")
     if any(run.validated for run in runs):
         note = "bars: error of the draws (thick), of the data (thin)"
         panel.set_title(note if alone else f"dots: validation; {note}", loc="right", fontsize=6.5, color=GREY)
-    panel.set_ylim(*_settled_range(runs))
+    panel.set_ylim(*_padded(np.concatenate(visible)))
     legend(panel.figure, "outside upper left", 4, *panel.get_legend_handles_labels())
     _finish(panel, axis)
 
@@ -207,15 +198,14 @@ def _draw_validation(panel: Any, run: RunSeries, x: Values, ink: str, label: str
 
 
 def _draw_cross_entropy_over_time(panel: Any, run: RunSeries, axis: Axis) -> None:
-    """One line for each bucket of mask rate, from dark (little is masked) to light."""
+    """One line per bucket of mask rates, from dark (low) to light (high)."""
     from matplotlib import cm, colors
 
-    x, table = run.x(run.trained, axis), run.cross_entropy
-    shades = colors.ListedColormap(cm.viridis(np.linspace(0.0, 0.9, table.shape[1])))
-    for bucket in range(table.shape[1]):
-        marker = "o" if len(x) < FEW else ""
-        panel.plot(x, smooth(table[:, bucket]), marker=marker, markersize=3, color=shades(bucket), linewidth=1.0)
-    panel.set_ylim(*_padded(np.concatenate([_settled(x, smooth(column)) for column in table.T])))
+    x, columns = run.x(run.trained, axis), [smooth(column) for column in run.cross_entropy.T]
+    shades = colors.ListedColormap(cm.viridis(np.linspace(0.0, 0.9, len(columns))))
+    for bucket, column in enumerate(columns):
+        _line(panel, x, column, 0, color=shades(bucket), linewidth=1.0)
+    panel.set_ylim(*_padded(np.concatenate([_after_warmup(x, column) for column in columns])))
     panel.set_title("Cross-entropy by mask rate, bits per masked token")
     scale = cm.ScalarMappable(colors.Normalize(0, 1), shades)
     bar = panel.figure.colorbar(scale, ax=panel, ticks=[0, 0.5, 1], aspect=30, pad=0.02)
@@ -225,10 +215,9 @@ def _draw_cross_entropy_over_time(panel: Any, run: RunSeries, axis: Axis) -> Non
 
 
 def _draw_cross_entropy_by_rate(panel: Any, runs: Sequence[tuple[int, RunSeries]]) -> None:
-    """Where runs stand at the end of their smoothed curves."""
+    """The last values of the smoothed curves."""
     for number, run in runs:
-        table = run.cross_entropy
-        last = np.array([smooth(column)[-1] for column in table.T])
+        last = np.array([smooth(column)[-1] for column in run.cross_entropy.T])
         middle = (np.arange(len(last)) + 0.5) / len(last)
         panel.plot(middle, last, color=colour(number), linestyle=dashes(number), marker="o", markersize=3.2)
     panel.set_title("Cross-entropy at the end, bits per masked token")
@@ -239,7 +228,7 @@ def _draw_cross_entropy_by_rate(panel: Any, runs: Sequence[tuple[int, RunSeries]
 def _draw_gradients(panel: Any, runs: Sequence[RunSeries], axis: Axis) -> None:
     for number, run in enumerate(runs):
         _line(panel, run.x(run.trained, axis), run.train("grad_norm"), number, linewidth=0.9)
-    clips = {run.clip for run in runs}
+    clips = {run.recipe.get("optimizer", {}).get("clip") for run in runs}
     if len(clips) == 1 and (clip := clips.pop()) is not None:
         panel.axhline(clip, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
         panel.annotate(
@@ -248,16 +237,7 @@ def _draw_gradients(panel: Any, runs: Sequence[RunSeries], axis: Axis) -> None:
         )  # fmt: skip
     panel.set_yscale("log")
     panel.set_title("Gradient norm")
-    _plain_decades(panel.yaxis)
-    _finish(panel, axis)
-
-
-def _draw_plain(panel: Any, runs: Sequence[RunSeries], axis: Axis, key: str, title: str) -> None:
-    for number, run in enumerate(runs):
-        _line(panel, run.x(run.trained, axis), run.train(key), number)
-    panel.set_ylim(0, 1.1 * max(np.nanmax(run.train(key)) for run in runs))
-    panel.set_title(title)
-    panel.yaxis.set_major_formatter("{x:g}")
+    plain_log_axis(panel.yaxis, 10.0)
     _finish(panel, axis)
 
 
@@ -280,31 +260,11 @@ def _short_numbers() -> Any:
     return EngFormatter(sep="")
 
 
-def _plain_decades(axis: Any) -> None:
-    """0.5, 1, 2, 5, 10 ... on a logarithmic axis."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:g}")
-
-
-def _settled_range(runs: Sequence[RunSeries]) -> tuple[float, float]:
-    """What the loss panel shows: all that is smooth or validated, and nearly all that is not."""
-    values = []
-    for run in runs:
-        bits = _settled(run.train("step"), run.train("bits_per_token"))
-        smoothed = _settled(run.train("step"), smooth(run.train("bits_per_token")))
-        values += [np.nanquantile(bits, [0.02, 0.98]), smoothed, run.validation("bits_per_token")]
-    return _padded(np.concatenate(values))
-
-
-def _settled(x: Values, values: Values) -> Values:
-    """Values after the first steep fall."""
-    return values[x >= SETTLED * x[-1]] if len(x) >= FEW else values
+def _after_warmup(x: Values, values: Values) -> Values:
+    return values[x >= WARMUP * x[-1]] if len(x) >= FEW else values
 
 
 def _padded(values: Values) -> tuple[float, float]:
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    room = max(0.06 * (high - low), 0.005 * abs(high))
-    return low - room, high + room
+    margin = max(0.06 * (high - low), 0.005 * abs(high))
+    return low - margin, high + margin

@@ -1,51 +1,65 @@
-"""Writing pictures of a walk to where the user wants them: the place is checked before anything is computed."""
+"""HTML replays of a text that is unmasked, and the writing of all pictures of one sampling run."""
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.io import atomic_text
-from unmask.plots.colours import SCALE
-from unmask.plots.painter import changes, shown_positions
+from unmask.errors import UnmaskError
+from unmask.io import atomic_text, check_output_file
+from unmask.plots.painter import changes, shown_positions, write_gif, write_png
+from unmask.plots.style import CONFIDENCE_SCALE
 
 if TYPE_CHECKING:
     from unmask.text_processor import Frame
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
-
-from unmask.errors import UnmaskError
-from unmask.io import check_output_file
-from unmask.plots.painter import write_gif, write_png
 
 TEMPLATE = "replay.html"
-_UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+_ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
 
-def write_html(frames: Sequence[Frame], path: Path, caption: str = "") -> None:
-    """Write the replay of one walk; `caption` stands below its title."""
-    atomic_text(path, page(frames, caption))
+def check_pictures(**paths: Path | None) -> list[Path]:
+    """The files given as `html=`, `gif=` and `png=`; raise `UnmaskError` for one that cannot be written."""
+    given = {suffix: path for suffix, path in paths.items() if path is not None}
+    for suffix, path in given.items():
+        if path.suffix.lower() != f".{suffix}":
+            raise UnmaskError(f"--{suffix} must name a file that ends in .{suffix}, got '{path}'.")
+        check_output_file(path)
+    return list(given.values())
 
 
-def page(frames: Sequence[Frame], caption: str = "") -> str:
-    """The page as a string."""
+def write_pictures(frames: Sequence[Frame], paths: Iterable[Path], caption: str = "") -> None:
+    """Write one sampling run to each file, in the format of its suffix."""
+    # Adaptive samplers know the number of calls only at the end.
+    frames = [replace(frame, calls=frames[-1].calls) for frame in frames]
+    for path in paths:
+        if path.suffix.lower() == ".html":
+            atomic_text(path, make_page(frames, caption))
+        elif path.suffix.lower() == ".gif":
+            write_gif(frames, path)
+        else:
+            write_png(frames, path)
+
+
+def make_page(frames: Sequence[Frame], caption: str = "") -> str:
+    """The HTML page; `caption` is the line below its title."""
     template = files("unmask.plots").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    before, between, after = _parts(template)
-    return f"{before}{html.escape(caption)}{between}{script_safe(replay(frames))}{after}"
+    # Split before inserting, so that a placeholder in the text is left alone.
+    head, rest = template.split("{{caption}}")
+    body, tail = rest.split("{{replay}}")
+    return f"{head}{html.escape(caption)}{body}{script_json(replay_data(frames))}{tail}"
 
 
-def replay(frames: Sequence[Frame]) -> dict[str, Any]:
-    """What the page knows.
+def replay_data(frames: Sequence[Frame]) -> dict[str, Any]:
+    """The data of the page.
 
-    `start` and `finished`: what the first and the last canvas show, None at a mask. `calls`: the changes of each
-    network call, as (position, piece, order, confidence). `hidden`: positions behind the end of the text.
+    `start` and `finished`: the pieces of the first and the last frame, None for a mask. `calls`: the changes of each
+    network call, as (position, piece, order, confidence). `hidden`: the number of positions after the end of the text.
     """
     shown = shown_positions(frames)
     return {
@@ -56,39 +70,10 @@ def replay(frames: Sequence[Frame]) -> dict[str, Any]:
             for before, after in pairwise(frames)
         ],
         "hidden": len(frames[-1].ids) - shown,
-        "scale": SCALE,
+        "scale": CONFIDENCE_SCALE,
     }
 
 
-def script_safe(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever the text says."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
-
-
-def _parts(template: str) -> tuple[str, str, str]:
-    """The template around its two holes; filled at once, so that no text can be taken for a hole."""
-    before, rest = template.split("{{caption}}")
-    between, after = rest.split("{{replay}}")
-    return before, between, after
-
-
-def check_pictures(**wanted: Path | None) -> list[Path]:
-    """The files to write, of `html=`, `gif=` and `png=`; refuses those that cannot be written."""
-    paths = {kind: path for kind, path in wanted.items() if path is not None}
-    for kind, path in paths.items():
-        if path.suffix.lower() != f".{kind}":
-            raise UnmaskError(f"'{path}' does not end in .{kind}; name the file so.")
-        check_output_file(path)
-    return list(paths.values())
-
-
-def draw(frames: Sequence[Frame], paths: Iterable[Path], caption: str = "") -> None:
-    """Write one walk into each file, as its ending says; how many calls it took is known to every frame by now."""
-    frames = [replace(frame, calls=frames[-1].calls) for frame in frames]
-    writers: dict[str, Callable[[Sequence[Frame], Path], None]] = {
-        ".html": partial(write_html, caption=caption),
-        ".gif": write_gif,
-        ".png": write_png,
-    }
-    for path in paths:
-        writers[path.suffix.lower()](frames, path)
+def script_json(data: Any) -> str:
+    """JSON that is safe inside a script element."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)

@@ -1,4 +1,4 @@
-"""How every figure looks and how it is written: quiet axes, colours that all eyes can tell apart, whole files."""
+"""The style of every figure: colours, quiet axes, and atomic writing."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError
 from unmask.io import atomic_bytes, check_output_file
 
+if TYPE_CHECKING:
+    from unmask.evaluation.statistics import Estimate
+
+RGB = tuple[int, int, int]
+
 INK, GREY, PAPER = "#1b1f24", "#8a929b", "#ffffff"
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
-"""Paul Tol's bright scheme, told apart by all kinds of colour vision."""
+"""Paul Tol's bright scheme, which is safe for all kinds of colour vision."""
+CONFIDENCE_SCALE = ("#c8385a", "#d9951a", "#42a01c", "#128c94")
+"""Colours of confidence 0, 1/3, 2/3 and 1, readable on white and on black."""
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 200
 
-_QUIET: dict[str, Any] = {
+_STYLE: dict[str, Any] = {
     "font.size": 8,
     "text.color": INK,
     "axes.titlesize": 8.5,
@@ -54,49 +61,97 @@ _QUIET: dict[str, Any] = {
 }
 
 
+def rgb(code: str) -> RGB:
+    """The bytes of ``#rrggbb``."""
+    return int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)
+
+
+def to_hex(colour: RGB) -> str:
+    """``#rrggbb``."""
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def blend(below: RGB, above: RGB, opacity: float) -> RGB:
+    """`above` painted over `below`."""
+    red, green, blue = (round(a + opacity * (b - a)) for a, b in zip(below, above, strict=True))
+    return red, green, blue
+
+
+def confidence_colour(confidence: float) -> RGB:
+    """The colour of a token predicted with this probability, the same in terminals, pictures and pages."""
+    place = min(max(confidence, 0.0), 1.0) * (len(CONFIDENCE_SCALE) - 1)
+    left = min(int(place), len(CONFIDENCE_SCALE) - 2)
+    return blend(rgb(CONFIDENCE_SCALE[left]), rgb(CONFIDENCE_SCALE[left + 1]), place - left)
+
+
 def check_picture(path: Path) -> None:
-    """Refuse a file name that says no known kind of picture, and a place where none can be written."""
+    """Raise `UnmaskError` if the suffix is not one of a figure, or the file cannot be written."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UnmaskError(f"'{path}' ends in no kind of picture; give it one of the endings {', '.join(SUFFIXES)}.")
+        raise UnmaskError(f"'{path}' must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
     check_output_file(path)
 
 
 @contextmanager
-def drawing() -> Iterator[Any]:
-    """Matplotlib's pyplot in the style of this project, without a screen."""
+def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """A Matplotlib figure in the style of this package, written to `path` at the end of the block."""
+    with styled() as plt:
+        figure = plt.figure(figsize=size, layout="constrained")
+        yield figure
+        write_figure(figure, path)
+        plt.close(figure)
+
+
+@contextmanager
+def styled() -> Iterator[Any]:
+    """Matplotlib's pyplot in the style of this package, without a screen."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     matplotlib.use("Agg")
-
-    with plt.style.context(["default", _QUIET]):
+    with plt.style.context(["default", _STYLE]):
         yield plt
 
 
 def write_figure(figure: Any, path: Path) -> None:
-    """Write a figure whole or not at all, the same bytes for the same figure; the ending says which kind."""
+    """Write a figure atomically in the format of the suffix; equal figures give equal bytes."""
     check_picture(path)
     kind = path.suffix.lower()[1:]
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=DPI, metadata=dated.get(kind))
+    figure.savefig(buffer, format=kind, dpi=DPI, metadata=undated.get(kind))
     atomic_bytes(path, buffer.getvalue())
 
 
 def colour(number: int) -> str:
-    """The colour of the n-th thing of a figure."""
+    """The colour of the n-th series."""
     return COLOURS[number % len(COLOURS)]
 
 
 def dashes(number: int) -> str:
-    """Its line: whole while colours last, then dashed and dotted."""
+    """The line style of the n-th series, which changes when the colours repeat."""
     return ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
 
 
-def legend(figure: Any, loc: str, columns: int, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
-    """A legend outside the panels, in at most so many columns, and no more than the figure has room for."""
-    for fewer in range(min(columns, len(labels)), 0, -1):
-        shown = figure.legend(handles, labels, loc=loc, ncols=fewer, **look)
-        if shown.get_window_extent().width <= 0.98 * figure.bbox.width or fewer == 1:
+def plain_log_axis(axis: Any, base: float, **options: Any) -> None:
+    """Plain numbers on a logarithmic axis: powers of two, or 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0), **options))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
+def error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """[2, n] the lengths of the bars below and above each value; 0 if the interval is unknown."""
+    below = [0.0 if one.low is None else max(0.0, one.value - one.low) for one in estimates]
+    above = [0.0 if one.high is None else max(0.0, one.high - one.value) for one in estimates]
+    return [below, above]
+
+
+def legend(figure: Any, loc: str, columns: int, handles: Sequence[Any], labels: Sequence[str], **style: Any) -> None:
+    """A legend outside the panels, with at most this many columns and no wider than the figure."""
+    for count in range(min(columns, len(labels)), 0, -1):
+        drawn = figure.legend(handles, labels, loc=loc, ncols=count, **style)
+        if drawn.get_window_extent().width <= 0.98 * figure.bbox.width or count == 1:
             return
-        shown.remove()
+        drawn.remove()

@@ -1,4 +1,4 @@
-"""Walks made by hand: frames whose pieces, orders and confidences a test knows."""
+"""Frames of sampling runs with known pieces, orders and confidences."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from unmask.text_processor import GLYPH, Frame
 
 
-def walk_of(pieces: Sequence[str], order: Sequence[int], confidence: Sequence[float], end: int | None = None):
-    """Every frame of a walk that writes `pieces[i]` in call `order[i]` (-1: given); the text ends before `end`."""
+def make_frames(pieces: Sequence[str], order: Sequence[int], confidence: Sequence[float], end: int | None = None):
+    """Frames of a run whose call `order[i]` (-1: given) writes `pieces[i]`; the text ends before `end`."""
     calls = max(order) + 1
     end = len(pieces) if end is None else end
     frames = []
@@ -33,7 +33,7 @@ def walk_of(pieces: Sequence[str], order: Sequence[int], confidence: Sequence[fl
     return frames
 
 
-def story() -> list[Frame]:
+def story_frames() -> list[Frame]:
     """A prompt of two tokens, then five tokens in three calls."""
     pieces = ["Once", " upon", " a", " time", " there", " was", "."]
-    return walk_of(pieces, [-1, -1, 2, 0, 0, 1, 2], [1.0, 1.0, 0.9, 0.25, 0.5, 0.75, 0.0])
+    return make_frames(pieces, [-1, -1, 2, 0, 0, 1, 2], [1.0, 1.0, 0.9, 0.25, 0.5, 0.75, 0.0])
