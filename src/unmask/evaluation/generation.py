@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,13 +96,14 @@ def _plan(
     length = length or config.length
     if config.objective.causal:
         return CheckpointPlan(name, path, (GenerationRun(name, None, length),))
+    choose = partial(choose_sampler, config.schedule, scores=config.objective.predicts_scores)
     runs = []
     for label, options in strategies.items():
         spec = options.get("sampler")
         has_steps = isinstance(spec, Mapping) and "steps" in spec
-        fixed = has_steps or choose_sampler(config.schedule, scores=config.objective.predicts_scores, **options).adaptive
+        fixed = has_steps or choose(**options).adaptive
         for count in (None,) if fixed else steps:
-            sampler = choose_sampler(config.schedule, count, scores=config.objective.predicts_scores, **options)
+            sampler = choose(count, **options)
             if sampler.needs_planner and read_config(folder).planner_width is None:
                 raise missing_planner_error(path)
             calls = getattr(sampler, "steps", None) or length
