@@ -107,7 +107,7 @@ def measure_loading(path: str, length: int, noise: bool) -> dict[str, float]:
     return {"tokens_per_second": speed, "rows_per_second": speed / length, "peak_megabytes": peak_megabytes()}
 
 
-JOBS = {"prepare": measure_preparation, "load": measure_loading}
+JOBS: dict[str, Callable[..., dict[str, float]]] = {"prepare": measure_preparation, "load": measure_loading}
 
 
 def in_a_process(job: str, threads: int = 2, **options: Any) -> dict[str, float]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unmask.checkpoint import load_checkpoint
 from unmask.config import Recipe, read_recipe
+from unmask.data.split import prepare
 from unmask.likelihood import AGREEMENT
 from unmask.objectives.base import Noise
 from unmask.objectives.subs import Subs
@@ -33,7 +34,6 @@ from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import KNOTS, Cosine, Learned, LogLinear, Polynomial, Schedule, draw_times
 from unmask.training import train
-from unmask.training.components import build_components
 from unmask.training.schedule_learner import best_density
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -116,8 +116,10 @@ def _open(run: Path, rows: int, device: str) -> tuple[Any, Learned, Batch]:
     learned = loaded.config.schedule
     if not isinstance(learned, Learned):
         raise SystemExit(f"'{run}' was trained with the schedule {learned.name}; give a run of schedule=learned.")
-    validation = build_components(read_recipe(run / "recipe.yaml")).validation.spread(rows)[:]
-    ids, real = torch.from_numpy(validation.input_ids), torch.from_numpy(validation.attention_mask)
+    data = read_recipe(run / "recipe.yaml").data
+    _, validation = prepare(data.source, data.tokenizer, data.validation, data.seed).rows(data.policy, data.length)
+    chosen = validation.spread(rows)[:]
+    ids, real = torch.from_numpy(chosen.input_ids), torch.from_numpy(chosen.attention_mask)
     return loaded.model.to(device), learned, Batch.of(ids, real).to(device)
 
 
@@ -230,7 +232,11 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", default=["loglinear", "polynomial", "learned"])
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
-    verbs = {"variance": partial(with_run, variance), "density": partial(with_run, density), "training": training}
+    verbs: dict[str, Callable[..., dict[str, Any]]] = {
+        "variance": partial(with_run, variance),
+        "density": partial(with_run, density),
+        "training": training,
+    }
     figures = verbs[options.what](options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

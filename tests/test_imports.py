@@ -25,7 +25,7 @@ LAYERS = [
         "convert",
     },
     {"training"},
-    {"evaluation", "plots", "convert", "doctor", "benchmarks"},
+    {"evaluation", "plots", "convert", "doctor"},
     {"cli"},
     {"__main__"},
 ]

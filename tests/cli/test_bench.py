@@ -1,4 +1,4 @@
-"""`unmask bench` as a user meets it, on networks that take no time."""
+"""`unmask bench` on tiny networks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 TINY = ("model.hidden_size=16", "model.layers=1", "model.heads=2", "--vocab", 19, "--repeats", 2, "--warmup", 0)
+SHORT = ("--length", 12, "--batch", 3)
 
 
 @pytest.mark.parametrize("verb", ["train", "sample", "eval"])
@@ -25,7 +26,6 @@ def test_help_has_examples_and_json(run, verb):
 
 
 def check_figures(result: dict, unit: str) -> None:
-    """What is said twice is said alike."""
     seconds = result["seconds"]
     assert seconds["low"] <= seconds["median"] <= seconds["high"]
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / seconds["median"])
@@ -33,39 +33,9 @@ def check_figures(result: dict, unit: str) -> None:
     assert result["mfu"] > 0
 
 
-def test_ctrl_c_while_another_process_measures_memory_says_stopped_and_no_more(tmp_path):
-    """The terminal sends it to both; the one that measures must neither complain nor be waited for."""
-    command = [sys.executable, "-m", "unmask", "bench", "train", *map(str, TINY), "--steps", "9999", "--repeats", "1"]
-    options = ("--length", "128", "--batch", "32")
-    with (tmp_path / "said").open("w+") as said:
-        process = subprocess.Popen([*command, *options], stderr=said, stdout=said, start_new_session=True)
-        deadline = time.monotonic() + 120
-        while not _measuring(process.pid) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(1.5)  # it is importing now
-        os.killpg(process.pid, signal.SIGINT)
-        asked = time.monotonic()
-        assert process.wait(60) == 130
-        assert time.monotonic() - asked < 30
-        said.seek(0)
-        words = said.read()
-    assert words.strip().endswith("unmask: stopped.")
-    assert "Traceback" not in words
-    assert not _measuring(process.pid)
-
-
-def _measuring(pid: int) -> bool:
-    """Whether a process has a child that works for it."""
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-        return any("spawn_main" in " ".join(child.cmdline()) for child in children)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_training_beside_plain(run):
-    options = ("--length", 12, "--batch", 3, "--steps", 2, "--optimizer", "muon", "--against", "plain")
-    code, out, _ = run("bench", "train", *TINY, *options, "--no-memory", "--json")
+def test_training_against_plain(run):
+    options = ("--steps", 2, "--optimizer", "muon", "--against", "plain", "--no-memory", "--json")
+    code, out, _ = run("bench", "train", *TINY, *SHORT, *options)
     assert code == 0
     report = json.loads(out)
     assert report["setup"]["vocab_size"] == 19
@@ -79,21 +49,15 @@ def test_training_beside_plain(run):
     assert report["against"]["plain"]["memory"] is None
 
 
-def test_memory_is_measured_unless_refused(run):
-    code, out, _ = run("bench", "eval", *TINY, "--length", 12, "--batch", 3, "--calls", 1, "--json")
-    assert code == 0
-    assert 0 < json.loads(out)["results"]["unmask"]["peak_gib"] < 1
-
-
-def test_bounds_beside_training(run):
-    options = ("--length", 12, "--batch", 3, "--calls", 2, "--against", "training", "--no-memory", "--json")
-    code, out, _ = run("bench", "eval", *TINY, *options)
+def test_likelihood_against_training_with_memory(run):
+    code, out, _ = run("bench", "eval", *TINY, *SHORT, "--calls", 2, "--against", "training", "--json")
     assert code == 0
     report = json.loads(out)
+    assert list(report["results"]) == ["unmask", "training"]
     for result in report["results"].values():
         check_figures(result, "call")
         assert result["tokens"] == 2 * 3 * 12
-        assert result["peak_gib"] is None
+        assert 0 < result["peak_gib"] < 1
     assert report["against"]["training"]["speed"]["median"] > 0
 
 
@@ -112,21 +76,21 @@ def test_samplers_over_lengths_and_batches(run):
         assert results["ar"]["calls"] == results["mdlm one by one"]["calls"] == cell["length"]
         assert results["mdlm T=3"]["calls"] <= 3
         assert set(cell["against"]) == {"plain T=3", "plain T=5"}
-    crossings = report["crossings"]
-    assert len(crossings) == 3
-    assert all("ar" in (one["winner"], one["loser"]) for one in crossings)
-    assert all(one["at"] is None or 6 <= one["at"] <= 12 for one in crossings)
+    assert len(report["crossings"]) == 3
+    for one in report["crossings"]:
+        assert "ar" in (one["winner"], one["loser"])
+        assert one["at"] is None or 6 <= one["at"] <= 12
 
 
-def test_words_for_people(run, mdlm_folder):
-    code, out, _ = run("bench", "train", *TINY, "--length", 12, "--batch", 3, "--no-memory", "--against", "plain")
+def test_tables_for_a_terminal(run, mdlm_folder):
+    code, out, _ = run("bench", "train", *TINY, *SHORT, "--no-memory", "--against", "plain")
     assert code == 0
     for words in ("TFLOP/s", "19 tokens, length 12, batch 3", "tokens/s", "ms/step", "times as fast as plain"):
         assert words in out
     code, out, _ = run("bench", "sample", mdlm_folder, "--length", 8, "--length", 16, "--batch", 1, "--limit", "inf")
     assert code == 0
-    for words in ("length 8, batch 1", "mdlm one by one", "At batch 1, "):
-        assert words in out
+    assert "mdlm one by one" in out
+    assert "At batch 1, " in out
     assert set(re.findall(r"length \d+, batch \d+", out)) == {"length 8, batch 1", "length 16, batch 1"}
 
 
@@ -156,12 +120,12 @@ def test_bad_input_is_one_sentence_and_exit_2(run, arguments, words):
 
 
 @pytest.mark.parametrize("verb", ["train", "sample", "eval"])
-def test_what_does_not_fit_is_one_sentence_and_exit_2(run, monkeypatch, verb):
+def test_out_of_memory_is_one_sentence_and_exit_2(run, monkeypatch, verb):
     def full(*args, **kwargs):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
 
     monkeypatch.setattr("unmask.models.dit.DiT.hidden", full)
-    code, out, err = run("bench", verb, *TINY, "--length", 12, "--batch", 3, "--no-memory")
+    code, out, err = run("bench", verb, *TINY, *SHORT, "--no-memory")
     assert code == 2
     assert not out
     assert " ".join(err.split()) == (
@@ -170,10 +134,48 @@ def test_what_does_not_fit_is_one_sentence_and_exit_2(run, monkeypatch, verb):
     )
 
 
-def test_what_breaks_for_another_reason_is_not_explained_away(run, monkeypatch):
+def test_other_errors_are_raised(run, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr("unmask.models.dit.DiT.hidden", broken)
     with pytest.raises(RuntimeError, match="no kernel"):
         run("bench", "train", *TINY, "--length", 12, "--batch", 1, "--no-memory")
+
+
+def test_missing_benchmarks_are_one_sentence_and_exit_2(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("unmask.cli.bench.__file__", str(tmp_path / "site-packages" / "unmask" / "cli" / "bench.py"))
+    code, _, err = run("bench", "train", *TINY)
+    assert code == 2
+    assert "The benchmarks are missing" in err
+
+
+def test_ctrl_c_during_a_memory_measurement(tmp_path):
+    """The terminal interrupts both processes; the child must neither print a traceback nor be waited for."""
+    command = [sys.executable, "-m", "unmask", "bench", "train", *map(str, TINY), "--steps", "9999", "--repeats", "1"]
+    options = ("--length", "128", "--batch", "32")
+    with (tmp_path / "output").open("w+") as output:
+        process = subprocess.Popen(
+            [*command, *options], stderr=output, stdout=output, start_new_session=True, cwd=tmp_path
+        )
+        deadline = time.monotonic() + 120
+        while not _has_child(process.pid) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(1.5)  # the child is importing now
+        os.killpg(process.pid, signal.SIGINT)
+        interrupted = time.monotonic()
+        assert process.wait(60) == 130
+        assert time.monotonic() - interrupted < 30
+        output.seek(0)
+        words = output.read()
+    assert words.strip().endswith("unmask: stopped.")
+    assert "Traceback" not in words
+    assert not _has_child(process.pid)
+
+
+def _has_child(pid: int) -> bool:
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+        return any("spawn_main" in " ".join(child.cmdline()) for child in children)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,32 +1,24 @@
-"""`unmask bench`: what training, sampling and bounds cost on this machine."""
+"""`unmask bench`: speed and memory of training, sampling and likelihoods on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Literal
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
-
-from unmask.cli.common import console
-
-if TYPE_CHECKING:
-    from unmask.benchmarks.report import Place, Ratio, Report, Result
-    from unmask.benchmarks.setup import Setup
-    from unmask.benchmarks.sweep import Cell, Overtaking, SweepReport
-from typing import TYPE_CHECKING, Any
 
 from unmask.cli.common import Device, Json, print_json, progress
+from unmask.cli.options import grouped
 from unmask.errors import UnmaskError
 
-if TYPE_CHECKING:
-    from unmask.benchmarks.setup import Setup
-    from unmask.config import Recipe
 
-
-class Rival(str, Enum):
-    """Whom a bound may be compared with; a type of its own, since Typer's lists take no literals."""
+class LikelihoodBaseline(str, Enum):
+    """Values of `bench eval --against`; an enum because Typer takes no lists of literals."""
 
     plain = "plain"
     training = "training"
@@ -36,113 +28,49 @@ What = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[WHAT] [KEY=VALUE]...",
-        help="A recipe (name or .yaml) or a checkpoint's folder, and overrides such as model.size=tiny; the data are "
-        "synthetic. Without it: on a GPU the small network, 50,258 tokens, length 1,024 and batch 64; on a CPU nano, "
-        "257, 128 and 16.",
+        help="A recipe (name or .yaml) or a checkpoint folder, and overrides such as model.size=tiny. Data are "
+        "synthetic. The default on a GPU is the small network with 50,258 tokens, length 1,024 and batch 64; on a CPU "
+        "nano with 257 tokens, length 128 and batch 16.",
     ),
 ]
-Size = Annotated[Literal["nano", "tiny", "small", "medium"] | None, typer.Option(help="Size of the network.")]
-Vocab = Annotated[int | None, typer.Option(min=2, help="Tokens of the vocabulary, the mask among them.")]
-Length = Annotated[int | None, typer.Option(min=2, help="Tokens of a row.")]
-Lengths = Annotated[list[int] | None, typer.Option(min=2, help="Tokens of a text; repeatable. 128 to 8192 on a GPU.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Rows at a time.")]
-Batches = Annotated[list[int] | None, typer.Option(min=1, help="Texts at a time; repeatable. 1, 16 and 64 on a GPU.")]
-StepCounts = Annotated[
-    list[int] | None, typer.Option(min=1, help="Steps T of masked diffusion; repeatable. 1000 on a GPU.")
-]
+Length = Annotated[int | None, typer.Option(min=2, help="Tokens per row.")]
+Lengths = Annotated[list[int] | None, typer.Option(min=2, help="Tokens per text; repeatable. 128 to 8192 on a GPU.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Rows per batch.")]
+Batches = Annotated[list[int] | None, typer.Option(min=1, help="Texts per batch; repeatable. 1, 16, 64 on a GPU.")]
+StepCounts = Annotated[list[int] | None, typer.Option(min=1, help="Sampling steps T; repeatable. 1000 on a GPU.")]
 Limit = Annotated[
     float,
+    typer.Option(min=0, help="Seconds per sampler; a longer run is estimated from a part of it, marked ~. inf: never."),
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Counted rounds; every implementation runs once per round.")]
+Optimizer = Annotated[
+    Literal["adamw", "muon"] | None, typer.Option(help="Optimizer; the plain implementation always uses AdamW.")
+]
+Against = Annotated[Literal["plain"] | None, typer.Option(help="Compare with the plain dense implementation.")]
+LikelihoodBaselines = Annotated[
+    list[LikelihoodBaseline] | None,
     typer.Option(
-        min=0, help="Seconds one figure may take; a longer walk is timed over an excerpt, marked ~. inf walks all."
+        help="Compare with the plain dense implementation, or with training by the recipe's optimizer and "
+        "accumulation; repeatable."
     ),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Rounds that count; every contender runs once a round.")]
-Warmup = Annotated[int, typer.Option(min=0, help="Rounds before them that do not.")]
-Precision = Annotated[Literal["auto", "bf16", "float32"] | None, typer.Option(help="What matrices are multiplied in.")]
-Memory = Annotated[
-    bool | None, typer.Option(help="Peak memory of each contender alone; on a CPU in a process of its own.")
-]
-Against = Annotated[Literal["plain"] | None, typer.Option(help="Also the plain dense implementation, and the ratios.")]
 
 
-def show_report(report: Report, setup: Setup) -> None:
-    """Where, what, a table of the contenders, and the ratios."""
-    show_place(report.place, setup, f", length {setup.length}, batch {setup.batch}")
-    console.print(results_table(report.results, report.place))
-    show_ratios(next(iter(report.results)), report.ratios)
+@dataclass(frozen=True)
+class Options:
+    """Options of every benchmark."""
 
-
-def show_sweep(report: SweepReport) -> None:
-    """A table for each length and batch, and where samplers cross."""
-    show_place(report.place, report.sweep.setup)
-    for cell in report.cells:
-        show_cell(cell, report.place)
-    show_overtakings(report.overtakings)
-
-
-def show_place(place: Place, setup: Setup, rows: str = "") -> None:
-    """Device, network and rate of products in two lines; `rows`: what is said of them, where all are alike."""
-    precision = str(setup.precision).removeprefix("torch.")
-    config = setup.config
-    shape = f"{config.num_hidden_layers} blocks of width {config.hidden_size}, {setup.vocab_size:,} tokens"
-    _say(
-        f"{place.device}, {place.threads} threads, torch {place.version}, {precision}: {place.rate / 1e12:.3g} TFLOP/s"
-    )
-    _say(f"{setup.spec.name}: {shape}{rows}")
-
-
-def show_cell(cell: Cell, place: Place) -> None:
-    """The samplers at one length and batch."""
-    _say(f"\nlength {cell.length}, batch {cell.batch}")
-    console.print(results_table(cell.results, place))
-    for name, ratio in cell.ratios.items():
-        show_ratios(name.replace("plain", "mdlm"), {name: ratio})
-
-
-def results_table(results: Mapping[str, Result], place: Place) -> Table:
-    """A row a contender."""
-    unit = next(iter(results.values())).unit
-    table = Table(box=None, header_style="bold")
-    table.add_column("", no_wrap=True)
-    for heading in ("tokens/s", "seconds", "quartiles", f"{unit}s", f"ms/{unit}", "GiB", "MFU"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, result in results.items():
-        table.add_row(name, *_figures(result, place))
-    return table
-
-
-def show_ratios(first: str, ratios: Mapping[str, Ratio]) -> None:
-    """One sentence a comparison."""
-    for name, ratio in ratios.items():
-        speed = ratio.speed
-        words = f"{first} is {speed.median:.2f} ({speed.low:.2f} to {speed.high:.2f}) times as fast as {name}"
-        _say(words + (f", in {ratio.memory:.2f} of its memory." if ratio.memory is not None else "."))
-
-
-def show_overtakings(found: Iterable[Overtaking]) -> None:
-    """One sentence for each pair of samplers along lengths, and along batches."""
-    for one in found:
-        crossing = one.crossing
-        at = f"At batch {one.fixed}" if one.axis == "length" else f"At length {one.fixed}"
-        reach = f"at every {one.axis} tried" if crossing.at is None else f"from {one.axis} {crossing.at:,.0f} on"
-        _say(f"{at}, {crossing.winner} is faster than {crossing.loser} {reach}.")
-
-
-def _figures(result: Result, place: Place) -> list[str]:
-    spread = result.spread
-    return [
-        f"{result.tokens_per_second:,.0f}",
-        f"{'~' if result.estimated else ''}{spread.median:.3g}",
-        f"{spread.low:.3g}–{spread.high:.3g}",
-        f"{result.units:,.0f}",
-        f"{1000 * spread.median / result.units:.3g}",
-        "-" if result.peak_gib is None else f"{result.peak_gib:.2f}",
-        f"{result.mfu(place):.0%}",
-    ]
-
-
-def _say(words: str) -> None:
-    console.print(words, highlight=False, soft_wrap=True, markup=False)
+    size: Annotated[Literal["nano", "tiny", "small", "medium"] | None, typer.Option(help="Size of the network.")] = None
+    vocab: Annotated[int | None, typer.Option(min=2, help="Vocabulary size, mask token included.")] = None
+    precision: Annotated[
+        Literal["auto", "bf16", "float32"] | None, typer.Option(help="Precision of matrix products.")
+    ] = None
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds before the counted ones.")] = 1
+    memory: Annotated[
+        bool | None, typer.Option(help="Measure the peak memory of each implementation, on a CPU in a new process.")
+    ] = None
+    device: Device = None
+    as_json: Json = False
 
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory: unmask bench train|sample|eval.")
@@ -154,28 +82,22 @@ def bench() -> None:
 
 
 @app.command("train")
+@grouped
 def train(
     what: What = None,
-    size: Size = None,
-    vocab: Vocab = None,
+    *,
     length: Length = None,
     batch: Batch = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of a run; 20 on a GPU, 3 on a CPU.")] = None,
-    repeats: Repeats = 5,
-    warmup: Warmup = 1,
-    precision: Precision = None,
-    optimizer: Annotated[
-        Literal["adamw", "muon"] | None, typer.Option(help="Who moves the weights; the plain way always by AdamW.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps per run; 20 on a GPU, 3 on a CPU.")] = None,
+    optimizer: Optimizer = None,
     against: Against = None,
-    memory: Memory = None,
-    device: Device = None,
-    as_json: Json = False,
+    repeats: Repeats = 5,
+    options: Options,
 ) -> None:
-    """Training as 'unmask train' does it, on random tokens: tokens a second, peak memory, MFU.
+    """Measure training on random tokens: tokens per second, peak memory, MFU.
 
-    Every figure is the median of the rounds, with the quartiles. MFU is the share of the speed that a large matrix
-    product has on the same device.
+    Figures are medians over the rounds, with quartiles. MFU is relative to the measured speed of a large matrix product
+    on the same device.
 
     Examples:
 
@@ -187,41 +109,27 @@ def train(
 
         unmask bench train paper/owt --vocab 50258 training.batch_size=32
     """
-    from unmask.benchmarks.choices import check_trains_on
-    from unmask.benchmarks.train import CONTENDERS, Training
-    from unmask.models.inference import select_device
-
-    where = select_device(device)
-    check_trains_on(where)
-    recipe, setup = _chosen(what, where, vocab, _options(size, length, batch, precision, optimizer))
-    _check_comparable(setup, against)
-    work = Training(setup, recipe.optimizer, steps or _by(where, 20, 3), recipe.training.accumulation)
-    _contest(work, CONTENDERS, [against], repeats, warmup, memory, as_json)
+    module, device = _import("train"), _device(options)
+    module.check_training_device(device)
+    overrides = {"data.length": length, "training.batch_size": batch, "optimizer": optimizer}
+    baselines = [against] if against else []
+    work = _workload(options, what, overrides, device, baselines, steps or (20 if device.type == "cuda" else 3))
+    _compare(module.compare_training, work, baselines, repeats, options)
 
 
 @app.command("eval")
+@grouped
 def evaluate(
     what: What = None,
-    size: Size = None,
-    vocab: Vocab = None,
+    *,
     length: Length = None,
     batch: Batch = None,
-    calls: Annotated[int | None, typer.Option(min=1, help="Batches of a run; 20 on a GPU, 5 on a CPU.")] = None,
+    calls: Annotated[int | None, typer.Option(min=1, help="Batches per run; 20 on a GPU, 5 on a CPU.")] = None,
+    against: LikelihoodBaselines = None,
     repeats: Repeats = 5,
-    warmup: Warmup = 1,
-    precision: Precision = None,
-    against: Annotated[
-        list[Rival] | None,
-        typer.Option(
-            help="Also the plain dense implementation, or our own training by the optimizer and accumulation of the "
-            "recipe, and the ratios; repeatable."
-        ),
-    ] = None,
-    memory: Memory = None,
-    device: Device = None,
-    as_json: Json = False,
+    options: Options,
 ) -> None:
-    """A bound of one draw a row, as 'unmask eval' computes each of its draws, on random tokens.
+    """Measure a likelihood bound with one noise draw per row, as 'unmask eval' computes each draw, on random tokens.
 
     Examples:
 
@@ -231,41 +139,31 @@ def evaluate(
 
         unmask bench eval runs/mine --batch 64
     """
-    from unmask.benchmarks.bounds import CONTENDERS, Scoring
-    from unmask.benchmarks.choices import check_trains_on
-    from unmask.models.inference import select_device
-
-    where = select_device(device)
-    others = [rival.value for rival in against or []]
-    if "training" in others:
-        check_trains_on(where)
-    recipe, setup = _chosen(what, where, vocab, _options(size, length, batch, precision))
-    _check_comparable(setup, "plain" if "plain" in others else None)
-    work = Scoring(setup, calls or _by(where, 20, 5), recipe.optimizer, recipe.training.accumulation)
-    _contest(work, CONTENDERS, others, repeats, warmup, memory, as_json)
+    device = _device(options)
+    baselines = list(dict.fromkeys(one.value for one in against or []))
+    if "training" in baselines:
+        _import("train").check_training_device(device)
+    overrides = {"data.length": length, "training.batch_size": batch}
+    work = _workload(options, what, overrides, device, baselines, calls or (20 if device.type == "cuda" else 5))
+    _compare(_import("likelihood").compare_likelihood, work, baselines, repeats, options)
 
 
 @app.command("sample")
+@grouped
 def sample(
     what: What = None,
-    size: Size = None,
-    vocab: Vocab = None,
+    *,
     length: Lengths = None,
     batch: Batches = None,
     steps: StepCounts = None,
-    repeats: Repeats = 3,
-    warmup: Warmup = 1,
     limit: Limit = 10.0,
-    precision: Precision = None,
     against: Against = None,
-    memory: Memory = None,
-    device: Device = None,
-    as_json: Json = False,
+    repeats: Repeats = 3,
+    options: Options,
 ) -> None:
-    """Masked diffusion in T steps and one token at a time beside the AR twin with its cache, and where they cross.
+    """Measure masked diffusion in T steps and one token at a time against an autoregressive model with a cache.
 
-    Weights are random and tokens are whatever they give; the time does not depend on them. Peak memory is measured on a
-    GPU, and on a CPU with --memory.
+    Weights are random; the time does not depend on them. Memory is measured on a GPU, and on a CPU with --memory.
 
     Examples:
 
@@ -275,84 +173,84 @@ def sample(
 
         unmask bench sample runs/mine --steps 64 --json
     """
-    from unmask.benchmarks.sweep import Sweep
+    device = _device(options)
+    gpu = device.type == "cuda"
+    if not length and not _import("setup").is_named(what or []):
+        length = [128, 512, 1024, 2048, 8192] if gpu else [64, 128, 256]
+    baselines = [against] if against else []
+    setup = _workload(options, what, {"data.length": max(length or [], default=None)}, device, baselines).setup
+    lengths = sorted(set(length or [setup.length]))
+    batches = sorted(set(batch or ([1, 16, 64] if gpu else [1, 4])))
+    step_counts = sorted(set(steps or ([1000] if gpu else [16])))
+    with progress("sampling", len(lengths) * len(batches), quiet=options.as_json) as advance:
+        report = _import("sample").measure_sweep(
+            setup,
+            lengths,
+            batches,
+            step_counts,
+            ("one by one", "ar", *baselines),
+            repeats=repeats,
+            warmup=options.warmup,
+            limit=limit,
+            memory=gpu if options.memory is None else options.memory,
+            progress=advance,
+        )
+    if options.as_json:
+        print_json(report.as_dict())
+    else:
+        _import("tables").print_sweep(report, setup)
 
-    pass
+
+def _import(module: str) -> Any:
+    """Import a module of the benchmarks, from the installed wheel or from the source checkout."""
+    try:
+        return import_module(f"unmask.benchmarks.{module}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("unmask.benchmarks"):
+            raise
+    checkout = Path(__file__).parents[3]
+    if not (checkout / "benchmarks" / f"{module}.py").is_file():
+        raise UnmaskError("The benchmarks are missing from this installation; reinstall unmask.")
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    return import_module(f"benchmarks.{module}")
+
+
+def _device(options: Options) -> Any:
     from unmask.models.inference import select_device
 
-    where = select_device(device)
-    lengths = sorted(set(length or ([] if _named(what) else _by(where, [128, 512, 1024, 2048, 8192], [64, 128, 256]))))
-    _, setup = _chosen(what, where, vocab, _options(size, max(lengths, default=None), None, precision))
-    _check_comparable(setup, against)
-    sweep = Sweep(
-        setup,
-        lengths or [setup.length],
-        sorted(set(batch or _by(where, [1, 16, 64], [1, 4]))),
-        sorted(set(steps or _by(where, [1000], [16]))),
-        ("one by one", "ar", *([against] if against else [])),
-        repeats,
-        warmup,
-        limit,
-        where.type == "cuda" if memory is None else memory,
-    )
-    with progress("sampling", sweep.cells, quiet=as_json) as advance:
-        report = sweep.measure(advance)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        show_sweep(report)
+    return select_device(options.device)
 
 
-def _contest(work: Any, known: Any, others: Any, repeats: int, warmup: int, memory: bool | None, as_json: bool) -> None:
-    """Measure our way beside others and print it."""
-    from unmask.benchmarks.contest import measure
-
-    pass
-
-    contenders = {name: known[name] for name in ("unmask", *dict.fromkeys(filter(None, others)))}
-    wanted = memory is not False
-    rounds = len(contenders) * (repeats + warmup + wanted)
-    with progress("measuring", rounds, quiet=as_json) as advance:
-        report = measure(work, contenders, repeats=repeats, warmup=warmup, memory=wanted, progress=advance)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        show_report(report, work.setup)
-
-
-def _chosen(what: list[str] | None, device: Any, vocab: int | None, options: list[str]) -> tuple[Recipe, Setup]:
-    from unmask.benchmarks.choices import chosen_recipe, setup_for
-
-    recipe = chosen_recipe(what or [], options, device)
-    return recipe, setup_for(recipe, _named(what), vocab, device)
-
-
-def _named(what: list[str] | None) -> bool:
-    """Whether a recipe or checkpoint was named, and not overrides alone."""
-    return bool(what) and "=" not in what[0]  # type: ignore[index]
-
-
-def _options(
-    size: str | None, length: int | None, batch: int | None, precision: str | None, optimizer: str | None = None
-) -> list[str]:
-    """The options as overrides of a recipe."""
-    values = {
-        "model.size": size,
-        "data.length": length,
-        "training.batch_size": batch,
-        "training.precision": precision,
-        "optimizer": optimizer,
-    }
-    return [f"{key}={value}" for key, value in values.items() if value is not None]
-
-
-def _by(device: Any, on_gpu: Any, on_cpu: Any) -> Any:
-    return on_gpu if device.type == "cuda" else on_cpu
-
-
-def _check_comparable(setup: Setup, against: str | None) -> None:
-    if against and (setup.objective.causal or setup.objective.needs_visible_rows or setup.objective.needs_mask_logit):
+def _workload(
+    options: Options,
+    what: list[str] | None,
+    overrides: dict[str, Any],
+    device: Any,
+    baselines: Sequence[str],
+    count: int = 1,
+) -> Any:
+    """Read the recipe, and check that it can be compared with the baselines."""
+    module = _import("setup")
+    overrides |= {"model.size": options.size, "training.precision": options.precision}
+    given = [f"{key}={value}" for key, value in overrides.items() if value is not None]
+    recipe = module.read_bench_recipe(what or [], given, device)
+    setup = module.make_setup(recipe, module.is_named(what or []), options.vocab, device)
+    objective = setup.objective
+    if "plain" in baselines and (objective.causal or objective.needs_visible_rows or objective.needs_mask_logit):
         raise UnmaskError(
-            f"The plain implementation is masked diffusion by SUBS and cannot stand beside the objective "
-            f"'{setup.objective.name}'; leave --against out."  # type: ignore[attr-defined]
+            f"The plain implementation trains with SUBS and cannot be compared with the objective '{objective.name}'; "
+            "leave --against out."
         )
+    return module.Workload(setup, count, recipe.optimizer, recipe.training.accumulation)
+
+
+def _compare(compare: Callable[..., Any], work: Any, baselines: Sequence[str], repeats: int, options: Options) -> None:
+    memory = options.memory is not False
+    rounds = (1 + len(baselines)) * (repeats + options.warmup + memory)
+    with progress("measuring", rounds, quiet=options.as_json) as advance:
+        report = compare(work, baselines, repeats=repeats, warmup=options.warmup, memory=memory, progress=advance)
+    if options.as_json:
+        print_json(report.as_dict())
+    else:
+        _import("tables").print_report(report, work.setup)

@@ -1,15 +1,15 @@
-"""What unmask is compared with: masked diffusion as one would write it first, in torch alone, but without waste.
+"""The baseline: masked diffusion written plainly in PyTorch, dense but without avoidable work.
 
-Logits at every position, [B, L, V]; `F.cross_entropy`; ancestral sampling that keeps its probabilities while the canvas
-stands still. Nothing is computed in float64, copied without need or waited for without need. Parameters carry the names
-of unmask's own DiT, so that weights can be carried over.
+It computes logits [B, L, V] at every position and `F.cross_entropy` on them. Ancestral sampling reuses its
+probabilities while the canvas does not change. There are no float64 operations and no avoidable copies or
+synchronisations. Parameters have the names of unmask's DiT, so that weights can be copied.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,48 +18,21 @@ from torch import Tensor, nn
 IGNORED = -100
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a network."""
-
-    vocab_size: int
-    mask_token_id: int
-    length: int
-    width: int
-    layers: int
-    heads: int
-    mlp_ratio: int = 4
-    dropout: float = 0.1
-
-
-class Embedding(nn.Module):
-    """One vector a token."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        bound = shape.width**-0.5
-        self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width).uniform_(-bound, bound))
-
-    def forward(self, ids_BL: Tensor) -> Tensor:
-        return F.embedding(ids_BL, self.embedding)
-
-
 class Block(nn.Module):
-    """Attention and an MLP, each normalised before, dropped out and added."""
+    """A pre-norm transformer block with rotary attention."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        width, inner = shape.width, shape.mlp_ratio * shape.width
-        self.heads = shape.heads
+        width, inner = config.hidden_size, config.mlp_ratio * config.hidden_size
+        self.heads = config.num_attention_heads
         self.norm1 = nn.LayerNorm(width)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, width))
-        self.dropout = nn.Dropout(shape.dropout)
-        for silent in (self.attn_out, self.mlp[2]):
-            for parameter in silent.parameters():
-                nn.init.zeros_(parameter)
+        self.dropout = nn.Dropout(config.dropout)
+        for parameter in (self.attn_out.weight, *self.mlp[2].parameters()):
+            nn.init.zeros_(parameter)
 
     def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         qkv = self.attn_qkv(self.norm1(x_BLD)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
@@ -69,53 +42,45 @@ class Block(nn.Module):
         return x_BLD + self.dropout(self.mlp(self.norm2(x_BLD)))
 
 
-class Output(nn.Module):
-    """The last norm and the projection to the vocabulary, in which the mask has no chance."""
-
-    closed: Tensor
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.norm_final = nn.LayerNorm(shape.width)
-        self.linear = nn.Linear(shape.width, shape.vocab_size)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        closed = torch.zeros(shape.vocab_size)
-        closed[shape.mask_token_id] = -math.inf
-        self.register_buffer("closed", closed, persistent=False)
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        return F.linear(self.norm_final(x_BLD), self.linear.weight, self.linear.bias + self.closed)
-
-
 class PlainDiT(nn.Module):
-    """The unconditioned denoiser: ids [B, L] to logits [B, L, V]."""
+    """The unconditioned denoiser, from ids [B, L] to logits [B, L, V]; the logit of the mask is minus infinity."""
 
     cos: Tensor
     sin: Tensor
+    mask_bias: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: Any, length: int) -> None:
+        """Build the network of the sizes in a `DiTConfig`."""
         super().__init__()
-        self.shape = shape
-        self.vocab_embed = Embedding(shape)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.output_layer = Output(shape)
-        cos, sin = rotary(shape.length, shape.width // shape.heads)
+        self.mask_token_id = config.mask_token_id
+        vocab_size, width = config.vocab_size, config.hidden_size
+        embedding = torch.empty(vocab_size, width).uniform_(-(width**-0.5), width**-0.5)
+        self.vocab_embed = nn.ParameterDict({"embedding": nn.Parameter(embedding)})
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.output_layer = nn.ModuleDict({"norm_final": nn.LayerNorm(width), "linear": nn.Linear(width, vocab_size)})
+        for parameter in self.output_layer["linear"].parameters():
+            nn.init.zeros_(parameter)
+        cos, sin = rotary(length, width // config.num_attention_heads)
+        mask_bias = torch.zeros(vocab_size)
+        mask_bias[self.mask_token_id] = -math.inf
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("mask_bias", mask_bias, persistent=False)
 
     def forward(self, ids_BL: Tensor) -> Tensor:
         length = ids_BL.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
-        x_BLD = self.vocab_embed(ids_BL)
+        x_BLD = F.embedding(ids_BL, self.vocab_embed["embedding"])
         for block in self.blocks:
             x_BLD = block(x_BLD, cos, sin)
-        return self.output_layer(x_BLD)
+        x_BLD = self.output_layer["norm_final"](x_BLD)
+        head = cast(nn.Linear, self.output_layer["linear"])
+        return F.linear(x_BLD, head.weight, head.bias + self.mask_bias)
 
     def loss(self, ids_BL: Tensor, t_B: Tensor, u_BL: Tensor) -> Tensor:
-        """Nats a token of the bound at times t under the log-linear schedule; tokens with u < t are masked."""
+        """Return the bound in nats per token at times t under the log-linear schedule; tokens with u < t are masked."""
         masked_BL = u_BL < t_B[:, None]
-        logits_BLV = self(ids_BL.masked_fill(masked_BL, self.shape.mask_token_id))
+        logits_BLV = self(ids_BL.masked_fill(masked_BL, self.mask_token_id))
         targets_BL = ids_BL.masked_fill(~masked_BL, IGNORED)
         nll = F.cross_entropy(
             logits_BLV.flatten(0, 1), targets_BL.flatten(), ignore_index=IGNORED, reduction="none"
@@ -124,32 +89,32 @@ class PlainDiT(nn.Module):
 
 
 def rotary(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [L, d/2] of the angles by which positions turn."""
+    """Return cosines and sines [L, d/2] of the rotary angles."""
     frequency = 10_000.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
     angle = torch.arange(length)[:, None] * frequency
     return angle.cos(), angle.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + d/2) of x [B, H, L, d]."""
+    """Rotate the pairs (i, i + d/2) of x [B, H, L, d]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def draw_noise(ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Stratified times [B] above 0, and uniforms [B, L]."""
+    """Draw stratified times [B] in (0, 1) and uniform numbers [B, L]."""
     batch, device = ids_BL.shape[0], ids_BL.device
     t_B = (torch.rand((), device=device) + torch.arange(batch, device=device) / batch) % 1
     return t_B.clamp_min(1e-6), torch.rand(ids_BL.shape, device=device)
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Products in this precision."""
+    """Multiply matrices in this precision."""
     return torch.autocast(device.type, precision, enabled=precision != torch.float32)
 
 
 class PlainTrainer:
-    """A network, AdamW in one kernel, clipping, and the average of the weights."""
+    """Fused AdamW with gradient clipping and an exponential moving average of the weights."""
 
     def __init__(self, network: PlainDiT, precision: torch.dtype, ema: float = 0.9999) -> None:
         self.network = network.train()
@@ -160,7 +125,7 @@ class PlainTrainer:
         self.ema = ema
 
     def step(self, ids_BL: Tensor) -> None:
-        """One step on clean rows that lie on the device."""
+        """Train on clean rows that are on the device."""
         with autocast(ids_BL.device, self.precision):
             loss = self.network.loss(ids_BL, *draw_noise(ids_BL))
         loss.backward()
@@ -172,26 +137,26 @@ class PlainTrainer:
 
 
 @torch.inference_mode()
-def plain_walk(
+def plain_sample(
     network: PlainDiT, batch: int, length: int, steps: int, precision: torch.dtype
 ) -> Iterator[tuple[Tensor, int]]:
-    """Ancestral sampling: the canvas [B, L] and the network calls so far, before the first of T steps and after each.
+    """Run ancestral sampling, yielding the canvas [B, L] and the network calls so far, before the first step too.
 
-    With t = i/T and s = (i-1)/T a masked position is revealed with the chance (t - s)/t = 1/i. Tokens are drawn at all
-    positions by the inverse of their cumulated probabilities, which costs less than noise for every token. The network
-    is called where the canvas has changed; otherwise the last probabilities serve again.
+    With t = i/T and s = (i-1)/T a masked position is revealed with probability (t - s)/t = 1/i. Tokens are drawn at all
+    positions by inverting the cumulative distribution, which is cheaper than Gumbel noise for every token. The network
+    is called only if the canvas has changed.
     """
-    mask, device = network.shape.mask_token_id, network.cos.device
+    mask, device = network.mask_token_id, network.cos.device
     z_BL = torch.full((batch, length), mask, device=device)
     calls, changed = 0, True
     yield z_BL, calls
     for i in range(steps, 0, -1):
         if changed:
             with autocast(device, precision):
-                cumulated_BLV = torch.softmax(network(z_BL), dim=-1, dtype=torch.float32).cumsum_(-1)
+                cdf_BLV = torch.softmax(network(z_BL), dim=-1, dtype=torch.float32).cumsum_(-1)
             calls += 1
-        chosen_BL1 = torch.rand((batch, length, 1), device=device) * cumulated_BLV[..., -1:]
-        drawn_BL = torch.searchsorted(cumulated_BLV, chosen_BL1).squeeze(-1)
+        chosen_BL1 = torch.rand((batch, length, 1), device=device) * cdf_BLV[..., -1:]
+        drawn_BL = torch.searchsorted(cdf_BLV, chosen_BL1).squeeze(-1)
         revealed_BL = (z_BL == mask) & (torch.rand((batch, length), device=device) * i < 1)
         new_BL = torch.where(revealed_BL, drawn_BL, z_BL)
         changed = not torch.equal(new_BL, z_BL)
@@ -201,7 +166,7 @@ def plain_walk(
 
 @torch.inference_mode()
 def plain_bound(network: PlainDiT, rows_NL: Tensor, batch: int, precision: torch.dtype) -> float:
-    """Nats a token of rows on the CPU, by one draw each."""
+    """Return the bound of rows in host memory in nats per token, with one noise draw per row."""
     device = network.cos.device
     nats = torch.zeros((), device=device)
     for rows_BL in rows_NL.split(batch):
