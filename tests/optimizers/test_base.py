@@ -11,11 +11,10 @@ from unmask.models.build import LoraConfig, add_lora
 from unmask.optimizers.base import AdamW
 from unmask.optimizers.muon import (
     Muon,
-    OrthogonalMomentum,
-    can_take_muon,
+    MuonOptimizer,
     is_hidden_matrix,
-    orthogonal,
-    orthogonal_parts,
+    newton_schulz,
+    orthogonalise,
 )
 
 CPU = torch.device("cpu")
@@ -68,24 +67,24 @@ def test_orthogonal_keeps_the_vectors_and_levels_the_values(shape: tuple[int, in
     torch.manual_seed(0)
     matrix = torch.randn(shape)
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-    inner = u.mT @ orthogonal(matrix[None])[0] @ vh.mT
+    inner = u.mT @ newton_schulz(matrix[None])[0] @ vh.mT
     levelled = inner.diagonal()
     assert 0.6 < float(levelled.min()) <= float(levelled.max()) < 1.3
     torch.testing.assert_close(inner, torch.diag(levelled), rtol=0, atol=1e-4)
 
 
 def test_orthogonal_of_nothing_is_nothing() -> None:
-    assert torch.equal(orthogonal(torch.zeros(1, 4, 6)), torch.zeros(1, 4, 6))
+    assert torch.equal(newton_schulz(torch.zeros(1, 4, 6)), torch.zeros(1, 4, 6))
 
 
 def test_parts_are_made_orthogonal_one_by_one_and_company_does_not_matter() -> None:
     torch.manual_seed(1)
     fused, square, other = torch.randn(36, 12), torch.randn(12, 12), torch.randn(48, 12)
-    parts = torch.cat([orthogonal_parts([part])[0] for part in fused.chunk(3)])
-    torch.testing.assert_close(orthogonal_parts([fused], parts=3)[0], parts)
-    together = orthogonal_parts([square, other, fused.chunk(3)[1]])
-    torch.testing.assert_close(together[0], orthogonal_parts([square])[0])
-    torch.testing.assert_close(together[1], orthogonal_parts([other])[0])
+    parts = torch.cat([orthogonalise([part])[0] for part in fused.chunk(3)])
+    torch.testing.assert_close(orthogonalise([fused], parts=3)[0], parts)
+    together = orthogonalise([square, other, fused.chunk(3)[1]])
+    torch.testing.assert_close(together[0], orthogonalise([square])[0])
+    torch.testing.assert_close(together[1], orthogonalise([other])[0])
     torch.testing.assert_close(together[2], parts[12:24])
 
 
@@ -96,15 +95,15 @@ def test_a_fused_matrix_moves_as_its_parts_would() -> None:
     fused.grad = gradient.clone()
     for part, its in zip(parts, gradient.chunk(3), strict=True):
         part.grad = its.clone()
-    OrthogonalMomentum([{"params": [fused], "parts": 3}], lr=0.1, momentum=0.9).step()
-    OrthogonalMomentum(parts, lr=0.1, momentum=0.9).step()
+    MuonOptimizer([{"params": [fused], "parts": 3}], lr=0.1, momentum=0.9).step()
+    MuonOptimizer(parts, lr=0.1, momentum=0.9).step()
     torch.testing.assert_close(fused.detach(), torch.cat([part.detach() for part in parts]))
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (96, 32), (32, 128)])
 def test_updates_have_the_size_of_adamws(shape: tuple[int, int]) -> None:
     torch.manual_seed(2)
-    (update,) = orthogonal_parts([torch.randn(shape)])
+    (update,) = orthogonalise([torch.randn(shape)])
     assert float(update.square().mean().sqrt()) == pytest.approx(0.2, rel=0.2)
 
 
@@ -116,7 +115,7 @@ def test_steps_are_those_of_torchs_muon(shape: tuple[int, int]) -> None:
     start = torch.randn(shape)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.5}
-    pair = OrthogonalMomentum([ours], **options), torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **options)
+    pair = MuonOptimizer([ours], **options), torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **options)
     for _ in range(4):
         ours.grad = torch.randn(shape)
         theirs.grad = ours.grad.clone()
@@ -163,7 +162,7 @@ def test_the_chain_steps_as_its_halves_would_alone_at_the_rate_it_is_given() -> 
     hidden = {name: parameter for name, parameter in alone.items() if is_hidden_matrix(name, parameter)}
     rest = {name: parameter for name, parameter in alone.items() if name not in hidden}
     groups = [{"params": [p], "parts": 3 if "qkv" in name else 1} for name, p in hidden.items()]
-    halves = OrthogonalMomentum(groups, lr=0.01, momentum=0.95), AdamW(learning_rate=0.01).build(rest, CPU)
+    halves = MuonOptimizer(groups, lr=0.01, momentum=0.95), AdamW(learning_rate=0.01).build(rest, CPU)
     for group in chain.param_groups:
         group["lr"] = 0.01
     for step in range(3):
@@ -179,13 +178,12 @@ def test_the_chain_steps_as_its_halves_would_alone_at_the_rate_it_is_given() -> 
 def test_muon_gives_way_to_adamw_with_a_reason() -> None:
     parameters = dict(network().named_parameters())
     config = Muon(learning_rate=0.01, cooldown=0.5, ema=0.5)
-    assert config.fitting(parameters) == (config, None)
-    assert can_take_muon(parameters) is None
-    other, message = config.fitting(parameters, flattened_by="DeepSpeed")
+    assert config.resolve(parameters) == (config, None)
+    other, message = config.resolve(parameters, flattened_by="DeepSpeed")
     assert other == AdamW(learning_rate=0.001, warmup=50, cooldown=0.5, ema=0.5)
     assert message is not None
-    assert "since DeepSpeed rolls matrices into vectors; AdamW takes its place, at a rate of 0.001" in message
+    assert "because DeepSpeed flattens matrices into vectors; using AdamW with a rate of 0.001" in message
     adapted = add_lora(network(), LoraConfig(rank=2))
     learning = {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert "no matrix inside a block learns" in str(config.fitting(learning)[1])
-    assert AdamW().fitting(parameters, flattened_by="DeepSpeed") == (AdamW(), None)
+    assert "no matrix inside a block is trained" in str(config.resolve(learning)[1])
+    assert AdamW().resolve(parameters, flattened_by="DeepSpeed") == (AdamW(), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import multiprocessing, nn
 
-from unmask.optimizers.muon import OrthogonalMomentum
+from unmask.optimizers.muon import MuonOptimizer
 
 
 def sharded(rank: int, port: int, folder: str) -> None:
@@ -24,7 +24,7 @@ def sharded(rank: int, port: int, folder: str) -> None:
     torch.manual_seed(0)
     whole = torch.randn(12, 4)
     shard = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
-    optimizer = OrthogonalMomentum([{"params": [shard], "parts": 3}], lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimizer = MuonOptimizer([{"params": [shard], "parts": 3}], lr=0.1, momentum=0.9, weight_decay=0.1)
     for _ in range(3):
         shard.grad = distribute_tensor(torch.randn(12, 4), mesh, [Shard(0)])
         optimizer.step()
@@ -41,7 +41,7 @@ def test_sharded_matrices_move_as_whole_ones(tmp_path: Path) -> None:
     multiprocessing.start_processes(sharded, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
     torch.manual_seed(0)
     whole = nn.Parameter(torch.randn(12, 4))
-    optimizer = OrthogonalMomentum([{"params": [whole], "parts": 3}], lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimizer = MuonOptimizer([{"params": [whole], "parts": 3}], lr=0.1, momentum=0.9, weight_decay=0.1)
     for _ in range(3):
         whole.grad = torch.randn(12, 4)
         optimizer.step()

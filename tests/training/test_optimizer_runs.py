@@ -73,7 +73,7 @@ def test_another_optimiser_does_not_go_on_with_its_moments(
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(recipe(text, {"name": "muon"}), out, progress=StopAt(4))
-    monkeypatch.setattr(Muon, "fitting", lambda *_: (AdamW(), "DeepSpeed rolls matrices into vectors"))
+    monkeypatch.setattr(Muon, "resolve", lambda *_: (AdamW(), "DeepSpeed rolls matrices into vectors"))
     with pytest.raises(UnmaskError, match=r"trained with muon, which cannot work .*adamw would take its place"):
         train(recipe(text, {"name": "muon"}), out, resume=True)
 

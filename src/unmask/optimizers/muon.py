@@ -1,4 +1,4 @@
-"""Muon: the hidden matrices move orthogonally, AdamW moves the rest."""
+"""Muon: orthogonalised momentum for the hidden matrices, AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -12,49 +12,95 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unmask.optimizers.base import AdamW, OptimizerComponent, Parameters, adamw
+from unmask.optimizers.base import AdamW, OptimizerComponent, Parameters, build_adamw
 
-OWNER = "optimizer"
-"""The key by which a group says which of the optimisers it belongs to."""
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a x + b x^3 + c x^5. Five iterations map singular values from [0.001, 1] to [0.7, 1.2]."""
+ITERATIONS = 5
+MIN_NORM = 1e-7
+ADAMW_RMS = 0.2
+"""About the root mean square of AdamW's updates at rate 1 (arXiv 2502.16982), so that one rate serves both."""
+ADAMW_RATE = 0.1
+"""The rate of AdamW, as a share of Muon's, when it replaces Muon for the hidden matrices too."""
+
+_HIDDEN = re.compile(r"(^|\.)(blocks|layers?|h)\.\d+\.")
+_NOT_HIDDEN = re.compile(r"adaLN_modulation|lora_")
+_FUSED_QKV = re.compile(r"(^|\.)attn_qkv\.")
 
 
-class Chained(Optimizer):
-    """Optimisers of different parameters. Groups and state are this one's and are lent to them.
+class Muon(OptimizerComponent):
+    """Muon for the matrices inside the blocks and AdamW for the rest, with one learning rate.
 
-    So whoever swaps parameters inside the groups, or loads a state, need not know that there are several.
+    The rest are embeddings, the head, the conditioning, norms, biases and LoRA factors.
+    """
+
+    name: Literal["muon"] = "muon"
+    learning_rate: float = Field(default=0.01, gt=0)
+    warmup: int = Field(default=50, ge=0)
+    cooldown: float = Field(default=0.5, ge=0, le=1)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+
+    def build(self, parameters: Parameters, device: torch.device) -> Optimizer:
+        hidden = {name: parameter for name, parameter in parameters.items() if is_hidden_matrix(name, parameter)}
+        rest = {name: parameter for name, parameter in parameters.items() if name not in hidden}
+        fused = [parameter for name, parameter in hidden.items() if _FUSED_QKV.search(name)]
+        single = [parameter for name, parameter in hidden.items() if not _FUSED_QKV.search(name)]
+        groups: list[dict[str, Any]] = [{"params": fused, "parts": 3}, {"params": single, "parts": 1}]
+        muon = MuonOptimizer(
+            [group for group in groups if group["params"]],
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        return ChainedOptimizer([muon, build_adamw(self, rest, device)])
+
+    def resolve(self, parameters: Parameters, flattened_by: str | None = None) -> tuple[OptimizerComponent, str | None]:
+        if flattened_by is not None:
+            reason = f"{flattened_by} flattens matrices into vectors"
+        elif not any(is_hidden_matrix(name, parameter) for name, parameter in parameters.items()):
+            reason = "no matrix inside a block is trained (LoRA factors use AdamW)"
+        else:
+            return self, None
+        shared = {name: getattr(self, name) for name in OptimizerComponent.model_fields}
+        other = AdamW(**{**shared, "learning_rate": ADAMW_RATE * self.learning_rate})
+        return other, f"Muon cannot be used because {reason}; using AdamW with a rate of {other.learning_rate:g}."
+
+
+def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon optimizes this parameter: a matrix inside a block, except for conditioning and LoRA factors."""
+    return parameter.ndim == 2 and bool(_HIDDEN.search(name)) and not _NOT_HIDDEN.search(name)
+
+
+class ChainedOptimizer(Optimizer):
+    """Several optimizers of different parameters as one.
+
+    It owns the parameter groups and the state and shares them with the others, so code that swaps parameters in groups
+    or loads a state sees a single optimizer.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        groups = [{**group, OWNER: owner} for owner, one in enumerate(optimizers) for group in one.param_groups]
+        groups = [{**group, "optimizer": number} for number, one in enumerate(optimizers) for group in one.param_groups]
         super().__init__(groups, {})
         self.optimizers = list(optimizers)
-        self._lend()
+        self._share_state()
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of each."""
-        self._lend()
+        """One step of each optimizer."""
+        self._share_state()
         for one in self.optimizers:
             one.step()
 
-    def _lend(self) -> None:
-        for owner, one in enumerate(self.optimizers):
-            one.param_groups = [group for group in self.param_groups if group[OWNER] == owner]
+    def _share_state(self) -> None:
+        for number, one in enumerate(self.optimizers):
+            one.param_groups = [group for group in self.param_groups if group["optimizer"] == number]
             one.state = self.state
 
 
-QUINTIC = (3.4445, -4.7750, 2.0315)
-"""a x + b x^3 + c x^5, five times over, takes singular values from 0.001 to 1 into 0.7 to 1.2."""
-ITERATIONS = 5
-TINY = 1e-7
-ADAMW_RMS = 0.2
-"""About the root mean square of AdamW's updates at rate 1 (arXiv 2502.16982), so that one rate serves both."""
+class MuonOptimizer(Optimizer):
+    """Nesterov momentum with all singular values near 1, scaled to the size of AdamW's updates.
 
-
-class OrthogonalMomentum(Optimizer):
-    """Matrices follow their Nesterov momentum with all its singular values near 1, scaled to AdamW's size.
-
-    A group's `parts` says of how many matrices, one above the other, each of its parameters is made (3 for query, key
-    and value in one). A sharded parameter keeps its shard of the momentum; its update is computed whole by everyone.
+    A group's `parts` is the number of matrices stacked in each of its parameters (3 for query, key and value). A
+    sharded parameter keeps its shard of the momentum; every process computes the whole update.
     """
 
     def __init__(self, params: Any, lr: float, momentum: float, weight_decay: float = 0.0) -> None:
@@ -62,53 +108,55 @@ class OrthogonalMomentum(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
-            moving = [parameter for parameter in group["params"] if parameter.grad is not None]
-            updates = orthogonal_parts(self._directions(moving, group["momentum"]), group["parts"])
-            own = [_local(_sharded_like(parameter, update)) for parameter, update in zip(moving, updates, strict=True)]
-            here = [_local(parameter) for parameter in moving]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            updates = orthogonalise(self._directions(parameters, group["momentum"]), group["parts"])
+            local_updates = [
+                _shard_like(parameter, update) for parameter, update in zip(parameters, updates, strict=True)
+            ]
+            local = [_local(parameter) for parameter in parameters]
             if group["weight_decay"]:
-                torch._foreach_mul_(here, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(here, own, alpha=-group["lr"])
+                torch._foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(local, local_updates, alpha=-group["lr"])
 
-    def _directions(self, moving: list[Tensor], momentum: float) -> list[Tensor]:
-        """Nesterov's, each whole: the gradient, and the average of gradients with this one already in it."""
-        for parameter in moving:
+    def _directions(self, parameters: list[Tensor], momentum: float) -> list[Tensor]:
+        """The Nesterov direction of each whole matrix."""
+        for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        gradients = [_local(parameter.grad) for parameter in moving]
-        averages = [_local(self.state[parameter]["momentum_buffer"]) for parameter in moving]
+        gradients = [_local(parameter.grad) for parameter in parameters]
+        averages = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, averages, momentum)
-        return [_whole(direction, parameter) for direction, parameter in zip(directions, moving, strict=True)]
+        return [_whole(direction, parameter) for direction, parameter in zip(directions, parameters, strict=True)]
 
 
-def orthogonal_parts(matrices: Iterable[Tensor], parts: int = 1) -> list[Tensor]:
-    """Each matrix [parts * m, n] with every part [m, n] made orthogonal, its entries of root mean square `ADAMW_RMS`.
+def orthogonalise(matrices: Iterable[Tensor], parts: int = 1) -> list[Tensor]:
+    """Each matrix [parts * m, n] with every part [m, n] orthogonalised and scaled to a root mean square of `ADAMW_RMS`.
 
-    Those of one shape go through the iteration together.
+    Matrices of the same shape are batched.
     """
-    cut = [matrix.unflatten(0, (parts, -1)) for matrix in matrices]
-    places = defaultdict(list)
-    for place, matrix in enumerate(cut):
-        places[matrix.shape].append(place)
-    for (_, rows, columns), alike in places.items():
-        together = orthogonal(torch.cat([cut[place] for place in alike])) * (ADAMW_RMS * max(rows, columns) ** 0.5)
-        for place, matrix in zip(alike, together.split(parts), strict=True):
-            cut[place] = matrix
-    return [matrix.flatten(0, 1) for matrix in cut]
+    split = [matrix.unflatten(0, (parts, -1)) for matrix in matrices]
+    by_shape = defaultdict(list)
+    for index, matrix in enumerate(split):
+        by_shape[matrix.shape].append(index)
+    for (_, rows, columns), indices in by_shape.items():
+        batch = newton_schulz(torch.cat([split[index] for index in indices])) * (ADAMW_RMS * max(rows, columns) ** 0.5)
+        for index, matrix in zip(indices, batch.split(parts), strict=True):
+            split[index] = matrix
+    return [matrix.flatten(0, 1) for matrix in split]
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """[k, m, n] matrices with their singular vectors kept and their singular values near 1, by Newton-Schulz.
+def newton_schulz(matrices: Tensor) -> Tensor:
+    """[k, m, n] matrices with the same singular vectors and singular values near 1.
 
-    In float32 on a CPU and in bf16 elsewhere, where that is fast and precise enough.
+    It computes in float32 on a CPU and in bf16 elsewhere, where that is fast and precise enough.
     """
-    a, b, c = QUINTIC
+    a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.mT if tall else matrices).to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(TINY)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(MIN_NORM)
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
@@ -125,7 +173,7 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _whole(part: Tensor, parameter: Any) -> Tensor:
-    """A matrix of which this process holds a part, as it does of its parameter."""
+    """The whole matrix from a part that is sharded like its parameter."""
     if not _is_sharded(parameter):
         return part
     from torch.distributed.tensor import DTensor
@@ -136,71 +184,12 @@ def _whole(part: Tensor, parameter: Any) -> Tensor:
     ).full_tensor()
 
 
-def _sharded_like(parameter: Any, update: Tensor) -> Tensor:
-    """The part of a whole update that this process holds of its parameter."""
+def _shard_like(parameter: Any, update: Tensor) -> Tensor:
+    """The part of a whole update for the shard of its parameter on this process."""
     if not _is_sharded(parameter):
         return update
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = parameter.device_mesh
-    everywhere = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=parameter.placements)
-
-
-ADAMW_SHARE = 0.1
-"""What AdamW bears of a rate that suits Muon, where it has to move the hidden matrices too."""
-
-_HIDDEN = re.compile(r"(^|\.)(blocks|layers?|h)\.\d+\.")
-_NOT_HIDDEN = re.compile(r"adaLN_modulation|lora_")
-_THREE_IN_ONE = re.compile(r"(^|\.)attn_qkv\.")
-
-
-class Muon(OptimizerComponent):
-    """Orthogonal momentum for the matrices inside the blocks, AdamW for the rest, at one rate.
-
-    The rest: embeddings, the head, the conditioning, norms and biases, and the thin factors of a LoRA.
-    """
-
-    name: Literal["muon"] = "muon"
-    learning_rate: float = Field(default=0.01, gt=0)
-    warmup: int = Field(default=50, ge=0)
-    cooldown: float = Field(default=0.5, ge=0, le=1)
-    momentum: float = Field(default=0.95, ge=0, lt=1)
-
-    def build(self, parameters: Parameters, device: torch.device) -> Optimizer:
-        hidden = {name: parameter for name, parameter in parameters.items() if is_hidden_matrix(name, parameter)}
-        rest = {name: parameter for name, parameter in parameters.items() if name not in hidden}
-        options = {"lr": self.learning_rate, "momentum": self.momentum, "weight_decay": self.weight_decay}
-        return Chained([OrthogonalMomentum(_groups(hidden), **options), adamw(self, rest, device)])
-
-    def fitting(self, parameters: Parameters, flattened_by: str | None = None) -> tuple[OptimizerComponent, str | None]:
-        reason = can_take_muon(parameters, flattened_by)
-        if reason is None:
-            return self, None
-        shared = {name: getattr(self, name) for name in OptimizerComponent.model_fields}
-        other = AdamW(**{**shared, "learning_rate": ADAMW_SHARE * self.learning_rate})
-        return other, (
-            f"Muon cannot be used here, since {reason}; AdamW takes its place, at a rate of {other.learning_rate:g}."
-        )
-
-
-def can_take_muon(parameters: Parameters, flattened_by: str | None = None) -> str | None:
-    """None where Muon has something to do, else the reason why not, as it follows a 'since'."""
-    if flattened_by is not None:
-        return f"{flattened_by} rolls matrices into vectors"
-    if not any(is_hidden_matrix(name, parameter) for name, parameter in parameters.items()):
-        return "no matrix inside a block learns (the factors of a LoRA are left to AdamW)"
-    return None
-
-
-def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon moves this parameter: a matrix inside a block that is neither conditioning nor a LoRA's factor."""
-    return parameter.ndim == 2 and bool(_HIDDEN.search(name)) and not _NOT_HIDDEN.search(name)
-
-
-def _groups(hidden: Parameters) -> list[dict[str, Any]]:
-    """The matrices that are query, key and value in one, and the others."""
-    fused = [parameter for name, parameter in hidden.items() if _THREE_IN_ONE.search(name)]
-    single = [parameter for name, parameter in hidden.items() if not _THREE_IN_ONE.search(name)]
-    groups: list[dict[str, Any]] = [{"params": fused, "parts": 3}, {"params": single, "parts": 1}]
-    return [group for group in groups if group["params"]]
+    replicated = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=parameter.placements).to_local()

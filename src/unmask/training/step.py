@@ -136,7 +136,7 @@ class TrainStep:
         self.steps = training.steps
         self.layout = layout_of(accelerator)
         self.denoiser: Any = denoiser.to(accelerator.device).train()
-        self.config, notice = config.fitting(trained(denoiser), self.layout.flattened_by)
+        self.config, notice = config.resolve(trained(denoiser), self.layout.flattened_by)
         self.notices = [notice] if notice else []
         optimizer = self.config.build(trained(denoiser), accelerator.device)
         self.compiled = compiles(training, accelerator)
