@@ -1,110 +1,145 @@
-"""A run shown in TensorBoard, Weights & Biases or trackio, through Accelerate's trackers: what the log holds, no more.
+"""Callbacks of a training run: the run log, progress for people, and experiment trackers.
 
-OUT/trackers/ holds what they keep on this machine (TensorBoard's events, W&B's folder) and the run's id, by which a
-resumed run goes on where it was.
+Every record of a run is one line of JSON in log.jsonl and is passed on to the callbacks. It has a `step` and either
+
+- `loss`, `bits_per_token`, `grad_norm`, `cross_entropy` by mask rate, `learning_rate`, `tokens_per_second`,
+  `memory_gib`, `mfu` and `seconds` (training),
+- `validation`: the bound with its errors, and `foresight`: the metrics of a planner, if one is trained,
+- `samples`: generated texts, or
+- `advice`: one sentence.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from accelerate import tracking
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
-from unmask.training.advice import Advisor
-from unmask.training.log import Log, read_log
 
+if TYPE_CHECKING:
+    from unmask.training.advice import Advisor
+
+LOG = "log.jsonl"
 SHOWN_CHARACTERS = 100
-"""Of a sample, beside a progress bar."""
+"""Characters of a sample shown to people."""
+TRACKERS = "trackers"
+PROJECT = "unmask"
 
 
-class Progress:
-    """Who watches a run. This one sees nothing; the others override what they show."""
+class Callback:
+    """Receives the events of a run. This one ignores them; subclasses override what they need."""
 
-    def reading(self, part: str, done: int, total: int) -> None:
-        """So many characters of a part of the data ('train' or 'validation') are encoded; total 0: are read."""
+    def on_data(self, part: str, done: int, total: int) -> None:
+        """`done` of `total` characters of a part of the data are encoded; with `total` 0 they are only read."""
 
-    def begin(self, step: int, steps: int) -> None:
-        """`step` of `steps` steps are done, and the rest begins."""
+    def on_begin(self, step: int, steps: int) -> None:
+        """Training begins after `step` of `steps` steps."""
 
-    def stepped(self) -> None:
-        """One more step was started."""
+    def on_step(self) -> None:
+        """One more step was taken."""
 
-    def trained(self, record: dict[str, Any]) -> None:
-        """A training line was logged."""
-
-    def validated(self, record: dict[str, Any]) -> None:
-        """A validation line was logged."""
-
-    def sampled(self, record: dict[str, Any]) -> None:
-        """Texts were written with the averaged weights."""
-
-    def advised(self, record: dict[str, Any]) -> None:
-        """Something about the run is worth a sentence."""
+    def on_log(self, record: dict[str, Any]) -> None:
+        """A record was written to the log."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """The run is over."""
 
 
-class Watchers(Progress):
-    """Several who watch: each is told everything, in turn."""
+class CallbackList(Callback):
+    """Passes every event on to several callbacks in turn."""
 
-    def __init__(self, *watchers: Progress) -> None:
-        self._watchers = watchers
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._callbacks = list(callbacks)
 
-    def reading(self, part: str, done: int, total: int) -> None:
-        for watcher in self._watchers:
-            watcher.reading(part, done, total)
+    def on_data(self, part: str, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.on_data(part, done, total)
 
-    def begin(self, step: int, steps: int) -> None:
-        for watcher in self._watchers:
-            watcher.begin(step, steps)
+    def on_begin(self, step: int, steps: int) -> None:
+        for callback in self._callbacks:
+            callback.on_begin(step, steps)
 
-    def stepped(self) -> None:
-        for watcher in self._watchers:
-            watcher.stepped()
+    def on_step(self) -> None:
+        for callback in self._callbacks:
+            callback.on_step()
 
-    def trained(self, record: dict[str, Any]) -> None:
-        for watcher in self._watchers:
-            watcher.trained(record)
-
-    def validated(self, record: dict[str, Any]) -> None:
-        for watcher in self._watchers:
-            watcher.validated(record)
-
-    def sampled(self, record: dict[str, Any]) -> None:
-        for watcher in self._watchers:
-            watcher.sampled(record)
-
-    def advised(self, record: dict[str, Any]) -> None:
-        for watcher in self._watchers:
-            watcher.advised(record)
+    def on_log(self, record: dict[str, Any]) -> None:
+        for callback in self._callbacks:
+            callback.on_log(record)
 
     def close(self) -> None:
-        with ExitStack() as every:
-            for watcher in reversed(self._watchers):
-                every.callback(watcher.close)
+        """Close all callbacks, even if one of them fails."""
+        with ExitStack() as stack:
+            for callback in reversed(self._callbacks):
+                stack.callback(callback.close)
 
 
-class Bar(Progress):
-    """A progress bar for a terminal."""
+class RunLogger:
+    """Writes records to log.jsonl, passes them on to the callbacks and adds advice. Does nothing unless `enabled`."""
+
+    def __init__(self, out: Path, callbacks: Callback, advisor: Advisor, enabled: bool = True) -> None:
+        self._out = out
+        self._callbacks = callbacks
+        self._advisor = advisor
+        self._enabled = enabled
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Write a record, which is on disk for other processes when this returns."""
+        if not self._enabled:
+            return
+        with (self._out / LOG).open("a", encoding="utf-8") as file:
+            file.write(_to_json(record))
+        self._callbacks.on_log(record)
+        for sentence in self._advisor.look(record):
+            self.log({"step": record["step"], "advice": sentence})
+
+    def resume(self, step: int, notices: Iterable[str] = ()) -> None:
+        """Drop the records after `step`, show the others to the advisor, and show `notices` to people."""
+        if not self._enabled:
+            return
+        kept = [record for record in read_log(self._out) if record["step"] <= step]
+        atomic_text(self._out / LOG, "".join(map(_to_json, kept)))
+        for record in kept:
+            self._advisor.look(record)
+        for notice in notices:
+            self._callbacks.on_log({"step": step, "advice": notice})
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """The records of a run's log, without a last line that a crash cut off."""
+    path = out / LOG
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def _to_json(record: dict[str, Any]) -> str:
+    def without_nan(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_nan(inner) for key, inner in value.items()}
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    return json.dumps(without_nan(record), allow_nan=False) + "\n"
+
+
+class ProgressBar(Callback):
+    """A progress bar for a terminal; samples and advice stay above it."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = RichProgress(
+        self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
@@ -115,73 +150,69 @@ class Bar(Progress):
         self._status = console.status("")
         self._task = self._bar.add_task("", loss="", validation="", speed="", visible=False)
 
-    def reading(self, part: str, done: int, total: int) -> None:
+    def on_data(self, part: str, done: int, total: int) -> None:
         of = f"encoding the {part} text: {_short(done)} of {_short(total)}" if total else f"reading: {_short(done)}"
         self._status.update(f"{of} characters")
         self._status.start()
 
-    def begin(self, step: int, steps: int) -> None:
+    def on_begin(self, step: int, steps: int) -> None:
         self._status.stop()
         self._bar.reset(self._task, total=steps, completed=step, visible=True)
         self._bar.start()
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         self._bar.advance(self._task)
 
-    def trained(self, record: dict[str, Any]) -> None:
-        speed = f"{_short(record['tokens_per_second'])} tokens/s"
-        self._bar.update(self._task, loss=f"{record['bits_per_token']:.3f} bits/token  ", speed=speed)
-
-    def validated(self, record: dict[str, Any]) -> None:
-        self._bar.update(self._task, validation=f"validation {_bits(record)}{_foresight(record)}  ")
-
-    def sampled(self, record: dict[str, Any]) -> None:
-        self._say(f"[dim]{escape(_sample_line(record))}[/dim]")
-
-    def advised(self, record: dict[str, Any]) -> None:
-        self._say(f"[yellow]{escape(_advice_line(record))}[/yellow]")
+    def on_log(self, record: dict[str, Any]) -> None:
+        if "loss" in record:
+            speed = f"{_short(record['tokens_per_second'])} tokens/s"
+            self._bar.update(self._task, loss=f"{record['bits_per_token']:.3f} bits/token  ", speed=speed)
+        elif "validation" in record:
+            self._bar.update(self._task, validation=f"validation {_bits(record)}{_planner_gain(record)}  ")
+        else:
+            style = "dim" if "samples" in record else "yellow"
+            line = f"[{style}]{escape(_describe(record))}[/{style}]"
+            self._bar.console.print(line, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._status.stop()
         self._bar.stop()
 
-    def _say(self, line: str) -> None:
-        """A line that stays, above the bar."""
-        self._bar.console.print(line, highlight=False, soft_wrap=True)
 
-
-class Lines(Progress):
-    """A plain line for every logged one."""
+class ProgressLines(Callback):
+    """One plain line per record."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._steps = 0
 
-    def begin(self, step: int, steps: int) -> None:
+    def on_begin(self, step: int, steps: int) -> None:
         self._steps = steps
 
-    def trained(self, record: dict[str, Any]) -> None:
-        speed = _short(record["tokens_per_second"])
-        self._say(f"step {record['step']}/{self._steps}: {record['bits_per_token']:.3f} bits/token, {speed} tokens/s")
-
-    def validated(self, record: dict[str, Any]) -> None:
-        self._say(f"step {record['step']}/{self._steps}: validation {_bits(record)} bits/token{_foresight(record)}")
-
-    def sampled(self, record: dict[str, Any]) -> None:
-        self._say(_sample_line(record))
-
-    def advised(self, record: dict[str, Any]) -> None:
-        self._say(_advice_line(record))
-
-    def _say(self, line: str) -> None:
+    def on_log(self, record: dict[str, Any]) -> None:
+        line = _describe(record, self._steps)
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def progress_for(console: Console, verbose: bool = False) -> Progress:
-    """A bar on a terminal; elsewhere nothing, or plain lines when they are asked for."""
+def make_progress(console: Console, verbose: bool = False) -> Callback:
+    """A progress bar on a terminal; otherwise plain lines if `verbose`, else nothing."""
     if console.is_terminal:
-        return Bar(console)
-    return Lines(console) if verbose else Progress()
+        return ProgressBar(console)
+    return ProgressLines(console) if verbose else Callback()
+
+
+def _describe(record: dict[str, Any], steps: int = 0) -> str:
+    step = record["step"]
+    if "loss" in record:
+        speed = _short(record["tokens_per_second"])
+        return f"step {step}/{steps}: {record['bits_per_token']:.3f} bits/token, {speed} tokens/s"
+    if "validation" in record:
+        return f"step {step}/{steps}: validation {_bits(record)} bits/token{_planner_gain(record)}"
+    if "samples" in record:
+        text = " ".join(record["samples"][0].split())
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+        return f"step {step}: writes “{shown}”"
+    return f"step {step}: {record['advice']}"
 
 
 def _bits(record: dict[str, Any]) -> str:
@@ -189,23 +220,12 @@ def _bits(record: dict[str, Any]) -> str:
     return f"{validation['bits_per_token']:.3f} ± {validation['bits_per_token_mc_stderr']:.3f}"
 
 
-def _foresight(record: dict[str, Any]) -> str:
-    """How much better a planner foresees what is right than confidence does, where one is trained."""
-    seen = record.get("foresight")
-    if seen is None or seen["gain_stderr"] is None:
+def _planner_gain(record: dict[str, Any]) -> str:
+    """The AUC of a planner and its gain over confidence, if the record has them."""
+    metrics = record.get("foresight")
+    if metrics is None or metrics["gain_stderr"] is None:
         return ""
-    return f", AUC {seen['planner']:.4f} ({seen['gain']:+.4f} ± {seen['gain_stderr']:.4f})"
-
-
-def _advice_line(record: dict[str, Any]) -> str:
-    return f"step {record['step']}: {record['advice']}"
-
-
-def _sample_line(record: dict[str, Any]) -> str:
-    """The beginning of the first text, as one line."""
-    text = " ".join(record["samples"][0].split())
-    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-    return f"step {record['step']}: writes “{shown}”"
+    return f", AUC {metrics['planner']:.4f} ({metrics['gain']:+.4f} ± {metrics['gain_stderr']:.4f})"
 
 
 def _short(number: float) -> str:
@@ -216,77 +236,8 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-class RunLogger:
-    """Kept by the main process (`kept`); the others of a run have one too, which says nothing."""
-
-    def __init__(self, out: Path, watchers: Progress, advisor: Advisor, kept: bool = True) -> None:
-        self._out = out
-        self._log = Log(out, kept)
-        self._watchers = watchers
-        self._advisor = advisor
-
-    def resume(self, step: int, notices: Iterable[str] = ()) -> None:
-        """Go on behind a step: what the log holds beyond it is forgotten, what it holds before it is read again."""
-        self._log.truncate(step)
-        for record in read_log(self._out):
-            self._advisor.look(record)
-        for notice in notices:
-            self._watchers.advised({"step": step, "advice": notice})
-
-    def trained(self, record: dict[str, Any]) -> None:
-        """A stretch of steps is done."""
-        self._log.write(record)
-        self._watchers.trained(record)
-        self.advise(record["step"], self._advisor.look(record))
-
-    def validated(self, record: dict[str, Any]) -> None:
-        """The bound was measured."""
-        self._log.write(record)
-        self._watchers.validated(record)
-        self.advise(record["step"], self._advisor.look(record))
-
-    def sampled(self, record: dict[str, Any]) -> None:
-        """Texts were written."""
-        self._log.write(record)
-        self._watchers.sampled(record)
-
-    def advise(self, step: int, sentences: Iterable[str]) -> None:
-        """Say what somebody should know."""
-        for sentence in sentences:
-            record = {"step": step, "advice": sentence}
-            self._log.write(record)
-            self._watchers.advised(record)
-
-
-FOLDER = "trackers"
-PROJECT = "unmask"
-UNITS = ("bits_per_", "perplexity")
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a tracker is told of a run when it begins: its folder, its resolved recipe, and the steps behind it."""
-
-    out: Path
-    recipe: dict[str, Any]
-    step: int
-
-    @property
-    def folder(self) -> Path:
-        """What trackers keep beside the run."""
-        return self.out / FOLDER
-
-    @property
-    def id(self) -> str:
-        """The same for a run and its resumptions, another for a new run in a folder of the same name."""
-        path = self.folder / "run-id"
-        if not path.is_file():
-            atomic_text(path, uuid.uuid4().hex)
-        return path.read_text(encoding="utf-8")
-
-
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker whose package is missing, before anything else is done."""
+    """Raise `UnmaskError` if the package of a tracker is missing."""
     for name in names:
         if find_spec(name) is None:
             raise UnmaskError(
@@ -295,19 +246,12 @@ def check_trackers(names: Iterable[str]) -> None:
             )
 
 
-def scalars(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a training or validation line, under the names that trackers group them by."""
-    if "validation" in record:
-        units = {key: value for key, value in record["validation"].items() if key.startswith(UNITS)}
-        return {**_grouped("validation", units), **_grouped("foresight", record.get("foresight", {}))}
-    buckets = record["cross_entropy"]
-    by_rate = {f"{i / len(buckets):.1f}-{(i + 1) / len(buckets):.1f}": value for i, value in enumerate(buckets)}
-    rest = {key: value for key, value in record.items() if key not in ("step", "cross_entropy")}
-    return {**_grouped("train", rest), **_grouped("cross_entropy", by_rate)}
+class Trackers(Callback):
+    """Passes records on to TensorBoard, Weights & Biases or trackio, through Accelerate's trackers.
 
-
-class Trackers(Progress):
-    """Passes every record on. A tracker that fails on the way is left behind; the run goes on without it."""
+    Their local files and the id of the run are in OUT/trackers, so that a resumed run continues in the same place. A
+    tracker that fails during the run is dropped with a warning.
+    """
 
     def __init__(self, names: Sequence[str], out: Path, recipe: dict[str, Any]) -> None:
         self._names = names
@@ -315,107 +259,98 @@ class Trackers(Progress):
         self._recipe = recipe
         self._trackers: dict[str, Any] = {}
 
-    def begin(self, step: int, steps: int) -> None:
-        run = Run(self._out.absolute(), self._recipe, step)
+    def on_begin(self, step: int, steps: int) -> None:
         for name in self._names:
-            self._trackers[name] = _start(name, run)
+            try:
+                with redirect_stdout(sys.stderr):  # standard output may be somebody's JSON
+                    self._trackers[name] = _open_tracker(name, self._out.absolute(), self._recipe, step)
+            except Exception as error:
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                raise UnmaskError(
+                    f"The tracker '{name}' could not be started ({reason}); set it up, or remove it from "
+                    "training.trackers."
+                ) from error
 
-    def trained(self, record: dict[str, Any]) -> None:
-        self._each(lambda name, tracker: tracker.log(scalars(record), step=record["step"]))
-
-    def validated(self, record: dict[str, Any]) -> None:
-        self._each(lambda name, tracker: tracker.log(scalars(record), step=record["step"]))
-
-    def sampled(self, record: dict[str, Any]) -> None:
-        self._each(lambda name, tracker: KINDS[name].show(tracker, "samples", record["samples"], record["step"]))
-
-    def advised(self, record: dict[str, Any]) -> None:
-        self._each(lambda name, tracker: KINDS[name].show(tracker, "advice", [record["advice"]], record["step"]))
+    def on_log(self, record: dict[str, Any]) -> None:
+        step = record["step"]
+        if "samples" in record:
+            self._each(lambda name, tracker: _log_texts(name, tracker, "samples", record["samples"], step))
+        elif "advice" in record:
+            self._each(lambda name, tracker: _log_texts(name, tracker, "advice", [record["advice"]], step))
+        else:
+            self._each(lambda name, tracker: tracker.log(_scalars(record), step=step))
 
     def close(self) -> None:
         self._each(lambda name, tracker: tracker.finish())
         self._trackers.clear()
 
-    def _each(self, tell: Callable[[str, Any], None]) -> None:
+    def _each(self, call: Callable[[str, Any], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 with redirect_stdout(sys.stderr):
-                    tell(name, tracker)
+                    call(name, tracker)
             except Exception as error:
                 del self._trackers[name]
-                warnings.warn(f"The tracker '{name}' failed and is left out from here on: {error}", stacklevel=2)
+                warnings.warn(f"The tracker '{name}' failed and is no longer used: {error}", stacklevel=2)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How a run is opened in one tracker, and how texts are shown there."""
+def _open_tracker(name: str, out: Path, recipe: dict[str, Any], step: int) -> Any:
+    from accelerate import tracking
 
-    open: Callable[[Run], Any]
-    show: Callable[[Any, str, list[str], int], None]
-
-
-def _start(name: str, run: Run) -> Any:
-    """An open tracker. What it prints goes to standard error, since standard output may be somebody's JSON."""
-    try:
-        with redirect_stdout(sys.stderr):
-            return KINDS[name].open(run)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UnmaskError(
-            f"The tracker '{name}' could not be started ({reason}); set it up, or leave it out of training.trackers."
-        ) from error
-
-
-def _open_tensorboard(run: Run) -> Any:
-    # What a killed run had told beyond its last checkpoint is hidden: it will be told again.
-    purge = {"purge_step": run.step + 1} if run.step else {}
-    tracker = tracking.TensorBoardTracker(FOLDER, logging_dir=run.out, **purge)
+    folder, tracker = out / TRACKERS, None
+    if name == "tensorboard":
+        # Hide the records after the last checkpoint of a killed run: they will be written again.
+        purge = {"purge_step": step + 1} if step else {}
+        tracker = tracking.TensorBoardTracker(TRACKERS, logging_dir=out, **purge)
+    elif name == "wandb":
+        folder.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {"id": _run_id(folder), "resume": "allow", "dir": str(folder)}
+        tracker = tracking.WandBTracker(PROJECT, name=out.name, config=recipe, **options)
+    else:
+        resume = "allow" if step else "never"
+        tracker = tracking.TrackioTracker(PROJECT, name=out.name, config=recipe, resume=resume, embed=False)
     tracker.start()
-    _show_in_tensorboard(tracker, "recipe", [yaml.safe_dump(run.recipe, sort_keys=False)], run.step)
+    if name == "tensorboard":
+        _log_texts(name, tracker, "recipe", [yaml.safe_dump(recipe, sort_keys=False)], step)
     return tracker
 
 
-def _open_wandb(run: Run) -> Any:
-    run.folder.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"id": run.id, "resume": "allow", "dir": str(run.folder)}
-    tracker = tracking.WandBTracker(PROJECT, name=run.out.name, config=run.recipe, **options)
-    tracker.start()
-    return tracker
+def _run_id(folder: Path) -> str:
+    """The id of a run, the same after it is resumed."""
+    path = folder / "run-id"
+    if not path.is_file():
+        atomic_text(path, uuid.uuid4().hex)
+    return path.read_text(encoding="utf-8")
 
 
-def _open_trackio(run: Run) -> Any:
-    resume = "allow" if run.step else "never"
-    tracker = tracking.TrackioTracker(PROJECT, name=run.out.name, config=run.recipe, resume=resume, embed=False)
-    tracker.start()
-    return tracker
-
-
-def _show_in_tensorboard(tracker: Any, name: str, texts: list[str], step: int) -> None:
-    tracker.log({name: _verbatim(texts)}, step=step)
-
-
-def _show_in_wandb(tracker: Any, name: str, texts: list[str], step: int) -> None:
-    tracker.log_table(name, columns=["text"], data=[[text] for text in texts], step=step)
-
-
-def _show_in_trackio(tracker: Any, name: str, texts: list[str], step: int) -> None:
-    import trackio
-
-    tracker.log({name: trackio.Markdown(_verbatim(texts))}, step=step)
-
-
-KINDS = {
-    "tensorboard": Kind(_open_tensorboard, _show_in_tensorboard),
-    "wandb": Kind(_open_wandb, _show_in_wandb),
-    "trackio": Kind(_open_trackio, _show_in_trackio),
-}
-
-
-def _verbatim(texts: list[str]) -> str:
-    """Markdown that shows texts as they are, one block each."""
+def _log_texts(name: str, tracker: Any, key: str, texts: list[str], step: int) -> None:
+    if name == "wandb":
+        tracker.log_table(key, columns=["text"], data=[[text] for text in texts], step=step)
+        return
     blocks = ["\n".join(f"    {line}" for line in text.split("\n")) for text in texts]
-    return "\n\n---\n\n".join(blocks)
+    markdown = "\n\n---\n\n".join(blocks)
+    if name == "trackio":
+        import trackio
+
+        tracker.log({key: trackio.Markdown(markdown)}, step=step)
+    else:
+        tracker.log({key: markdown}, step=step)
 
 
-def _grouped(group: str, values: dict[str, Any]) -> dict[str, float]:
-    return {f"{group}/{key}": value for key, value in values.items() if value is not None}
+def _scalars(record: dict[str, Any]) -> dict[str, float]:
+    """The known numbers of a training or validation record, as `group/name`."""
+    if "validation" in record:
+        bound = record["validation"]
+        units = {key: value for key, value in bound.items() if key.startswith(("bits_per_", "perplexity"))}
+        groups = {"validation": units, "foresight": record.get("foresight", {})}
+    else:
+        buckets = record["cross_entropy"]
+        by_rate = {f"{i / len(buckets):.1f}-{(i + 1) / len(buckets):.1f}": value for i, value in enumerate(buckets)}
+        rest = {key: value for key, value in record.items() if key not in ("step", "cross_entropy")}
+        groups = {"train": rest, "cross_entropy": by_rate}
+    return {
+        f"{group}/{key}": value
+        for group, values in groups.items()
+        for key, value in values.items()
+        if value is not None
+    }
