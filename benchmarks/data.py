@@ -92,11 +92,11 @@ def measure_loading(path: str, length: int, noise: bool) -> dict[str, float]:
     import torch
 
     from unmask import registry
-    from unmask.training.data_feed import DataFeed, parts_of
+    from unmask.training.data_feed import DataFeed, split_batch
 
     torch.set_num_threads(1)
     rows, _ = corpus_of(path, TOKENIZERS["byte"]).rows(registry.build("policy", "packed"), length)
-    feed = DataFeed(rows, BATCH, parts_of(BATCH, 1), seed=0, data_seed=0)
+    feed = DataFeed(rows, BATCH, split_batch(BATCH, 1), seed=0, data_seed=0)
 
     def read(step: int) -> int:
         if noise:

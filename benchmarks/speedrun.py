@@ -22,7 +22,7 @@ import torch
 
 from unmask.config import Recipe, read_recipe
 from unmask.training import train
-from unmask.training.log import read_log
+from unmask.training.callbacks import read_log
 
 WARM_UP = 8
 

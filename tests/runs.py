@@ -1,4 +1,4 @@
-"""Short runs for the tests that train: texts to learn, a Ctrl-C at a step, all that a checkpoint holds."""
+"""Helpers for tests that train: small texts and recipes, Ctrl-C at a step, and the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from unmask.config import Recipe, parse_recipe
-from unmask.training import Progress
+from unmask.training import Callback
+from unmask.training.callbacks import read_log
 from unmask.training.checkpointing import find_latest
 
 LETTERS = "abcdefgh"
@@ -21,13 +22,13 @@ NARROW = {"hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0}
 
 
 def write_cats(path: Path, lines: int) -> Path:
-    """Lines that differ in their numbers alone."""
+    """Lines that differ only in their numbers."""
     path.write_text("\n".join(f"the {i} cats sat on {i * i} mats" for i in range(lines)))
     return path
 
 
 def write_markov(path: Path, lines: int) -> Path:
-    """Lines of a Markov chain: a letter is followed by the next one with probability 0.9, else by any."""
+    """Lines of a Markov chain: a letter is followed by the next with probability 0.9, else by a random one."""
     draw = np.random.default_rng(0)
     written = []
     for _ in range(lines):
@@ -44,7 +45,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 
 def short_recipe(text: Path, kind: str, usual: Sections, changes: Sections) -> Recipe:
-    """A tiny network of a kind on the lines of a text, section by section with what a file of tests is used to."""
+    """A tiny model on the lines of a text, with the usual sections of a test file and changes to them."""
     values: dict[str, dict[str, Any]] = {
         "data": {"source": {"name": "text", "paths": str(text), "separator": "line"}, "length": 16, "validation": 0.2},
         "model": {"name": "causal" if kind == "ar" else "dit", "size": "nano", **NARROW},
@@ -56,20 +57,20 @@ def short_recipe(text: Path, kind: str, usual: Sections, changes: Sections) -> R
     return parse_recipe(values)
 
 
-class StopAt(Progress):
-    """Presses Ctrl-C when a step begins."""
+class StopAt(Callback):
+    """Presses Ctrl-C after a number of steps."""
 
     def __init__(self, step: int) -> None:
         self.left = step
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         self.left -= 1
         if not self.left:
             signal.raise_signal(signal.SIGINT)
 
 
 def everything(out: Path) -> dict[str, torch.Tensor]:
-    """All in the newest checkpoint of a run: averaged weights, raw weights, optimiser, random state."""
+    """All tensors of a run's newest checkpoint: EMA weights, weights, optimizer, generator states."""
     latest = find_latest(out)
     assert latest is not None
     files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
@@ -77,7 +78,13 @@ def everything(out: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_tensors(one: Path, other: Path) -> None:
-    """Two runs have come to the same, to the bit."""
+    """The newest checkpoints of two runs are equal bit by bit."""
     left, right = everything(one), everything(other)
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def read_log_without_times(out: Path) -> list[dict[str, Any]]:
+    """The log of a run without measured times and memory."""
+    measured = ("seconds", "tokens_per_second", "memory_gib", "mfu")
+    return [{key: value for key, value in line.items() if key not in measured} for line in read_log(out)]

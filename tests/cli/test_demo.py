@@ -12,8 +12,8 @@ from unmask.checkpoint import load_checkpoint
 from unmask.cli import watching
 from unmask.config import read_recipe
 from unmask.evaluation import demo
-from unmask.training import Progress, train
-from unmask.training.log import read_log
+from unmask.training import Callback, train
+from unmask.training.callbacks import read_log
 
 SMALL = [
     "model.hidden_size=16",
@@ -131,7 +131,7 @@ def test_ctrl_c_while_it_trains_saves_and_the_next_goes_on(run, small_demo, monk
             pressed.append(True)
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Progress, "stepped", press_once)
+    monkeypatch.setattr(Callback, "on_step", press_once)
     code, out, err = run("demo", "--json")
     assert (code, out) == (130, "")
     assert "saved after step 1" in err

@@ -24,7 +24,7 @@ from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.models.build import CheckpointSpec
 from unmask.pipeline import load
 from unmask.training import train
-from unmask.training.log import read_log
+from unmask.training.callbacks import read_log
 
 SMALL = ["model.hidden_size=32", "model.layers=2", "model.heads=2", "training.steps=4", "training.batch_size=8"]
 SHORT = ["data.source.count=64", "training.log_every=2", "training.validate_every=4", "training.validation_rows=4"]

@@ -101,7 +101,7 @@ def corpus_of(source: Any, tokenizer: Any, **options: Any) -> Any:
     return prepare(build("source", source), built, **options)
 
 
-def parts_of(corpus: Any) -> list[Any]:
+def split_batch(corpus: Any) -> list[Any]:
     return [*corpus.train_parts, *corpus.validation_parts]
 
 
@@ -1032,7 +1032,7 @@ def corpora() -> Any:
                     "bytes": one.bytes,
                     "characters": one.characters,
                 }
-                for one in parts_of(corpus)
+                for one in split_batch(corpus)
             ],
             "cut": corpus.cut,
         }

@@ -29,7 +29,7 @@ from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
-from unmask.training.data_feed import DataFeed, MicroBatch, parts_of
+from unmask.training.data_feed import DataFeed, MicroBatch, split_batch
 from unmask.training.distributed import make_accelerator
 from unmask.training.step import CALLS_BEFORE_RECORDING, Recorder, TrainStep
 
@@ -62,15 +62,15 @@ def stepper(
     )
     texts = [torch.randint(V - 1, (64 * L,), generator=torch.Generator().manual_seed(1)).tolist()]
     rows = rows_of_texts(Packed(), texts, L, eos_id=None)
-    return made, DataFeed(rows, BATCH, parts_of(BATCH, 2), 0, 0, corrupt=made.corrupt_ahead, pin=True)
+    return made, DataFeed(rows, BATCH, split_batch(BATCH, 2), 0, 0, corrupt=made.corrupt_ahead, pin=True)
 
 
 def losses(one: TrainStep, feed: DataFeed, steps: int = 10) -> list[float]:
     seen = []
     for step, micro_batches in enumerate(feed.steps(0, steps)):
-        one.meter.reset()
+        one.metrics.reset()
         one.step(micro_batches, step)
-        seen.append(one.meter.read().nats)
+        seen.append(float(one.metrics.sums["nats"]))
     return seen
 
 
@@ -103,9 +103,9 @@ def losses_of_pairs(one: TrainStep, ends: int = L // 2, steps: int = 8) -> list[
             parameter.add_(0.3 * torch.randn(parameter.shape).to(parameter.device))
     seen = []
     for step in range(steps):
-        one.meter.reset()
+        one.metrics.reset()
         one.step([half_masked(step, ends, pads=False), half_masked(step, ends, pads=True)], step)
-        seen.append(one.meter.read().nats)
+        seen.append(float(one.metrics.sums["nats"]))
     return seen
 
 
@@ -126,9 +126,9 @@ def test_a_shape_is_recorded_after_one_that_is_too_rare_for_it():
     seen: dict[TrainStep, list[float]] = {fast: [], plain: []}
     for one in (fast, plain):
         for step, pads in enumerate(steps):
-            one.meter.reset()
+            one.metrics.reset()
             one.step([half_masked(2 * step + i, L // 2, padded) for i, padded in enumerate(pads)], step)
-            seen[one].append(one.meter.read().nats)
+            seen[one].append(float(one.metrics.sums["nats"]))
     assert seen[fast] == pytest.approx(seen[plain], rel=2e-3)
     assert fast._recorder is not None
     assert len(fast._recorder._recordings) == 2
@@ -188,9 +188,9 @@ def test_dropout_of_a_recorded_step_is_drawn_anew():
     micro_batches = feed.micro_batches(0)
     seen = set()
     for step in range(8):
-        one.meter.reset()
+        one.metrics.reset()
         one.step(micro_batches, step)
-        seen.add(one.meter.read().nats)
+        seen.add(float(one.metrics.sums["nats"]))
     assert len(seen) > 4
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from unmask.training.callbacks import read_log
 from unmask.training.checkpointing import find_latest
-from unmask.training.log import read_log
 
 KILLS = 20
 TRIALS = Path(__file__).with_name("killed_run.py")

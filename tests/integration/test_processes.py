@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from unmask.checkpoint import load_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.training import train
+from unmask.training.callbacks import read_log
 from unmask.training.checkpointing import find_latest
-from unmask.training.log import read_log
 
 STEPS = 12
 

@@ -230,7 +230,7 @@ def test_a_recorder_that_forgets_holds_no_recording_and_begins_anew(replayed):
     for _ in range(4):
         recorder(micro_batch(2, 5), torch.tensor(1.0))
     held = weakref.ref(replayed.pop())
-    recorder.forget()
+    recorder.clear()
     gc.collect()
     assert held() is None
     for made in (0, 0, 1, 1):

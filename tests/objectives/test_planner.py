@@ -26,7 +26,7 @@ from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
 from unmask.samplers.ordered import OrderedSampler
 from unmask.schedules import LogLinear
 from unmask.training.advice import Advisor, Baseline
-from unmask.training.validation import area, planner_metrics
+from unmask.training.validation import auc, planner_metrics
 
 V, MASK = 12, 11
 
@@ -143,10 +143,10 @@ def test_head_and_planner_are_asked_in_float32():
 
 def test_area_is_the_share_of_pairs_in_order():
     right = torch.tensor([True, True, False, False, False])
-    assert area(torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3]), right) == 1.0
-    assert area(torch.tensor([0.1, 0.2, 0.8, 0.9, 0.7]), right) == 0.0
-    assert area(torch.tensor([0.5, 0.2, 0.1, 0.5, 0.3]), right) == pytest.approx((2.5 + 1) / 6)
-    assert math.isnan(area(torch.tensor([0.5, 0.2]), torch.tensor([True, True])))
+    assert auc(torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3]), right) == 1.0
+    assert auc(torch.tensor([0.1, 0.2, 0.8, 0.9, 0.7]), right) == 0.0
+    assert auc(torch.tensor([0.5, 0.2, 0.1, 0.5, 0.3]), right) == pytest.approx((2.5 + 1) / 6)
+    assert math.isnan(auc(torch.tensor([0.5, 0.2]), torch.tensor([True, True])))
 
 
 class FewRows:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from unmask.config import parse_recipe, read_recipe
+from unmask.errors import UnmaskError
 from unmask.models import DiTSpec
 from unmask.models.build import LoraConfig, add_lora
 from unmask.optimizers.base import AdamW
@@ -187,3 +189,13 @@ def test_muon_gives_way_to_adamw_with_a_reason() -> None:
     learning = {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert "no matrix inside a block is trained" in str(config.resolve(learning)[1])
     assert AdamW().resolve(parameters, flattened_by="DeepSpeed") == (AdamW(), None)
+
+
+def test_a_recipe_names_its_optimizer_or_uses_adamw() -> None:
+    assert parse_recipe({"optimizer": {"learning_rate": 0.1}}).optimizer == AdamW(learning_rate=0.1)
+    assert parse_recipe({"optimizer": "muon"}).optimizer == Muon()
+    assert read_recipe("paper/text8", ["optimizer.name=muon", "optimizer.momentum=0.9"]).optimizer == Muon(momentum=0.9)
+    with pytest.raises(UnmaskError, match=r"optimizer 'adamw' has no option 'momentum'"):
+        parse_recipe({"optimizer": {"momentum": 0.9}})
+    with pytest.raises(UnmaskError, match=r"no optimizer named 'moun'.*Did you mean 'muon'"):
+        parse_recipe({"optimizer": {"name": "moun"}})

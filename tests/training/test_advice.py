@@ -227,7 +227,7 @@ def facts(policy: Any, texts: list[list[int]], length: int = 8, batch_size: int 
 
 def test_rows_that_are_mostly_learnt_ends() -> None:
     (sentence,) = facts(SupervisedEOS(), [[1], [2, 3], [4]])
-    assert "71% of the learnt tokens" in sentence  # 6 + 5 + 6 of 24; the first EOS of each row ends its text
+    assert "71% of the learned tokens" in sentence  # 6 + 5 + 6 of 24; the first EOS of each row ends its text
     assert "supervised_eos" in sentence
     assert facts(SupervisedEOS(), [[1, 2, 3, 4, 5]] * 3) == []
 

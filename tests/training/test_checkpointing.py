@@ -1,20 +1,38 @@
-"""The run folder: which checkpoint is the newest, what OUT shows, what is cleared away."""
+"""The run folder: which checkpoint is the newest, what OUT shows, what is removed."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
-from unmask.training.checkpointing import all_checkpoints, checkpoint_path, find_latest, prune, publish
+import pytest
+
+from unmask.errors import UnmaskError
+from unmask.training.checkpointing import (
+    TrainerState,
+    all_checkpoints,
+    checkpoint_path,
+    clear_abandoned,
+    find_damage,
+    find_latest,
+    improves,
+    publish,
+    read_trainer_state,
+    write_checksums,
+)
 
 
-def make(out: Path, step: int) -> Path:
+def make(out: Path, step: int, bits: float | None = None) -> Path:
     path = checkpoint_path(out, step)
     (path / "state").mkdir(parents=True)
     (path / "config.json").write_text(str(step))
+    state = TrainerState(step, step, 0.0, 0.0, "", {}, bits)
+    (path / "state" / "trainer.json").write_text(json.dumps(asdict(state)))
     return path
 
 
-def test_the_newest_is_that_of_most_steps(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_has_the_most_steps(tmp_path: Path) -> None:
     assert find_latest(tmp_path) is None
     steps = [500, 20, 123_456_789, 99_999_999]
     paths = {step: make(tmp_path, step) for step in steps}
@@ -24,26 +42,28 @@ def test_the_newest_is_that_of_most_steps(tmp_path: Path) -> None:
     assert find_latest(tmp_path) == paths[123_456_789]
 
 
-def test_the_folder_shows_what_was_published_last(tmp_path: Path) -> None:
-    for step in (1, 2):
-        publish(tmp_path, make(tmp_path, step))
+def test_the_folder_shows_the_latest_and_the_best(tmp_path: Path) -> None:
+    assert improves(tmp_path, 9.0)
+    for step, bits in ((1, 3.0), (2, 2.5), (3, None)):
+        publish(tmp_path, make(tmp_path, step, bits), keep=3, keep_best=1)
         assert (tmp_path / "config.json").read_text() == str(step)
-    assert (tmp_path / "latest").resolve() == checkpoint_path(tmp_path, 2)
+    assert (tmp_path / "latest").resolve() == checkpoint_path(tmp_path, 3)
+    assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
+    assert improves(tmp_path, 2.4)
+    assert not improves(tmp_path, 2.5)
     moved = tmp_path.rename(tmp_path.with_name("moved"))
-    assert (moved / "config.json").read_text() == "2"
+    assert (moved / "config.json").read_text() == "3"
 
 
 def test_old_and_half_written_checkpoints_are_removed(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 10):
-        make(tmp_path, step)
+    for step, bits in ((1, 3.0), (2, 2.0), (3, 2.0), (10, None)):
+        last = make(tmp_path, step, bits)
     (tmp_path / "checkpoints" / ".step-00000011.x.tmp" / "state").mkdir(parents=True)
-    prune(tmp_path, keep=2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000010"]
+    publish(tmp_path, last, keep=1, keep_best=1)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000010"]
 
 
-def test_a_run_without_a_checkpoint_is_begun_again_and_anything_else_is_kept(tmp_path: Path) -> None:
-    from unmask.training.checkpointing import clear_abandoned
-
+def test_a_run_without_a_checkpoint_is_removed_and_other_folders_are_kept(tmp_path: Path) -> None:
     abandoned, other = tmp_path / "run", tmp_path / "other"
     (abandoned / "checkpoints" / ".step-00000001.x.tmp").mkdir(parents=True)
     (abandoned / "recipe.yaml").write_text("")
@@ -54,3 +74,18 @@ def test_a_run_without_a_checkpoint_is_begun_again_and_anything_else_is_kept(tmp
     (other / "thesis.tex").write_text("years of work")
     clear_abandoned(other)
     assert (other / "thesis.tex").exists()
+
+
+def test_checksums_find_changed_missing_and_unreadable_files(tmp_path: Path) -> None:
+    path = make(tmp_path, 1)
+    write_checksums(path)
+    assert find_damage(path) is None
+    (path / "config.json").write_text("2")
+    assert find_damage(path) == "config.json does not match its checksum"
+    (path / "config.json").unlink()
+    assert find_damage(path) == "config.json cannot be read"
+    (path / "state" / "checksums.json").write_text("[1]")
+    assert find_damage(path) == "checksums.json cannot be parsed"
+    (path / "state" / "trainer.json").write_text("{}")
+    with pytest.raises(UnmaskError, match=r"is damaged: trainer.json cannot be read .*--resume auto"):
+        read_trainer_state(path)

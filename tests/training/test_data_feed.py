@@ -1,4 +1,4 @@
-"""Batches and noise are functions of the step and the place in the global batch."""
+"""Batches and noise depend on the step and the place in the global batch alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from unmask.data.length_policies import Packed, rows_of_texts
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
-from unmask.training.data_feed import DataFeed, MicroBatch, parts_of
+from unmask.training.data_feed import DataFeed, MicroBatch, split_batch
 
 LENGTH = 8
 
@@ -19,8 +19,9 @@ def rows(number: int) -> Rows:
     return rows_of_texts(Packed(), [np.arange(number).repeat(LENGTH).tolist()], LENGTH, eos_id=None)
 
 
-def feed(accumulation: int = 1, batch_size: int = 16, process: int = 0, processes: int = 1) -> DataFeed:
-    return DataFeed(rows(40), batch_size, parts_of(batch_size, accumulation, process, processes), seed=3, data_seed=5)
+def feed(accumulation: int = 1, batch_size: int = 16, rank: int = 0, world_size: int = 1) -> DataFeed:
+    places = split_batch(batch_size, accumulation, rank, world_size)
+    return DataFeed(rows(40), batch_size, places, seed=3, data_seed=5)
 
 
 def joined(micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
@@ -32,19 +33,19 @@ def joined(micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 4, 16])
-def test_micro_batches_are_the_same_batch_cut(accumulation: int) -> None:
+def test_micro_batches_are_parts_of_the_same_batch(accumulation: int) -> None:
     whole, cut = joined(feed(1).micro_batches(7)), joined(feed(accumulation).micro_batches(7))
     assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
 
 
 def test_two_processes_share_one_global_batch() -> None:
     whole = joined(feed(1).micro_batches(7))
-    shares = [feed(2, process=process, processes=2).micro_batches(7) for process in (0, 1)]
+    shares = [feed(2, rank=rank, world_size=2).micro_batches(7) for rank in (0, 1)]
     both = joined([*shares[0], *shares[1]])
     assert all(torch.equal(one, other) for one, other in zip(whole, both, strict=True))
 
 
-def test_every_micro_batch_has_times_of_all_sizes() -> None:
+def test_times_of_every_micro_batch_are_stratified() -> None:
     for micro_batch in feed(4).micro_batches(2):
         assert sorted((micro_batch.noise.t * 4).long().tolist()) == [0, 1, 2, 3]
 
@@ -56,12 +57,18 @@ def test_an_epoch_visits_every_row_once_and_the_next_in_another_order() -> None:
     assert first != second
 
 
-def test_prefetched_steps_are_those_asked_for() -> None:
+def test_prefetched_steps_are_the_requested_ones() -> None:
     made = list(feed(2).steps(3, 8))
     assert len(made) == 5
     for step, micro_batches in enumerate(made, start=3):
         expected = joined(feed(2).micro_batches(step))
         assert all(torch.equal(one, other) for one, other in zip(expected, joined(micro_batches), strict=True))
+
+
+def test_samples_are_located_in_the_data() -> None:
+    second = feed(2, rank=1, world_size=2)
+    own = joined(second.micro_batches(7))[0][:, 0].tolist()
+    assert [second.locate(7, place) for place in range(8)] == [(7 * 16 + 8 + i, row) for i, row in enumerate(own)]
 
 
 def test_steps_differ_in_rows_times_and_masks() -> None:
@@ -71,10 +78,10 @@ def test_steps_differ_in_rows_times_and_masks() -> None:
 
 def test_more_micro_batches_than_sequences_is_refused() -> None:
     with pytest.raises(UnmaskError, match=r"batch of 4 cannot be cut into 5 micro-batches; .*accumulation"):
-        parts_of(4, 5)
+        split_batch(4, 5)
 
 
-def test_validation_sample_is_spread_over_the_table() -> None:
+def test_validation_rows_are_spread_over_the_table() -> None:
     table = rows(40)
     chosen = table.spread(4)
     assert chosen[np.arange(4)].input_ids[:, 0].tolist() == [0, 10, 20, 30]

@@ -1,4 +1,4 @@
-"""DeepSpeed's flattened state becomes whole tensors under the network's names, and goes back, without Accelerate."""
+"""Optimizer state becomes full tensors under the parameters' names, and goes back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,63 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+from unmask.models import DiTSpec
+from unmask.optimizers.base import AdamW, OptimizerComponent, set_learning_rate
+from unmask.optimizers.muon import Muon
+from unmask.training.distributed import ParameterLayout
+
+CPU = torch.device("cpu")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return DiTSpec(size="nano", hidden_size=16, layers=2, heads=2, dropout=0.0).build(11, 10, 8)
+
+
+def train(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in parameters.values():
+            parameter.grad = parameter.detach() + torch.randn(parameter.shape, generator=generator)
+        set_learning_rate(optimizer, 0.01 / (1 + step))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("config", [AdamW(), AdamW(weight_decay=0.1), Muon(weight_decay=0.1)])
+def test_optimizer_state_is_saved_and_restored_exactly(config: OptimizerComponent) -> None:
+    whole, broken = (dict(network().named_parameters()) for _ in range(2))
+    train(whole, config.build(whole, CPU), range(6))
+    before = config.build(broken, CPU)
+    train(broken, before, range(3))
+    kept = {key: tensor.clone() for key, tensor in ParameterLayout().optimizer_state(before, broken)}
+    after = config.build(broken, CPU)
+    ParameterLayout().load_optimizer_state(after, broken, kept)
+    train(broken, after, range(3, 6))
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+
+
+def test_optimizer_state_is_named_after_the_parameters() -> None:
+    parameters = dict(network().named_parameters())
+    optimizer = Muon().build(parameters, CPU)
+    assert list(ParameterLayout().optimizer_state(optimizer, parameters)) == []
+    train(parameters, optimizer, range(1))
+    kept = dict(ParameterLayout().optimizer_state(optimizer, parameters))
+    assert kept["blocks.1.attn_qkv.weight.momentum_buffer"].shape == (48, 16)
+    assert {key.rpartition(".")[2] for key in kept if key.startswith("vocab_embed.embedding")} == {
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+    assert {key.rpartition(".")[0] for key in kept} == set(parameters)
+
 
 TRIAL = """
 import deepspeed, torch
 from torch import nn
-from unmask.training.layout import DeepSpeedLayout
+from unmask.training.distributed import DeepSpeedLayout
 
 class Wrapped:
     def __init__(self, inner): self.optimizer = inner
@@ -38,23 +88,24 @@ def step(made, number):
 for stage in (1, 2):
     layout = DeepSpeedLayout()
     first, optimizer, parameters = engine(stage)
-    assert list(layout.moments(optimizer, parameters)) == []
+    assert list(layout.optimizer_state(optimizer, parameters)) == []
     for number in range(3):
         step(first, number)
-    weights, moments = dict(layout.weights(parameters)), dict(layout.moments(optimizer, parameters))
-    weights, moments = ({k: v.clone() for k, v in kept.items()} for kept in (weights, moments))
-    assert moments["1.weight.exp_avg"].shape == (3, 7) and float(moments["1.bias.step"]) == 3
+    weights = {k: v.clone() for k, v in layout.weights(parameters)}
+    state = {k: v.clone() for k, v in layout.optimizer_state(optimizer, parameters)}
+    assert state["1.weight.exp_avg"].shape == (3, 7) and float(state["1.bias.step"]) == 3
     other, second, others = engine(stage)
     layout.load_weights(others, weights)
-    layout.load_moments(second, others, moments)
+    layout.load_optimizer_state(second, others, state)
     expected = [step(first, number) for number in (3, 4)]
     assert [step(other, number) for number in (3, 4)] == expected, stage
-    for name, value in layout.moments(second, others):
-        assert torch.equal(value, dict(layout.moments(optimizer, parameters))[name]), name
+    for name, value in layout.optimizer_state(second, others):
+        assert torch.equal(value, dict(layout.optimizer_state(optimizer, parameters))[name]), name
 """
 
 
-def test_moments_are_gathered_and_put_back() -> None:
+def test_deepspeed_state_is_gathered_and_restored() -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -18,8 +18,8 @@ from unmask.convert import convert, export
 from unmask.errors import UnmaskError
 from unmask.models import CheckpointSpec
 from unmask.training import Interrupted, train
+from unmask.training.callbacks import read_log
 from unmask.training.fine_tuning import recipe_from
-from unmask.training.log import read_log
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=4", "training.save_every=2"]
 STILL = [*SHORT, "training.steps=1", "optimizer.learning_rate=1e-12"]
@@ -86,7 +86,7 @@ def test_stop_and_resume_equals_an_unbroken_run(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe(text, mdlm_folder, *overrides), whole)
     with pytest.raises(Interrupted):
-        train(recipe(text, mdlm_folder, *overrides), broken, progress=StopAt(3))
+        train(recipe(text, mdlm_folder, *overrides), broken, callbacks=[StopAt(3)])
     torch.rand(100)
     train(recipe(text, mdlm_folder, *overrides), broken, resume=True)
     assert_same_tensors(whole, broken)

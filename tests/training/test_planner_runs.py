@@ -20,8 +20,8 @@ from unmask.convert import export
 from unmask.errors import UnmaskError
 from unmask.models import CausalLM, DiT
 from unmask.training import Interrupted, train
+from unmask.training.callbacks import read_log
 from unmask.training.fine_tuning import recipe_from
-from unmask.training.log import read_log
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=8", "training.save_every=2"]
 
@@ -105,7 +105,7 @@ def test_stop_and_resume_equals_an_unbroken_run(text: Path, mdlm_folder: Path, t
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe(text, mdlm_folder), whole)
     with pytest.raises(Interrupted) as stopped:
-        train(recipe(text, mdlm_folder), broken, progress=StopAt(3))
+        train(recipe(text, mdlm_folder), broken, callbacks=[StopAt(3)])
     assert str(broken / "recipe.yaml") in stopped.value.resume_command
     train(recipe_from(str(broken / "recipe.yaml"), None), broken, resume=True)
     assert_same_tensors(whole, broken)
@@ -148,9 +148,12 @@ def test_a_recipe_may_need_its_overrides(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["objective=subs"], "model.planner does not learn by the objective 'subs'; set objective=planner"),
-        (["model.planner=null"], "'planner' trains a checkpoint's planner, and the model 'checkpoint' has none; begin"),
-        (["model.lora.rank=2"], "model.lora changes the network and model.planner leaves it as it is"),
+        (["objective=subs"], "model.planner is not trained by the objective 'subs'; set objective=planner"),
+        (
+            ["model.planner=null"],
+            "'planner' trains the planner of a checkpoint, and the model 'checkpoint' has none; start",
+        ),
+        (["model.lora.rank=2"], "model.lora trains the network and model.planner freezes it; set only one"),
         (["model.planner.width=0"], "width"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a schedule learns from losses that are known: the best density, and no more variance than was predicted."""
+"""The schedule learned from known losses: the density of least variance, and the predicted variance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unmask.objectives.sedd import SEDD
 from unmask.objectives.subs import Subs
 from unmask.process import Batch
 from unmask.schedules import KNOTS, Learned, LogLinear, Schedule, draw_times
-from unmask.training.schedule_learner import ScheduleLearner, best_density, keeper_of
+from unmask.training.schedule_learner import ScheduleLearner, best_density
 
 LENGTH, BATCH = 32, 256
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ TEXT = Batch.of(torch.zeros(BATCH, LENGTH, dtype=torch.long))
 
 
 class Known:
-    """Every token is 0, and at the mask rate u a masked one costs c(u) = 1/2 + 2u nats: the less is seen, the more."""
+    """Every token is 0, and at mask rate u a masked token costs c(u) = 1/2 + 2u nats."""
 
     config = SimpleNamespace(vocab_size=3, mask_token_id=2, conditioned=True)
 
@@ -49,7 +49,7 @@ def square(u: Tensor) -> Tensor:
 
 
 def best(u: Tensor) -> Tensor:
-    """The density of least variance, before it is normalised."""
+    """The unnormalised density of least variance."""
     return (square(u) / u.square()).sqrt()
 
 
@@ -68,11 +68,11 @@ def learned() -> Learned:
 
 
 def second_moment(schedule: Schedule, t: Tensor, weight: Tensor) -> float:
-    """E[(w loss)^2] over times [K] of these weights."""
+    """E[(w loss)^2] over times [K] with quadrature weights."""
     return float((weight * schedule.weight(t).square() * square(schedule.mask_rate(t))).sum())
 
 
-def test_the_learnt_density_is_the_best_one(learned: Learned) -> None:
+def test_the_learned_density_has_the_least_variance(learned: Learned) -> None:
     ends = (torch.arange(KNOTS + 1).double() / KNOTS).square()
     node, weight = time_quadrature(tuple(ends[1:-1].tolist()))
     should = (weight * best(node)).view(KNOTS, -1).sum(dim=1)
@@ -80,11 +80,11 @@ def test_the_learnt_density_is_the_best_one(learned: Learned) -> None:
     ratio = shares / (should / should.sum())
     assert ratio.min() > 0.9
     assert ratio[8:].max() < 1.05
-    # where u < 1/64 a loss is mostly 0, and a few tokens tell all there is
+    # for u < 1/64 most losses are 0, so the estimate rests on a few tokens
     assert ratio[:8].max() < 2
 
 
-def test_no_density_has_much_less_variance_and_flat_ones_have_more(learned: Learned) -> None:
+def test_the_variance_is_near_the_minimum_and_flat_is_not(learned: Learned) -> None:
     node, weight = time_quadrature()
     least = float((weight * best(node)).sum()) ** 2
     assert 1.0 < second_moment(learned, *time_quadrature(learned.breakpoints())) / least < 1.01
@@ -92,7 +92,7 @@ def test_no_density_has_much_less_variance_and_flat_ones_have_more(learned: Lear
 
 
 def test_the_variance_is_below_log_linear_by_the_predicted_ratio(learned: Learned) -> None:
-    """Times are the midpoints of 4096 cells: in continuous time log-linear has no variance to compare with."""
+    """Times are the midpoints of 4096 cells: in continuous time the variance of log-linear is infinite."""
     t = (torch.arange(4096) + 0.5) / 4096
     flat = torch.full_like(t, 1 / len(t))
     batch = Batch.of(torch.zeros(len(t), LENGTH, dtype=torch.long))
@@ -116,12 +116,12 @@ def terms(mask_rate: list[float], nll: list[list[float]]) -> LossTerms:
     nll_BL = torch.tensor(nll)
     zero = torch.zeros_like(nll_BL)
     masked = nll_BL > 0
-    # a cross-entropy at a visible token, as some objectives might give, is not part of the loss
+    # a cross-entropy at a visible token is not part of the loss
     cross_entropy = nll_BL - (~masked).float()
     return LossTerms(nll_BL, zero, zero, zero == 0, cross_entropy, nll_BL.sum(), masked, torch.tensor(mask_rate))
 
 
-def test_squared_losses_are_added_up_where_the_mask_rate_is() -> None:
+def test_squared_losses_are_binned_by_mask_rate() -> None:
     learner = ScheduleLearner(Learned(every=10), 10, CPU)
     rates = [(3.5 / 64) ** 2, (3.9 / 64) ** 2, 1.0, 0.25]
     learner.add(terms(rates, [[1.0, 2.0], [0.0, 4.0], [1.0, 1.0], [math.inf, 1.0]]))
@@ -135,7 +135,7 @@ def test_squared_losses_are_added_up_where_the_mask_rate_is() -> None:
     assert torch.equal(learner.tensors["counts"], counts)
 
 
-def test_the_schedule_moves_after_the_warm_up_and_then_when_it_is_due() -> None:
+def test_the_schedule_changes_after_the_warmup_every_few_steps() -> None:
     learner = ScheduleLearner(Learned(every=3, warmup=4, decay=0.5), 3, CPU)
     seen = []
     for step in range(1, 10):
@@ -148,7 +148,7 @@ def test_the_schedule_moves_after_the_warm_up_and_then_when_it_is_due() -> None:
     assert learner.schedule is seen[-1]
 
 
-def test_two_processes_learn_what_one_learns() -> None:
+def test_two_processes_learn_the_schedule_of_one() -> None:
     whole, halves = (ScheduleLearner(Learned(warmup=0), 1, CPU), [ScheduleLearner(Learned(), 1, CPU) for _ in range(2)])
     parts = [terms([0.1], [[1.0, 2.0]]), terms([0.8], [[3.0, 4.0]])]
     for one, part in zip(halves, parts, strict=True):
@@ -163,21 +163,20 @@ def test_two_processes_learn_what_one_learns() -> None:
         assert all(torch.equal(tensor, whole.tensors[name]) for name, tensor in one.tensors.items())
 
 
-def test_a_learner_goes_on_from_its_tensors() -> None:
+def test_a_learner_is_restored_from_its_tensors() -> None:
     one, other = (ScheduleLearner(Learned(warmup=0), 2, CPU) for _ in range(2))
     for step in range(1, 4):
         one.add(terms([0.04, 0.9], [[1.0 + step, 0.0], [2.0, 3.0]]))
         one.end_step(step, lambda sums: sums)
-    assert other.recall() == Learned(warmup=0)
+    assert other.restore() == Learned(warmup=0)
     for name, tensor in other.tensors.items():
         tensor.copy_(one.tensors[name])
-    assert other.recall() == one.schedule
+    assert other.restore() == one.schedule
     assert other.end_step(4, lambda sums: sums) == one.end_step(4, lambda sums: sums)
 
 
 @pytest.mark.parametrize("objective", [Subs(steps=8), Subs(weight="flat"), D3PM(steps=8), SEDD()], ids=describe)
-def test_other_objectives_teach_it_too(objective: Objective) -> None:
-    """Whatever they weigh it with, the cross-entropy of the masked tokens is what is squared and learnt from."""
+def test_every_objective_teaches_by_the_unweighted_cross_entropy(objective: Objective) -> None:
     size, table = 4096, random_table()
     batch = Batch.of(torch.tensor([2, 0, 3]).expand(size, -1))
     noise = Noise.draw(5, 0, torch.arange(size), draw_times(5, 0, torch.arange(size), size), 3)
@@ -193,7 +192,7 @@ def test_other_objectives_teach_it_too(objective: Objective) -> None:
     assert objective.loss(table, batch, moved, noise).nelbo.isfinite().all()
 
 
-def test_stretches_that_nobody_saw_lie_between_their_neighbours() -> None:
+def test_empty_bins_lie_between_their_neighbours() -> None:
     squares, counts = torch.zeros(KNOTS).double(), torch.zeros(KNOTS).double()
     rate = ((torch.arange(1, KNOTS + 1).double() ** 3).diff() / (3 * KNOTS**2))[[9, 29]]
     squares[[10, 30]], counts[[10, 30]] = 8 * rate * torch.tensor([4.0, 25.0]), 8.0
@@ -205,17 +204,8 @@ def test_stretches_that_nobody_saw_lie_between_their_neighbours() -> None:
     assert 3.0 < density[20] < 4.5
 
 
-def test_what_masks_nothing_teaches_nothing() -> None:
-    learner = keeper_of(Learned(every=1, warmup=0), CPU)
+def test_an_autoregressive_loss_teaches_nothing() -> None:
+    learner = ScheduleLearner(Learned(warmup=0), 1, CPU)
     nll = torch.ones(2, 3)
     learner.add(LossTerms(nll, nll, nll, nll > 0, nll, nll.sum()))
-    assert learner.end_step(1, lambda sums: sums) == Learned(every=1, warmup=0)
-
-
-def test_a_schedule_that_does_not_learn_is_kept() -> None:
-    for schedule in (LogLinear(), Learned(every=None)):
-        keeper = keeper_of(schedule, CPU)
-        keeper.add(terms([0.5], [[1.0, 2.0]]))
-        assert keeper.end_step(100, lambda sums: sums) is schedule
-        assert keeper.recall() is schedule
-        assert keeper.tensors == {}
+    assert learner.end_step(1, lambda sums: sums) == Learned(warmup=0)

@@ -1,4 +1,4 @@
-"""One optimiser step: the loss is nats over counted tokens of the whole batch, however it is cut."""
+"""One optimizer step: the loss is nats per counted token of the global batch, however it is split."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unmask.objectives.base import Noise, Objective
 from unmask.objectives.subs import Subs
 from unmask.optimizers.base import AdamW
 from unmask.process import Batch
-from unmask.schedules import Cosine, LogLinear, Schedule
-from unmask.training.data_feed import DataFeed, parts_of
+from unmask.schedules import Cosine, Learned, LogLinear, Schedule
+from unmask.training.data_feed import DataFeed, split_batch
 from unmask.training.distributed import make_accelerator
 from unmask.training.metrics import predicted_share
 from unmask.training.step import TrainStep
@@ -26,13 +26,13 @@ TINY = {"size": "nano", "hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0
 
 
 def feed(accumulation: int) -> DataFeed:
-    """Texts of very different lengths, so that micro-batches count different numbers of tokens."""
+    """Texts of different lengths, so that micro-batches count different numbers of tokens."""
     texts = [[(7 * i + j) % 10 for j in range(1 + (3 * i) % LENGTH)] for i in range(20)]
     rows = rows_of_texts(Padded(), texts, LENGTH, eos_id=None)
-    return DataFeed(rows, BATCH, parts_of(BATCH, accumulation), seed=0, data_seed=0)
+    return DataFeed(rows, BATCH, split_batch(BATCH, accumulation), seed=0, data_seed=0)
 
 
-def stepper(
+def make_step(
     objective: Objective, accumulation: int = 1, schedule: Schedule | None = None, **options: float
 ) -> TrainStep:
     torch.manual_seed(0)
@@ -51,9 +51,9 @@ def gradients(one: TrainStep) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", [Subs(), AR()])
-def test_no_graph_outlives_its_passes(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, seen = stepper(objective, accumulation=2), []
-    monkeypatch.setattr(one.meter, "add", seen.append)
+def test_returned_terms_hold_no_graph(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, seen = make_step(objective, accumulation=2), []
+    monkeypatch.setattr(one.metrics, "add", seen.append)
     one.gradients(feed(2).micro_batches(0))
     assert len(seen) == 2
     assert all(gradient.abs().sum() > 0 for gradient in list(gradients(one).values())[:1])
@@ -62,8 +62,8 @@ def test_no_graph_outlives_its_passes(objective: Objective, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("objective", [Subs(), AR()])
-def test_gradient_is_that_of_nats_over_counted_tokens(objective: Objective) -> None:
-    one = stepper(objective)
+def test_the_gradient_is_that_of_nats_per_counted_token(objective: Objective) -> None:
+    one = make_step(objective)
     (batch,) = feed(1).micro_batches(3)
     terms = objective.loss(one.denoiser, batch.batch, LogLinear(), batch.noise)
     expected = terms.loss / terms.counted.sum()
@@ -79,47 +79,47 @@ def test_gradient_is_that_of_nats_over_counted_tokens(objective: Objective) -> N
 @pytest.mark.parametrize("objective", [Subs(), AR()])
 @pytest.mark.parametrize("accumulation", [3, 4, 8])
 def test_accumulation_changes_nothing(objective: Objective, accumulation: int) -> None:
-    whole = stepper(objective)
+    whole = make_step(objective)
     loss = whole.gradients(feed(1).micro_batches(0))
-    cut = stepper(objective, accumulation)
+    cut = make_step(objective, accumulation)
     cut_loss = cut.gradients(feed(accumulation).micro_batches(0))
     assert float(cut_loss) == pytest.approx(float(loss), rel=1e-6)
     for name, gradient in gradients(whole).items():
         torch.testing.assert_close(gradients(cut)[name], gradient, rtol=1e-5, atol=1e-6)
-    assert cut.meter.read().tokens == whole.meter.read().tokens
+    assert torch.equal(cut.metrics.sums["tokens"], whole.metrics.sums["tokens"])
 
 
-def test_clipped_gradient_has_the_asked_norm_and_the_full_one_is_noted() -> None:
-    one = stepper(Subs(), clip=1e-3)
+def test_gradients_are_clipped_and_the_norm_before_is_kept() -> None:
+    one = make_step(Subs(), clip=1e-3)
     seen: list[float] = []
     one.optimizer.optimizer.register_step_pre_hook(
         lambda *_: seen.append(math.sqrt(sum(float(g.square().sum()) for g in gradients(one).values())))
     )
     one.step(feed(1).micro_batches(0), 0)
     assert seen[0] == pytest.approx(1e-3, rel=1e-3)
-    assert one.meter.read().grad_norm > 1e-2
+    assert float(one.metrics.grad_norm) > 1e-2
 
 
 @pytest.mark.parametrize(("step", "rate"), [(4, 0.05), (500, 1.0), (950, 0.25)])
-def test_weights_move_by_the_rate_of_the_step(step: int, rate: float) -> None:
-    one = stepper(Subs(), learning_rate=1.0, warmup=100, cooldown=0.2, eps=1e-12)
+def test_weights_move_by_the_learning_rate_of_the_step(step: int, rate: float) -> None:
+    one = make_step(Subs(), learning_rate=1.0, warmup=100, cooldown=0.2, eps=1e-12)
     before = {name: p.detach().clone() for name, p in one.parameters.items()}
     one.step(feed(1).micro_batches(0), step)
     moved = max(float((p.detach() - before[name]).abs().max()) for name, p in one.parameters.items())
     assert moved == pytest.approx(rate, rel=1e-3)
 
 
-def test_a_step_that_is_not_finite_is_noticed() -> None:
-    one = stepper(Subs())
+def test_a_non_finite_step_is_noticed() -> None:
+    one = make_step(Subs())
     one.step(feed(1).micro_batches(0), 0)
     with torch.no_grad():
         next(iter(one.parameters.values())).fill_(math.nan)
     one.step(feed(1).micro_batches(1), 1)
-    assert one.meter.first_bad_step() == 2
+    assert one.metrics.first_non_finite().step == 2
 
 
-def test_where_shapes_must_repeat_rows_are_filled_up_around_the_mean_of_the_schedule() -> None:
-    one = stepper(Subs(), schedule=Cosine())
+def test_a_compiled_network_gets_rows_padded_around_the_mean_mask_rate() -> None:
+    one = make_step(Subs(), schedule=Cosine())
     batch, sample = Batch.of(torch.zeros(128, 64, dtype=torch.long)), torch.arange(128)
     noise = Noise.draw(0, 0, sample, sample / 128, 64)
     plain = one.corrupt_ahead(batch, noise)
@@ -127,3 +127,11 @@ def test_where_shapes_must_repeat_rows_are_filled_up_around_the_mean_of_the_sche
     padded = one.corrupt_ahead(batch, noise)
     assert len(padded.rows) == len(plain.pad_rows(predicted_share(Subs(), Cosine())).rows)
     assert len(padded.rows) != len(plain.pad_rows().rows)
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Learned(every=None)])
+def test_a_schedule_that_does_not_learn_stays(schedule: Schedule) -> None:
+    one = make_step(Subs(), schedule=schedule)
+    one.step(feed(1).micro_batches(0), 0)
+    assert one.schedule is schedule
+    assert one.schedule_learner is None

@@ -155,10 +155,10 @@ class Show:
 
     def _trained(self, learner: Learner) -> Bound:
         from unmask.evaluation.demo import train_run
-        from unmask.training import Interrupted, Progress, progress_for
+        from unmask.training import Callback, Interrupted, make_progress
 
         try:
-            return train_run(learner, Progress() if self.quiet else progress_for(errors, verbose=True))
+            return train_run(learner, Callback() if self.quiet else make_progress(errors, verbose=True))
         except Interrupted as stop:
             errors.print(f"Stopped and saved after step {stop.step}; the same command goes on from there.")
             raise SystemExit(130) from stop

@@ -79,7 +79,7 @@ def bound_words(bound: Bound) -> str:
     return f"Validation: {bits} bits per token, perplexity {perplexity}"
 
 
-def planner_words(loss: Bound, foresight: PlannerMetrics) -> str:
+def planner_words(loss: Bound, metrics: PlannerMetrics) -> str:
     """One line for the end of a planner's training run; its loss is no bound."""
     bits, error = loss.bits_per_token, loss.error("bits_per_token")
-    return f"Validation: {bits:.4f} ± {error:.4f} bits per masked token; {foresight}"
+    return f"Validation: {bits:.4f} ± {error:.4f} bits per masked token; {metrics}"

@@ -92,7 +92,7 @@ def train(
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
-    from unmask.training import Interrupted, is_main, progress_for
+    from unmask.training import Interrupted, is_main, make_progress
     from unmask.training import train as run
 
     recipe = _recipe(what, from_, overrides or [])
@@ -100,7 +100,7 @@ def train(
         _tell_left_out(recipe)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     try:
-        result = run(recipe, folder, resume=_resume(resume), progress=progress_for(errors, verbose))
+        result = run(recipe, folder, resume=_resume(resume), callbacks=[make_progress(errors, verbose)])
     except Interrupted as stop:
         report, words = _stopped(stop)
     else:
@@ -142,8 +142,8 @@ def _words(result: TrainingResult) -> str:
     """What a run has come to, and what one does with it first."""
     from unmask.cli.report import bound_words, planner_words
 
-    bound, foresight, folder = result.bound, result.foresight, result.path
-    words, how = (bound_words(bound), "") if foresight is None else (planner_words(bound, foresight), PLANNED)
+    bound, planner, folder = result.bound, result.planner_metrics, result.path
+    words, how = (bound_words(bound), "") if planner is None else (planner_words(bound, planner), PLANNED)
     return f"{words}\nCheckpoint: {folder}. Next: unmask sample {folder}{how}"
 
 

@@ -18,8 +18,8 @@ from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import unique_names
 from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
-from unmask.training.checkpointing import Progressed, find_latest, read_progressed
-from unmask.training.log import LOG, read_log
+from unmask.training.callbacks import LOG, read_log
+from unmask.training.checkpointing import TrainerState, find_latest, read_trainer_state
 
 RECIPE = "recipe.yaml"
 JUDGED = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
@@ -31,7 +31,7 @@ class Facts:
     """What a run says of itself. `validation` is the bound of its last weights, before they were rounded."""
 
     recipe: Recipe
-    progressed: Progressed
+    progressed: TrainerState
     network: Any
     vocabulary: int
     parameters: int
@@ -82,7 +82,7 @@ def read_facts(run: Path) -> tuple[Facts, Checkpoint]:
     if path is None or not (run / LOG).is_file() or not (run / RECIPE).is_file():
         raise UnmaskError(f"'{run}' is not the folder of a run with a checkpoint; give one that 'unmask train' wrote.")
     loaded = load_checkpoint(path)
-    progressed = read_progressed(path)
+    progressed = read_trainer_state(path)
     facts = Facts(
         recipe=read_recipe(run / RECIPE),
         progressed=progressed,

@@ -27,7 +27,7 @@ from unmask.pipeline import MaskedDiffusionLM
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.samplers.base import Canvas, sample
-from unmask.training.checkpointing import find_latest, read_progressed
+from unmask.training.checkpointing import find_latest, read_trainer_state
 
 LENGTH = 32
 """Tokens of a text that nobody gave: enough to have neighbours, few enough for 256 canvases on a laptop."""
@@ -166,7 +166,7 @@ def _steps(path: Path | None) -> int | None:
     if path is None:
         return None
     try:
-        return read_progressed(find_latest(path) or path).step
+        return read_trainer_state(find_latest(path) or path).step
     except UnmaskError:
         return None
 

@@ -15,8 +15,8 @@ from unmask.likelihood import Bound
 from unmask.pipeline import MaskedDiffusionLM, load
 from unmask.plots.curves import read_run
 from unmask.samplers.token_sampling import TokenSampler
-from unmask.training.callbacks import Progress
-from unmask.training.checkpointing import clear_abandoned, find_latest, find_start
+from unmask.training.callbacks import Callback
+from unmask.training.checkpointing import clear_abandoned, find_latest, find_resume_point
 from unmask.training.trainer import train
 
 STORIES = 2
@@ -100,7 +100,7 @@ def prepare_run(out: Path, fresh: bool) -> Learner:
 
 def _check_goes_on(learner: Learner) -> None:
     try:
-        find_start(learner.folder, learner.recipe, "auto")
+        find_resume_point(learner.folder, learner.recipe, "auto")
     except UnmaskError as error:
         raise UnmaskError(
             f"The run in '{learner.folder}' is damaged or another than the demonstration's; choose another --out, or "
@@ -108,8 +108,8 @@ def _check_goes_on(learner: Learner) -> None:
         ) from error
 
 
-def train_run(learner: Learner, progress: Progress) -> Bound:
+def train_run(learner: Learner, progress: Callback) -> Bound:
     """Train it, going on where an earlier one stopped; the validation bound of its last weights."""
     if not learner.finished:
-        train(learner.recipe, learner.folder, resume="auto", progress=progress)
+        train(learner.recipe, learner.folder, resume="auto", callbacks=[progress])
     return Bound.from_dict(read_run(learner.folder).validated[-1]["validation"])

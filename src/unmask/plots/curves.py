@@ -16,7 +16,7 @@ import yaml
 from unmask.errors import UnmaskError
 from unmask.io import unique_names
 from unmask.plots.style import GREY, colour, dashes, legend, open_figure, plain_log_axis
-from unmask.training.log import LOG, read_log
+from unmask.training.callbacks import LOG, read_log
 
 Axis = Literal["steps", "tokens", "seconds"]
 Values = npt.NDArray[np.float64]

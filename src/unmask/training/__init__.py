@@ -1,4 +1,4 @@
-"""Training on Accelerate: the loop and its pieces. Whoever needs to know of devices and processes lives here."""
+"""Training on Accelerate: the loop and its parts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unmask.training.callbacks import Progress, progress_for
+    from unmask.training.callbacks import Callback, make_progress
     from unmask.training.distributed import is_main
     from unmask.training.trainer import Interrupted, TrainingResult, train
 
-__all__ = ["Interrupted", "Progress", "TrainingResult", "is_main", "progress_for", "train"]
+__all__ = ["Callback", "Interrupted", "TrainingResult", "is_main", "make_progress", "train"]
 
-_MODULES = {"Progress": "callbacks", "progress_for": "callbacks", "is_main": "distributed"}
+_MODULES = {"Callback": "callbacks", "make_progress": "callbacks", "is_main": "distributed"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that who only reads a log does not wait for torch."""
+    """Import a public name on first use, so that reading a log does not import torch."""
     if name in __all__:
         return getattr(import_module(f"unmask.training.{_MODULES.get(name, 'trainer')}"), name)
     raise AttributeError(f"module 'unmask.training' has no attribute '{name}'")

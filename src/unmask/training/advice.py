@@ -384,7 +384,7 @@ def _learnt_ends(some: RowBatch, eos_id: int | None) -> str | None:
     if share <= 0.5:
         return None
     return (
-        f"{share:.0%} of the learnt tokens are the EOS that fill up short texts (policy supervised_eos): the loss is "
+        f"{share:.0%} of the learned tokens are EOS that fill up short texts (policy supervised_eos): the loss is "
         "mostly about them; choose a shorter data.length, or data.policy=padded, which does not count them."
     )
 

@@ -297,7 +297,8 @@ class Trackers(Callback):
 def _open_tracker(name: str, out: Path, recipe: dict[str, Any], step: int) -> Any:
     from accelerate import tracking
 
-    folder, tracker = out / TRACKERS, None
+    folder = out / TRACKERS
+    tracker: Any
     if name == "tensorboard":
         # Hide the records after the last checkpoint of a killed run: they will be written again.
         purge = {"purge_step": step + 1} if step else {}

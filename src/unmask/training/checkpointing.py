@@ -1,4 +1,10 @@
-"""Where a run begins: in a new folder, at its newest checkpoint, or at the newest one that is whole."""
+"""The run folder: checkpoints with training state, checksums, retention, and where to resume.
+
+OUT/recipe.yaml, OUT/log.jsonl
+OUT/checkpoints/step-00000500/          a checkpoint with the EMA weights, as `unmask.load` opens it
+OUT/checkpoints/step-00000500/state/    weights, EMA, optimizer and trainer state, checksums
+OUT/latest, OUT/best                    links to checkpoints; OUT itself shows the files of the latest one
+"""
 
 from __future__ import annotations
 
@@ -25,122 +31,24 @@ from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, check_new_folder
 from unmask.models.build import merged_state_dict
-from unmask.training.distributed import Distributed, fill, put_back, states, whole
+from unmask.training.callbacks import LOG, TRACKERS
+from unmask.training.distributed import (
+    Distributed,
+    copy_full,
+    full_tensor,
+    gather_generator_states,
+    restore_generator_states,
+)
 from unmask.training.step import TrainStep
 
-CHECKSUMS = Path("state", "checksums.json")
-CHUNK = 1 << 22
-
-
-def write_checksums(folder: Path) -> None:
-    """Note all files of a folder that is complete."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
-    sums = {file.relative_to(folder).as_posix(): _sum_of(file) for file in files}
-    (folder / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None for one that is as it was written."""
-    try:
-        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        wrong = [name for name, expected in sums.items() if _sum_of(folder / name) != expected]
-    except (OSError, ValueError, AttributeError) as error:
-        missing = getattr(error, "filename", None)
-        return f"{Path(missing).name} cannot be read" if missing else f"{CHECKSUMS.name} cannot be understood"
-    return f"{wrong[0]} is not what was written" if wrong else None
-
-
-def _sum_of(path: Path) -> list[int]:
-    """[size, CRC-32] of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
-    return [size, crc]
-
-
+RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
+STATE = "state"
+CHECKSUMS = Path(STATE, "checksums.json")
 LATEST = "latest"
 BEST = "best"
-_STEP = re.compile(r"step-(\d{8,})")
-
-
-def checkpoint_path(out: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps lies."""
-    return out / CHECKPOINTS / f"step-{step:08d}"
-
-
-def all_checkpoints(out: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first. A name is only taken by a whole one."""
-    folder = out / CHECKPOINTS
-    found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
-
-
-def find_latest(out: Path) -> Path | None:
-    """The newest checkpoint of a run, or None."""
-    return next(reversed(all_checkpoints(out)), None)
-
-
-def clear_abandoned(out: Path) -> None:
-    """Remove a run that never came to its first checkpoint, so that the same command can begin it again."""
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if names and names <= {"recipe.yaml", "log.jsonl", "trackers", CHECKPOINTS} and find_latest(out) is None:
-        shutil.rmtree(out)
-
-
-def set_aside(checkpoint: Path) -> None:
-    """Take a damaged checkpoint out of the run, but leave it for a person to look at."""
-    os.replace(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
-
-
-def publish(out: Path, checkpoint: Path) -> None:
-    """Make OUT show this checkpoint. A reader of OUT/latest sees the old one or the new one."""
-    names = [path.name for path in checkpoint.iterdir() if path.is_file()]
-    try:
-        _link(out / LATEST, checkpoint.relative_to(out))
-        for name in names:
-            _link(out / name, Path(LATEST, name))
-    except OSError:
-        for name in names:
-            _copy(checkpoint / name, out / name)
-
-
-def show_best(out: Path, checkpoint: Path) -> None:
-    """Make OUT/best point at a checkpoint, where the file system has links."""
-    with suppress(OSError):
-        _link(out / BEST, checkpoint.relative_to(out))
-
-
-def prune(out: Path, keep: int, spared: Collection[Path] = ()) -> None:
-    """Remove all but the newest `keep` checkpoints and the spared ones, and what a killed run left half written."""
-    for path in (out / CHECKPOINTS).glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in all_checkpoints(out)[:-keep]:
-        if path not in spared:
-            doomed = path.with_name(f".{path.name}.old")
-            os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _link(path: Path, target: Path) -> None:
-    """A relative symbolic link that takes its name in one step."""
-    if path.is_symlink() and Path(os.readlink(path)) == target:
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    os.replace(temporary, path)
-
-
-def _copy(source: Path, path: Path) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    shutil.copyfile(source, temporary)
-    os.replace(temporary, path)
-
-
+CHUNK = 1 << 22
+FINGERPRINT_ROWS = 64
 MAY_CHANGE = (
     "expect",
     "training.steps",
@@ -158,75 +66,18 @@ MAY_CHANGE = (
     "training.samples",
     "training.deterministic",
 )
-FINGERPRINT_ROWS = 64
-_ABSENT = "nothing"
+"""Recipe keys that may change when a run is resumed."""
 
-
-def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe, step: int) -> None:
-    """Refuse to resume a run, `step` steps long, with another model, other data or another course of learning."""
-    before = parse_recipe(saved)
-    for key, old, new in _differences(before.model_dump(mode="json"), recipe.model_dump(mode="json")):
-        if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE):
-            raise UnmaskError(
-                f"'{out}' was trained with {key}={old} and the recipe now says {new}; "
-                "set it back, or train into a new folder without --resume."
-            )
-    _check_same_rate(out, before, recipe, step)
-
-
-def _check_same_rate(out: Path, before: Recipe, now: Recipe, step: int) -> None:
-    """Another number of steps is another run once the learning rate has begun to fall towards the last of them."""
-    old, new = (recipe.optimizer.rate(step - 1, recipe.training.steps) for recipe in (before, now))
-    if old != new:
-        raise UnmaskError(
-            f"The learning rate of '{out}' has been falling towards its last step, {before.training.steps}, so it "
-            f"cannot go on to {now.training.steps}; begin a new run from its weights with --from {out}."
-        )
-
-
-def fingerprint(rows: Rows) -> str:
-    """What tells a table of rows from another one: how many there are, and a checksum of some of them."""
-    some = rows.spread(FINGERPRINT_ROWS)
-    return f"{len(rows)} rows, {zlib.crc32(some[:].input_ids.tobytes()):08x}"
-
-
-def check_same_data(out: Path, saved: str, rows: Rows) -> None:
-    """Refuse to resume on data that have changed under the same name."""
-    if saved != (now := fingerprint(rows)):
-        raise UnmaskError(
-            f"'{out}' was trained on other data ({saved}) than its source now gives ({now}); "
-            "put the text back, or train into a new folder without --resume."
-        )
-
-
-def check_same_optimizer(out: Path, saved: str | None, now: str) -> None:
-    """Refuse to go on where the run's optimiser cannot work and another one would take its place."""
-    if saved is not None and saved != now:
-        raise UnmaskError(
-            f"'{out}' was trained with {saved}, which cannot work as this was launched ({now} would take its place); "
-            f"resume it as it was launched before, or begin a new run from its weights with --from {out}."
-        )
-
-
-def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted key, old value, new value) of everything that differs, in the order of the recipe."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*new, *(name for name in old if name not in new)]:
-            inner = f"{key}.{name}" if key else name
-            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
-    elif old != new:
-        yield key, old, new
-
-
-STATE = "state"
+Resume = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
-class Progressed:
-    """How far a run is: steps, sequences, seconds (`lap`: since the last log line), on which data, by which recipe.
+class TrainerState:
+    """Progress of a run, as in state/trainer.json.
 
-    `bits_per_token` is the validation bound of these weights, where it was measured at this very step. `optimizer` is
-    who moved them, which may be another one than the recipe's where that could not work.
+    `lap` is the time since the last log line, `data` a fingerprint of the training rows, `bits_per_token` the
+    validation bound of these weights if it was measured at this step, `optimizer` the one in use, which may replace the
+    recipe's.
     """
 
     step: int
@@ -239,91 +90,96 @@ class Progressed:
     optimizer: str | None = None
 
 
-def save(
-    world: Distributed, out: Path, stepper: TrainStep, tokenizer: Any, card: CheckpointConfig, progressed: Progressed
+def save_state(
+    distributed: Distributed,
+    out: Path,
+    train_step: TrainStep,
+    tokenizer: Any,
+    config: CheckpointConfig,
+    state: TrainerState,
 ) -> Path:
-    """Write the checkpoint of this moment. All processes bring what they hold, and the main one writes."""
-    path = checkpoint_path(out, progressed.step)
-    state = _state(world, stepper)
-    with stepper.ema.applied():
-        averaged = _at_main(world, stepper.denoiser.state_dict().items())
+    """Write a checkpoint atomically. All processes contribute their tensors; the main process writes."""
+    path = checkpoint_path(out, state.step)
+    files = _state_files(distributed, train_step)
+    with train_step.ema.applied():
+        averaged = _gather_to_main(distributed, train_step.denoiser.state_dict().items())
 
     def write() -> None:
         with atomic_folder(path) as folder:
-            merged = merged_state_dict(stepper.denoiser, averaged)
-            write_checkpoint(folder, stepper.denoiser, tokenizer, card, merged)
-            _write_state(folder / STATE, state, progressed)
+            merged = merged_state_dict(train_step.denoiser, averaged)
+            write_checkpoint(folder, train_step.denoiser, tokenizer, config, merged)
+            (folder / STATE).mkdir()
+            for name, tensors in files.items():
+                contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+                save_file(contiguous, folder / STATE / f"{name}.safetensors")
+            (folder / STATE / "trainer.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
             write_checksums(folder)
 
-    world.main_does(write)
+    distributed.on_main(write)
     return path
 
 
-def read_progressed(path: Path) -> Progressed:
-    """How far the run was when a checkpoint was written."""
+def _state_files(distributed: Distributed, train_step: TrainStep) -> dict[str, dict[str, Tensor]]:
+    """The full tensors of each state file, in the main process."""
+    metrics = {f"meter.{name}": total for name, total in distributed.sum(train_step.metrics.sums).items()}
+    learner = train_step.schedule_learner
+    schedule = {f"schedule.{name}": tensor.cpu() for name, tensor in learner.tensors.items()} if learner else {}
+    weights = train_step.layout.weights(train_step.parameters)
+    optimizer = train_step.layout.optimizer_state(train_step.optimizer, train_step.parameters)
+    generators = gather_generator_states(distributed, train_step.accelerator.device)
+    files = {
+        "model": _gather_to_main(distributed, weights),
+        "optimizer": _gather_to_main(distributed, optimizer),
+        "trainer": {**metrics, **schedule, **generators},
+    }
+    if train_step.ema.decay:
+        files["ema"] = _gather_to_main(distributed, train_step.ema.weights.items())
+    return files
+
+
+def _gather_to_main(distributed: Distributed, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Full CPU copies in the main process; a device holds at most one full tensor at a time."""
+    copies = {}
+    for name, tensor in tensors:
+        full = full_tensor(tensor.detach())
+        if distributed.is_main:
+            copies[name] = full.to("cpu", copy=True).contiguous()
+    return copies
+
+
+def load_state(distributed: Distributed, path: Path, train_step: TrainStep, seed: int, step: int) -> None:
+    """Restore weights, EMA, optimizer, metrics, learned schedule and generator states of the checkpoint of a step."""
+    shapes = {name: parameter.shape for name, parameter in train_step.parameters.items()}
+    weights, optimizer = _read_tensors(path, "model"), _read_tensors(path, "optimizer")
+    _check_shapes(path, weights, shapes)
+    train_step.layout.load_weights(train_step.parameters, weights)
+    if train_step.ema.decay:
+        average = _read_tensors(path, "ema")
+        _check_shapes(path, average, shapes)
+        for name, tensor in train_step.ema.weights.items():
+            copy_full(tensor, average[name])
+    train_step.layout.load_optimizer_state(train_step.optimizer, train_step.parameters, optimizer)
+    trainer = _read_tensors(path, "trainer")
+    if distributed.is_main:
+        for name, tensor in train_step.metrics.sums.items():
+            tensor.copy_(trainer[f"meter.{name}"])
+    if train_step.schedule_learner is not None:
+        for name, tensor in train_step.schedule_learner.tensors.items():
+            tensor.copy_(trainer[f"schedule.{name}"])
+        train_step.schedule = train_step.schedule_learner.restore()
+    restore_generator_states(distributed, train_step.accelerator.device, trainer, seed, step)
+
+
+def read_trainer_state(path: Path) -> TrainerState:
+    """The trainer state of a checkpoint."""
     file = path / STATE / "trainer.json"
     try:
-        return Progressed(**json.loads(file.read_text(encoding="utf-8")))
+        return TrainerState(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, file, error) from error
 
 
-def restore(world: Distributed, path: Path, stepper: TrainStep, seed: int) -> None:
-    """Put weights, average, optimiser, meter and random state back as they were."""
-    shapes = {name: parameter.shape for name, parameter in stepper.parameters.items()}
-    weights, moments = _read(path, "model"), _read(path, "optimizer")
-    _check_names(path, weights, shapes)
-    stepper.layout.load_weights(stepper.parameters, weights)
-    if stepper.ema.decay:
-        average = _read(path, "ema")
-        _check_names(path, average, shapes)
-        for name, tensor in stepper.ema.weights.items():
-            fill(tensor, average[name])
-    stepper.layout.load_moments(stepper.optimizer, stepper.parameters, moments)
-    trainer = _read(path, "trainer")
-    if world.main:
-        for name, tensor in stepper.meter.sums.items():
-            tensor.copy_(trainer[f"meter.{name}"])
-    for name, tensor in stepper.keeper.tensors.items():
-        tensor.copy_(trainer[f"schedule.{name}"])
-    stepper.recall_schedule()
-    put_back(world, stepper.accelerator.device, trainer, seed, read_progressed(path).step)
-
-
-def _state(world: Distributed, stepper: TrainStep) -> dict[str, dict[str, Tensor]]:
-    """The files of the state and what goes into them, whole, at the main process."""
-    meter = {f"meter.{name}": total for name, total in world.sum(stepper.meter.sums).items()}
-    learnt = {f"schedule.{name}": tensor.cpu() for name, tensor in stepper.keeper.tensors.items()}
-    files = {
-        "model": _at_main(world, stepper.layout.weights(stepper.parameters)),
-        "optimizer": _at_main(world, stepper.layout.moments(stepper.optimizer, stepper.parameters)),
-        "trainer": {**meter, **learnt, **states(world, stepper.accelerator.device)},
-    }
-    if stepper.ema.decay:
-        files["ema"] = _at_main(world, stepper.ema.weights.items())
-    return files
-
-
-def _at_main(world: Distributed, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Copies of tensors, whole, in the main process's host memory; no device holds more than one of them whole."""
-    copies = {}
-    for name, tensor in tensors:
-        complete = whole(tensor.detach())
-        if world.main:
-            copies[name] = complete.to("cpu", copy=True).contiguous()
-    return copies
-
-
-def _write_state(folder: Path, state: Mapping[str, Mapping[str, Tensor]], progressed: Progressed) -> None:
-    folder.mkdir()
-    for name, tensors in state.items():
-        save_file(
-            {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, folder / f"{name}.safetensors"
-        )
-    (folder / "trainer.json").write_text(json.dumps(asdict(progressed), indent=2) + "\n", encoding="utf-8")
-
-
-def _read(path: Path, name: str) -> dict[str, Tensor]:
+def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     file = path / STATE / f"{name}.safetensors"
     try:
         return load_file(file)
@@ -331,118 +187,228 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
         raise _unreadable(path, file, error) from error
 
 
-def _check_names(path: Path, saved: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Refuse tensors of other names or shapes."""
-    if odd := sorted(saved.keys() ^ shapes.keys()):
-        raise _other_model(path, f"'{odd[0]}' is in one of the two only")
-    for key, shape in shapes.items():
-        if saved[key].shape != shape:
-            raise _other_model(path, f"'{key}' is {list(saved[key].shape)} there and {list(shape)} here")
-
-
 def _unreadable(path: Path, file: Path, error: Exception) -> UnmaskError:
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
     return UnmaskError(
         f"The checkpoint '{path}' is damaged: {file.name} cannot be read ({reason}); "
-        "go on from the last good one with --resume auto."
+        "resume from the last good one with --resume auto."
     )
 
 
-def _other_model(path: Path, difference: str) -> UnmaskError:
-    return UnmaskError(
-        f"The checkpoint '{path}' belongs to another model: {difference}; "
-        "resume with the recipe.yaml of its run, or train into a new folder."
-    )
+def _check_shapes(path: Path, saved: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    problem = None
+    if odd := sorted(saved.keys() ^ shapes.keys()):
+        problem = f"'{odd[0]}' is in only one of the two"
+    else:
+        wrong = next((key for key in shapes if saved[key].shape != shapes[key]), None)
+        if wrong is not None:
+            problem = f"'{wrong}' is {list(saved[wrong].shape)} there and {list(shapes[wrong])} here"
+    if problem:
+        raise UnmaskError(
+            f"The checkpoint '{path}' belongs to another model: {problem}; resume with the recipe.yaml of its run, or "
+            "train into a new folder."
+        )
 
 
-class Retention:
-    """Keeps the newest `keep` and the best `keep_best` checkpoints of a run."""
-
-    def __init__(self, out: Path, keep: int, keep_best: int) -> None:
-        self.out = out
-        self.keep = keep
-        self.keep_best = keep_best
-
-    def improves(self, bits_per_token: float) -> bool:
-        """Whether a bound that was just measured is lower than that of every checkpoint there is."""
-        if not self.keep_best:
-            return False
-        ranked = self._ranked()
-        return not ranked or bits_per_token < ranked[0][0]
-
-    def saved(self, checkpoint: Path) -> None:
-        """Show a new checkpoint as the latest and the best one as the best, and remove those that nothing keeps."""
-        publish(self.out, checkpoint)
-        best = [path for _, path in self._ranked()[: self.keep_best]]
-        if best:
-            show_best(self.out, best[0])
-        prune(self.out, self.keep, spared=best)
-
-    def _ranked(self) -> list[tuple[float, Path]]:
-        """The checkpoints whose bound is known, best first; of equal ones the older."""
-        known = [(read_progressed(path).bits_per_token, path) for path in all_checkpoints(self.out)]
-        return sorted((bits, path) for bits, path in known if bits is not None)
+def write_checksums(folder: Path) -> None:
+    """Write the size and CRC-32 of every file of a complete checkpoint."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
+    sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
+    (folder / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
 
-Resume = bool | Literal["auto"]
+def find_damage(folder: Path) -> str | None:
+    """The first problem of a checkpoint in words, or None if its checksums match."""
+    try:
+        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        wrong = [name for name, expected in sums.items() if _checksum(folder / name) != expected]
+    except (OSError, ValueError, AttributeError) as error:
+        missing = getattr(error, "filename", None)
+        return f"{Path(missing).name} cannot be read" if missing else f"{CHECKSUMS.name} cannot be parsed"
+    return f"{wrong[0]} does not match its checksum" if wrong else None
+
+
+def _checksum(path: Path) -> list[int]:
+    """[size, CRC-32] of a file."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def checkpoint_path(out: Path, step: int) -> Path:
+    """The folder of the checkpoint after `step` steps."""
+    return out / CHECKPOINTS / f"step-{step:08d}"
+
+
+def all_checkpoints(out: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    folder = out / CHECKPOINTS
+    found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def find_latest(out: Path) -> Path | None:
+    """The newest checkpoint of a run, or None."""
+    return next(reversed(all_checkpoints(out)), None)
+
+
+def improves(out: Path, bits_per_token: float) -> bool:
+    """Whether a validation bound is lower than that of every saved checkpoint."""
+    ranked = _ranked(out)
+    return not ranked or bits_per_token < ranked[0][0]
+
+
+def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
+    """Show a new checkpoint as the latest, link the best one, and remove all but the newest and the best."""
+    show_latest(out, checkpoint)
+    best = [path for _, path in _ranked(out)[:keep_best]]
+    if best:
+        with suppress(OSError):  # a file system without links
+            _link(out / BEST, best[0].relative_to(out))
+    prune(out, keep, spared=best)
+
+
+def _ranked(out: Path) -> list[tuple[float, Path]]:
+    """The checkpoints with a known bound, best first, of equal ones the older."""
+    known = [(read_trainer_state(path).bits_per_token, path) for path in all_checkpoints(out)]
+    return sorted((bits, path) for bits, path in known if bits is not None)
+
+
+def show_latest(out: Path, checkpoint: Path) -> None:
+    """Link OUT/latest and the files in OUT to a checkpoint; copy them where links are not supported."""
+    names = [path.name for path in checkpoint.iterdir() if path.is_file()]
+    try:
+        _link(out / LATEST, checkpoint.relative_to(out))
+        for name in names:
+            _link(out / name, Path(LATEST, name))
+    except OSError:
+        for name in names:
+            handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=out)
+            os.close(handle)
+            shutil.copyfile(checkpoint / name, temporary)
+            os.replace(temporary, out / name)
+
+
+def _link(path: Path, target: Path) -> None:
+    """Replace `path` atomically by a relative symbolic link."""
+    if path.is_symlink() and Path(os.readlink(path)) == target:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
+
+
+def prune(out: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints and the spared ones, and half-written folders of a killed run."""
+    for path in (out / CHECKPOINTS).glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in all_checkpoints(out)[:-keep]:
+        if path not in spared:
+            doomed = path.with_name(f".{path.name}.old")
+            os.replace(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clear_abandoned(out: Path) -> None:
+    """Remove a run that has no checkpoint, so that the same command can start it again; nothing else is touched."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if names and names <= {RECIPE, LOG, TRACKERS, CHECKPOINTS} and find_latest(out) is None:
+        shutil.rmtree(out)
 
 
 @dataclass(frozen=True)
-class Start:
-    """The checkpoint to go on from (None: the beginning) and what it says; `notices` are for the person who waits."""
+class ResumePoint:
+    """The checkpoint to resume from, its trainer state, and notices for the user."""
 
-    checkpoint: Path | None = None
-    progressed: Progressed | None = None
+    checkpoint: Path
+    state: TrainerState
     notices: tuple[str, ...] = ()
 
 
-def find_start(out: Path, recipe: Recipe, resume: Resume) -> Start:
-    """Look into the folder of a run. `auto` begins it where there is nothing to resume, and steps over damage."""
-    if resume and find_latest(out) is not None:
-        return _resumed(out, recipe, step_over_damage=resume == "auto")
-    if resume is True:
-        raise UnmaskError(
-            f"'{out}' has no checkpoint to resume from; leave out --resume, or begin where there is none with "
-            "--resume auto."
-        )
-    clear_abandoned(out)
-    other = "choose another folder"
-    check_new_folder(out, other if out.is_file() else f"{other}, or add --resume to continue the run in it")
-    return Start()
+def find_resume_point(out: Path, recipe: Recipe, resume: Resume) -> ResumePoint | None:
+    """The checkpoint to resume from, or None for a new run; `auto` starts one if needed and skips damaged checkpoints.
 
-
-def _resumed(out: Path, recipe: Recipe, step_over_damage: bool) -> Start:
-    problems: list[tuple[Path, str]] = []
-    for checkpoint, problem in _newest_first(out):
-        if problem is None:
-            progressed = read_progressed(checkpoint)
-            check_same_run(out, progressed.recipe, recipe, progressed.step)
-            return Start(checkpoint, progressed, _set_aside(problems, checkpoint))
-        if not step_over_damage:
-            raise _damaged(out, checkpoint, problem)
-        problems.append((checkpoint, problem))
-    raise UnmaskError(f"Every checkpoint in '{out}' is damaged; train into a new folder.")
-
-
-def _newest_first(out: Path) -> Iterator[tuple[Path, str | None]]:
+    Skipped checkpoints are renamed to damaged-step-N.
+    """
+    if not resume or find_latest(out) is None:
+        if resume is True:
+            raise UnmaskError(
+                f"'{out}' has no checkpoint to resume from; leave out --resume, or start a new run with --resume auto."
+            )
+        clear_abandoned(out)
+        other = "choose another folder"
+        check_new_folder(out, other if out.is_file() else f"{other}, or add --resume to continue the run in it")
+        return None
+    good, damaged = None, []
     for checkpoint in reversed(all_checkpoints(out)):
-        yield checkpoint, damage(checkpoint)
-
-
-def _set_aside(problems: list[tuple[Path, str]], good: Path) -> tuple[str, ...]:
-    for checkpoint, _ in problems:
-        set_aside(checkpoint)
-    return tuple(
-        f"The checkpoint {checkpoint.name} is damaged ({problem}) and was set aside; going on from {good.name}."
-        for checkpoint, problem in problems
+        damage = find_damage(checkpoint)
+        if damage is None:
+            good = checkpoint
+            break
+        damaged.append((checkpoint, damage))
+    if damaged and resume is True:
+        first, damage = damaged[0]
+        remedy = f"resume from the last good one, '{good}', with --resume auto" if good else "train into a new folder"
+        raise UnmaskError(f"The checkpoint '{first}' is damaged ({damage}); {remedy}.")
+    if good is None:
+        raise UnmaskError(f"Every checkpoint in '{out}' is damaged; train into a new folder.")
+    state = read_trainer_state(good)
+    check_same_run(out, state.recipe, recipe, state.step)
+    for path, _ in damaged:
+        os.replace(path, path.with_name(f"damaged-{path.name}"))
+    notices = tuple(
+        f"The checkpoint {path.name} is damaged ({damage}) and was set aside; resuming from {good.name}."
+        for path, damage in damaged
     )
+    return ResumePoint(good, state, notices)
 
 
-def _damaged(out: Path, checkpoint: Path, problem: str) -> UnmaskError:
-    good = next((path for path, found in _newest_first(out) if found is None), None)
-    remedy = (
-        f"the last good one is '{good}': go on from it with --resume auto"
-        if good
-        else "there is no other one, so train into a new folder"
-    )
-    return UnmaskError(f"The checkpoint '{checkpoint}' is damaged ({problem}); {remedy}.")
+def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe, step: int) -> None:
+    """Raise `UnmaskError` if a run, `step` steps long, cannot be resumed with this recipe."""
+    before = parse_recipe(saved)
+    for key, old, new in _differences(before.model_dump(mode="json"), recipe.model_dump(mode="json")):
+        if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE):
+            raise UnmaskError(
+                f"'{out}' was trained with {key}={old} and the recipe now says {new}; "
+                "set it back, or train into a new folder without --resume."
+            )
+    old_rate, new_rate = (one.optimizer.rate(step - 1, one.training.steps) for one in (before, recipe))
+    if old_rate != new_rate:
+        raise UnmaskError(
+            f"The learning rate of '{out}' is already decaying towards step {before.training.steps}, so the run cannot "
+            f"be extended to {recipe.training.steps}; start a new run from its weights with --from {out}."
+        )
+
+
+def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, old value, new value) of everything that differs, in the order of the recipe."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*new, *(name for name in old if name not in new)]:
+            inner = f"{key}.{name}" if key else name
+            yield from _differences(old.get(name, "nothing"), new.get(name, "nothing"), inner)
+    elif old != new:
+        yield key, old, new
+
+
+def fingerprint(rows: Rows) -> str:
+    """The number of rows and a checksum of some of them, to recognise the data of a run."""
+    some = rows.spread(FINGERPRINT_ROWS)
+    return f"{len(rows)} rows, {zlib.crc32(some[:].input_ids.tobytes()):08x}"
+
+
+def check_same_data(out: Path, saved: TrainerState, rows: Rows, optimizer: str) -> None:
+    """Raise `UnmaskError` if the data or the optimizer in use differ from those of the checkpoint."""
+    if saved.data != (now := fingerprint(rows)):
+        raise UnmaskError(
+            f"'{out}' was trained on other data ({saved.data}) than its source now gives ({now}); "
+            "put the text back, or train into a new folder without --resume."
+        )
+    if saved.optimizer is not None and saved.optimizer != optimizer:
+        raise UnmaskError(
+            f"'{out}' was trained with {saved.optimizer}, which this launch does not support ({optimizer} would "
+            f"replace it); resume it with the former launcher, or start a new run from its weights with --from {out}."
+        )

@@ -1,8 +1,8 @@
-"""Which rows and which noise a training step sees: a function of the step, whatever the processes and micro-batches."""
+"""Batches and noise of each training step, which do not depend on the number of processes and micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,75 +16,64 @@ from unmask.objectives.base import Corruption, Noise
 from unmask.process import Batch
 from unmask.schedules import draw_times
 
-AHEAD = 3
-"""Steps whose batches are made while the current one runs."""
+PREFETCH_STEPS = 3
 WORKERS = 2
-
-Corrupt = Callable[[Batch, Noise], Corruption]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a global batch with its noise, and what the noise makes of it where that is known ahead."""
+    """A part of a global batch with its noise, and the corrupted batch if it is computed ahead of the step."""
 
     batch: Batch
     noise: Noise
     corruption: Corruption | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on another device."""
+        """A copy on another device."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """The same with every tensor put through a function; noise that has done its work is left as it is."""
-        batch, noise, corruption = self.batch.map(function), self.noise, self.corruption
-        if corruption is None:
-            return MicroBatch(batch, Noise(function(noise.t), function(noise.u)))
-        return MicroBatch(batch, noise, corruption.map(function))
+        """Apply a function to every tensor that the step reads: noise is not read if there is a corruption."""
+        batch = self.batch.map(function)
+        if self.corruption is None:
+            return MicroBatch(batch, Noise(function(self.noise.t), function(self.noise.u)))
+        return MicroBatch(batch, self.noise, self.corruption.map(function))
 
 
 @dataclass(frozen=True)
 class DataFeed:
-    """The batches of a run. Sample g of step s is global sample s * batch_size + g, and all follows from that number.
+    """The micro-batches of a run. Sample g of step s is global sample s * batch_size + g, which determines all of it.
 
-    `data_seed` orders the rows, `seed` draws times and masks. `parts` are the places of the global batch that this
-    process works on, one tensor a micro-batch. `corrupt` is how noise masks a batch, None where that depends on how far
-    the run is. With `pin` the tensors lie where a GPU can fetch them by itself.
+    `data_seed` orders the rows, `seed` draws times and masks. `places` are the indices into the global batch that this
+    process works on, one tensor per micro-batch. `corrupt` masks batches ahead of their step; it is None if masking
+    depends on earlier steps. `pin` puts tensors into page-locked memory.
     """
 
     rows: Rows
     batch_size: int
-    parts: tuple[Tensor, ...]
+    places: tuple[Tensor, ...]
     seed: int
     data_seed: int
-    corrupt: Corrupt | None = None
+    corrupt: Callable[[Batch, Noise], Corruption] | None = None
     pin: bool = False
 
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """All of one optimiser step, on the CPU."""
-        return [self._micro_batch(step, part) for part in self.parts]
-
-    def samples(self, step: int, places: Sequence[int]) -> list[int]:
-        """The global sample indices of places among this process's own samples of a step."""
-        own = torch.cat(self.parts)
-        return [step * self.batch_size + int(own[place]) for place in places]
-
-    def row(self, sample: int) -> int:
-        """The row of the table that a global sample is."""
-        return int(self.rows.sample(self.data_seed, [sample])[0])
-
     def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
-        """The micro-batches of steps start, ..., stop - 1, made in threads of their own."""
+        """The micro-batches of steps start, ..., stop - 1, prepared in background threads."""
         with ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="unmask-feed") as pool:
-            coming = [pool.submit(self.micro_batches, step) for step in range(start, min(start + AHEAD, stop))]
+            first = range(start, min(start + PREFETCH_STEPS, stop))
+            pending = [pool.submit(self.micro_batches, step) for step in first]
             try:
                 for step in range(start, stop):
-                    ready = coming.pop(0).result()
-                    if step + AHEAD < stop:
-                        coming.append(pool.submit(self.micro_batches, step + AHEAD))
+                    ready = pending.pop(0).result()
+                    if step + PREFETCH_STEPS < stop:
+                        pending.append(pool.submit(self.micro_batches, step + PREFETCH_STEPS))
                     yield ready
             finally:
                 pool.shutdown(cancel_futures=True)
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step, on the CPU."""
+        return [self._micro_batch(step, place) for place in self.places]
 
     def _micro_batch(self, step: int, place: Tensor) -> MicroBatch:
         sample = step * self.batch_size + place
@@ -93,16 +82,21 @@ class DataFeed:
         noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
         batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
         corruption = None if self.corrupt is None else self.corrupt(batch, noise)
-        made = MicroBatch(batch, noise, corruption)
-        return made.map(pin_memory) if self.pin else made
+        micro_batch = MicroBatch(batch, noise, corruption)
+        return micro_batch.map(pin_memory) if self.pin else micro_batch
+
+    def locate(self, step: int, index: int) -> tuple[int, int]:
+        """The global sample and the row of the data at an index into this process's samples of a step."""
+        sample = step * self.batch_size + int(torch.cat(self.places)[index])
+        return sample, int(self.rows.sample(self.data_seed, [sample])[0])
 
 
-def parts_of(batch_size: int, accumulation: int, process: int = 0, processes: int = 1) -> tuple[Tensor, ...]:
-    """The places of the global batch that one of several processes works on, cut into `accumulation` micro-batches."""
-    if processes * accumulation > batch_size:
+def split_batch(batch_size: int, accumulation: int, rank: int = 0, world_size: int = 1) -> tuple[Tensor, ...]:
+    """The indices into the global batch of each micro-batch of one process."""
+    if world_size * accumulation > batch_size:
         raise UnmaskError(
-            f"A batch of {batch_size} cannot be cut into {processes * accumulation} micro-batches; "
+            f"A batch of {batch_size} cannot be cut into {world_size * accumulation} micro-batches; "
             "raise training.batch_size or lower training.accumulation."
         )
-    own = torch.arange(batch_size).tensor_split(processes)[process]
+    own = torch.arange(batch_size).tensor_split(world_size)[rank]
     return own.tensor_split(accumulation)

@@ -1,4 +1,4 @@
-"""The average of the weights that is validated, saved and shipped."""
+"""The exponential moving average of the weights, which is validated and saved as the model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unmask.training.distributed import local
 
 
 class EMA:
-    """An exponential moving average of named parameters, `weights`, in float32. With decay 0 it is the parameters.
+    """An exponential moving average (`weights`) of named parameters in float32; with decay 0 the parameters themselves.
 
-    Of sharded parameters every process averages its own slices.
+    Each process averages its own slices of sharded parameters.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
@@ -25,26 +25,19 @@ class EMA:
         self._parameters = list(parameters.values())
 
     def decay_at(self, n: int) -> float:
-        """The decay of the n-th update, n = 1, 2, ...: young averages forget faster."""
+        """The decay of the n-th update, n = 1, 2, ...; it is lower at first, so that the start is forgotten soon."""
         return min(self.decay, (1 + n) / (10 + n))
 
     @torch.no_grad()
     def update(self, n: int) -> None:
-        """Take in the parameters as they are after the n-th optimiser step."""
+        """Average in the parameters after the n-th optimizer step."""
         if self.decay:
-            torch._foreach_lerp_(self._average, self._live, 1.0 - self.decay_at(n))
-
-    @property
-    def _live(self) -> list[Tensor]:
-        return [local(parameter.detach()) for parameter in self._parameters]
-
-    @property
-    def _average(self) -> list[Tensor]:
-        return [local(weight) for weight in self.weights.values()]
+            live, average = self._tensors()
+            torch._foreach_lerp_(average, live, 1.0 - self.decay_at(n))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network computes with the average for a while; its own weights come back bit by bit."""
+        """Swap the average into the network for the duration of the block."""
         self._swap()
         try:
             yield
@@ -55,7 +48,11 @@ class EMA:
     def _swap(self) -> None:
         if not self.decay:
             return
-        for live, average in zip(self._live, self._average, strict=True):
+        for live, average in zip(*self._tensors(), strict=True):
             kept = live.clone()
             live.copy_(average)
             average.copy_(kept)
+
+    def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        live = [local(parameter.detach()) for parameter in self._parameters]
+        return live, [local(weight) for weight in self.weights.values()]

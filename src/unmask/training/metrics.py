@@ -1,12 +1,14 @@
-"""How hard the machine works: memory at its peak, and the share of a GPU's arithmetic that the network uses (MFU)."""
+"""Metrics of a run: sums behind a log line, the first non-finite step, time, memory, and model FLOPs utilisation."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,51 +17,25 @@ from unmask.objectives.base import LossTerms, Objective
 from unmask.schedules import Schedule
 
 BUCKETS = 10
+"""Intervals of the mask rate by which cross-entropies are averaged."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a meter has seen: `nats` over `tokens`; `cross_entropy` in nats a masked token by mask rate (None: no such).
+class NonFiniteStep:
+    """The first step with a non-finite loss or gradient; `places` are indices into the samples of this process."""
 
-    `grad_norm` is that of the last step, before clipping.
-    """
-
-    nats: float
-    tokens: int
-    grad_norm: float
-    cross_entropy: list[float | None]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The part of a log line that a meter knows."""
-        loss = self.nats / max(1, self.tokens)
-        return {
-            "loss": loss,
-            "bits_per_token": loss / math.log(2.0),
-            "grad_norm": self.grad_norm,
-            "cross_entropy": self.cross_entropy,
-        }
-
-
-class Ruin(NamedTuple):
-    """Of the first step that was not finite: its loss and gradient norm, and the gradient norm of the step before."""
-
+    step: int
     loss: float
     grad_norm: float
-    grad_norm_before: float
+    previous_grad_norm: float
+    places: list[int]
 
 
-Sums = Mapping[str, Tensor]
+class TrainingMetrics:
+    """Nats, tokens and cross-entropies by mask rate since the last `reset`, and the first non-finite step.
 
-
-def _as_they_are(sums: Sums) -> Sums:
-    return sums
-
-
-class Meter:
-    """Nats, tokens and cross-entropies by mask rate since the last `reset`, and the first step that was not finite.
-
-    `sums` is what this process has seen, under fixed names; the sums of all processes are those of the run. They are
-    saved, so that a checkpoint between two log lines loses nothing. `grad_norm` is the same everywhere.
+    `sums` holds what this process has seen; the sums over all processes are those of the run. They are part of a
+    checkpoint. Adding to them does not wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,74 +46,104 @@ class Meter:
             "masked": torch.zeros(BUCKETS, dtype=torch.int64, device=device),
         }
         self.grad_norm = torch.zeros((), device=device)
-        self._first_bad = torch.full((), math.inf, device=device)
-        self._ruin = torch.zeros(len(Ruin._fields), device=device)
-        self._ruined: list[Tensor] = []
-        self._first_ruined = torch.zeros(0, dtype=torch.bool, device=device)
+        """Norm of the last step's gradient before clipping."""
+        self._non_finite: list[Tensor] = []
+        self._first_step = torch.full((), math.inf, device=device)
+        self._first_values = torch.zeros(3, device=device)
+        self._first_samples = torch.zeros(0, dtype=torch.bool, device=device)
 
     def reset(self) -> None:
-        """Begin a new stretch of steps."""
+        """Set all sums to zero."""
         for total in self.sums.values():
             total.zero_()
 
     @torch.no_grad()
     def add(self, terms: LossTerms) -> None:
-        """Take in one micro-batch."""
-        self._ruined.append(~torch.isfinite(terms.nelbo.sum(dim=1)))
+        """Add one micro-batch."""
+        self._non_finite.append(~torch.isfinite(terms.nelbo.sum(dim=1)))
         self.sums["nats"] += terms.total
         self.sums["tokens"] += terms.count
         if terms.masked is not None and terms.mask_rate is not None:
-            in_bucket = _buckets(terms.mask_rate)
+            bucket = (terms.mask_rate * BUCKETS).long().clamp(0, BUCKETS - 1)
+            one_hot = bucket[:, None] == torch.arange(BUCKETS, device=bucket.device)
             masked = terms.cross_entropy * terms.masked
-            self.sums["cross_entropy"] += (masked.sum(dim=1)[:, None] * in_bucket).sum(dim=0)
-            self.sums["masked"] += (terms.masked.sum(dim=1)[:, None] * in_bucket).sum(dim=0)
+            self.sums["cross_entropy"] += (masked.sum(dim=1)[:, None] * one_hot).sum(dim=0)
+            self.sums["masked"] += (terms.masked.sum(dim=1)[:, None] * one_hot).sum(dim=0)
 
     @torch.no_grad()
     def end_step(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
-        """Note the gradient norm of step number `step`, and whether it or the loss is not a number."""
-        facts = torch.stack([loss.float(), grad_norm.float(), self.grad_norm])
+        """End step number `step` (1, 2, ...), and remember it if it is the first with a non-finite loss or gradient."""
+        values = torch.stack([loss.float(), grad_norm.float(), self.grad_norm])
         self.grad_norm.copy_(grad_norm)
-        good = torch.isfinite(loss) & torch.isfinite(grad_norm)
-        ruined = torch.cat(self._ruined)
-        self._ruined = []
-        news = ~good & torch.isinf(self._first_bad)
-        known = self._first_ruined if len(self._first_ruined) else torch.zeros_like(ruined)
-        self._first_ruined = torch.where(news, ruined, known)
-        self._ruin = torch.where(news, facts, self._ruin)
-        self._first_bad = torch.where(news, float(step), self._first_bad)
+        samples = torch.cat(self._non_finite)
+        self._non_finite = []
+        finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
+        first = ~finite & torch.isinf(self._first_step)
+        before = self._first_samples if len(self._first_samples) else torch.zeros_like(samples)
+        self._first_samples = torch.where(first, samples, before)
+        self._first_values = torch.where(first, values, self._first_values)
+        self._first_step = torch.where(first, float(step), self._first_step)
 
-    def first_bad_step(self) -> int | None:
-        """The first step whose loss or gradient was not finite. Waits for the device."""
-        first = float(self._first_bad)
-        return None if math.isinf(first) else int(first)
+    def first_non_finite(self) -> NonFiniteStep | None:
+        """The first non-finite step, or None. Waits for the device."""
+        step = float(self._first_step)
+        if math.isinf(step):
+            return None
+        loss, grad_norm, previous_grad_norm = self._first_values.tolist()
+        places = torch.nonzero(self._first_samples).flatten().tolist()
+        return NonFiniteStep(int(step), loss, grad_norm, previous_grad_norm, places)
 
-    def ruin(self) -> Ruin:
-        """What the first bad step looked like. Waits for the device."""
-        return Ruin(*self._ruin.tolist())
-
-    def ruined_places(self) -> list[int]:
-        """The places among this process's samples whose loss was not finite in the first bad step."""
-        return torch.nonzero(self._first_ruined).flatten().tolist()
-
-    def read(self, total: Callable[[Sums], Sums] = _as_they_are) -> Reading:
-        """The sums so far, over all processes where `total` adds theirs up. Waits for the device."""
-        values: dict[str, Any] = {name: tensor.tolist() for name, tensor in total(self.sums).items()}
-        by_rate = [
+    def summary(self, sums: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The entries of a log line from the `sums` of all processes. Waits for the device."""
+        values: dict[str, Any] = {name: tensor.tolist() for name, tensor in sums.items()}
+        loss = values["nats"] / max(1, values["tokens"])
+        by_mask_rate = [
             nats / masked if masked else None
             for nats, masked in zip(values["cross_entropy"], values["masked"], strict=True)
         ]
-        return Reading(values["nats"], values["tokens"], float(self.grad_norm), by_rate)
+        return {
+            "loss": loss,
+            "bits_per_token": loss / math.log(2.0),
+            "grad_norm": float(self.grad_norm),
+            "cross_entropy": by_mask_rate,
+        }
 
 
-def _buckets(mask_rate: Tensor) -> Tensor:
-    """[B, BUCKETS] one-hot: which tenth of [0, 1] a sequence's mask rate [B] lies in."""
-    bucket = (mask_rate * BUCKETS).long().clamp(0, BUCKETS - 1)
-    return bucket[:, None] == torch.arange(BUCKETS, device=mask_rate.device)
+class Timer:
+    """Seconds of the run, and of the lap since the last log line without pauses; both may start above zero."""
+
+    def __init__(self, seconds: float = 0.0, lap: float = 0.0) -> None:
+        now = time.monotonic()
+        self._start = now - seconds
+        self._lap_start = now - lap
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole run."""
+        return time.monotonic() - self._start
+
+    @property
+    def lap(self) -> float:
+        """Seconds of the current lap."""
+        return time.monotonic() - self._lap_start
+
+    def start_lap(self) -> None:
+        """Start a new lap."""
+        self._lap_start = time.monotonic()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out of the lap."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._lap_start += time.monotonic() - start
 
 
 GIB = 2**30
 FORWARD_AND_BACKWARD = 6
-"""Floating-point operations a weight costs a token: a product and a sum, forward once and backward twice."""
+"""Floating-point operations per weight and token: a multiplication and an addition, once forward, twice backward."""
 
 PEAK_TERAFLOPS = {
     "B200": 2250,
@@ -163,11 +169,11 @@ PEAK_TERAFLOPS = {
     "RTX 4090": 165,
     "RTX 3090": 71,
 }
-"""Dense bf16 products with float32 sums, as the makers state them."""
+"""Peak of dense bf16 matrix products with float32 accumulation, as published by NVIDIA."""
 
 
 class Throughput:
-    """What a run asks of its device. `devices` of the same kind share the work."""
+    """Peak memory and model FLOPs utilisation (MFU) of a run on `devices` GPUs of the same kind."""
 
     def __init__(
         self,
@@ -184,7 +190,7 @@ class Throughput:
         self._peak = None if peak is None else peak * devices
 
     def read(self, tokens_per_second: float) -> dict[str, float]:
-        """`memory_gib`, and `mfu` where the peak of the device and the cost of the network are known."""
+        """`memory_gib`, and `mfu` if the GPU's peak and the model's FLOPs are known."""
         reading = {}
         if (memory := peak_memory_gib(self._device)) is not None:
             reading["memory_gib"] = memory
@@ -194,60 +200,61 @@ class Throughput:
 
 
 def flops_per_token(config: Any, length: int, objective: Objective, schedule: Schedule) -> float | None:
-    """Floating-point operations of forward and backward pass for each counted token; None for a foreign network.
+    """Floating-point operations of forward and backward pass per counted token; None for an unknown architecture.
 
-    6 for every weight a token meets, 12 D L a block for attention among all L tokens of width D, and the head on the
-    rows that are predicted alone. A bound that predicts visible rows too reads the clean row in a pass of its own. A
-    planner's network is not trained, so that two thirds of that are not made, and masked tokens alone are counted.
+    The head is applied to predicted rows alone. An objective that predicts visible rows makes a second pass over the
+    clean row. A planner is trained on a frozen network, which saves the backward pass (two thirds), and counts masked
+    tokens alone.
     """
     if not hasattr(config, "mlp_ratio"):
         return None
     trunk, head = trunk_flops(config, length), head_flops(config)
     extra, share = int(objective.needs_visible_rows), predicted_share(objective, schedule)
-    a_row = (1 + extra) * trunk + (share + extra) * head
-    return a_row / 3 / share if objective.trains_planner else a_row
+    flops = (1 + extra) * trunk + (share + extra) * head
+    return flops / 3 / share if objective.trains_planner else flops
 
 
 def trunk_flops(config: Any, length: float) -> float:
-    """Operations of forward and backward pass through the blocks for a token that sees `length` tokens."""
+    """Forward and backward FLOPs of all blocks per token that attends to `length` tokens."""
     width, layers = config.hidden_size, config.num_hidden_layers
     weights = layers * (4 + 2 * config.mlp_ratio) * width**2
     return FORWARD_AND_BACKWARD * weights + 12 * layers * width * length
 
 
 def head_flops(config: Any) -> float:
-    """Operations of forward and backward pass through the projection of one row to the vocabulary."""
+    """Forward and backward FLOPs of the output layer per row."""
     return FORWARD_AND_BACKWARD * config.hidden_size * config.vocab_size
 
 
 def predicted_share(objective: Objective, schedule: Schedule) -> float:
-    """The mean share of a row that goes through the head."""
+    """The mean share of positions that the output layer predicts."""
     if objective.causal:
         return 1.0
-    middles = (torch.arange(1000) + 0.5) / 1000
-    return float(schedule.mask_rate(middles).mean())
+    midpoints = (torch.arange(1000) + 0.5) / 1000
+    return float(schedule.mask_rate(midpoints).mean())
 
 
-def peak_flops(name: str) -> float | None:
-    """The dense bf16 peak of a GPU by the name its driver gives, in operations a second; None where not known."""
-    words = name.replace("-", " ").split()
-    known = [card for card in PEAK_TERAFLOPS if _in_order(card.split(), words) and "Laptop" not in words]
-    return max((len(card), PEAK_TERAFLOPS[card]) for card in known)[1] * 1e12 if known else None
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 operations per second of a GPU by its driver's name, or None if it is not in the table."""
+    words = device_name.replace("-", " ").split()
+    if "Laptop" in words:
+        return None
+
+    def matches(card: str) -> bool:
+        rest = iter(words)
+        return all(word in rest for word in card.split())  # the words of `card`, in this order
+
+    known = [card for card in PEAK_TERAFLOPS if matches(card)]
+    return PEAK_TERAFLOPS[max(known, key=len)] * 1e12 if known else None
 
 
 def peak_memory_gib(device: torch.device) -> float | None:
-    """The most memory the run has held so far: taken from the GPU where it computes on one, else of this process."""
+    """Peak memory of the run so far: reserved on the GPU, or resident in this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / GIB
     try:
         import resource
-    except ImportError:
+    except ImportError:  # Windows
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / GIB if sys.platform == "darwin" else peak * 1024 / GIB
-
-
-def _in_order(card: list[str], words: list[str]) -> bool:
-    """Whether the words of a card's name stand in a longer name, in this order."""
-    rest = iter(words)
-    return all(word in rest for word in card)

@@ -1,4 +1,4 @@
-"""The validation of a run: the averaged weights, all processes together, the same draws every time."""
+"""Validation of the EMA weights during training: the bound, the metrics of a planner, and samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask.checkpoint import CheckpointConfig
 from unmask.data.rows import Rows
 from unmask.likelihood import BATCH_SIZE, Bound, Draws, NatTotals, accumulate_nats, device_of, eval_mode, summarise
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
+from unmask.pipeline import MaskedDiffusionLM
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, low_discrepancy, van_der_corput
@@ -22,11 +24,53 @@ from unmask.training.distributed import Distributed
 from unmask.training.memory import measure_or_explain
 from unmask.training.step import TrainStep
 
+VALIDATION = Draws(offsets=8)
+SAMPLE_STEPS = 64
+"""Network calls per sample at most."""
+
+
+def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -> Bound:
+    """The bound of the EMA weights by the objective's first estimator, with the same draws every time.
+
+    Each process evaluates its share of the rows; all get the same result.
+    """
+    name, estimator = next(iter(train_step.objective.estimators().items()))
+    draws = Draws(offsets=1) if estimator.exact else VALIDATION
+    device = train_step.accelerator.device
+    ask = partial(train_step.terms, estimator=estimator)
+    corrupt = partial(train_step.corrupt, estimator=estimator)
+    share = distributed.rank, distributed.world_size
+
+    def measure(batch_size: int) -> NatTotals:
+        return accumulate_nats(ask, corrupt, rows, replace(draws, batch_size=batch_size), device, share=share)
+
+    with train_step.ema.applied(), eval_mode(train_step.denoiser):
+        own = measure_or_explain(measure, draws.rows_per_call(rows.length, device), rows.length, train_step, distributed)
+    total = NatTotals(distributed.sum_array(own.nats), distributed.sum_array(own.tokens))
+    return summarise(name, total, rows, draws, estimator.exact)
+
+
+def generate_samples(
+    train_step: TrainStep, tokenizer: Any, config: CheckpointConfig, count: int, seed: int
+) -> list[str]:
+    """Texts generated with the EMA weights; they depend on the weights and the seed alone.
+
+    A masked model generates whole rows, an autoregressive model their first `SAMPLE_STEPS` tokens. All processes must
+    take part. Torch's generator is not used.
+    """
+    with train_step.averaged() as denoiser, eval_mode(denoiser):
+        lm = MaskedDiffusionLM(denoiser, tokenizer, config)
+        length, steps = (min(SAMPLE_STEPS, lm.row_length), None) if lm.causal else (lm.row_length, SAMPLE_STEPS)
+        return lm.generate(count, length=length, steps=steps, seed=seed)
+
 
 @dataclass(frozen=True)
 class PlannerMetrics:
-    """Of `canvases`: the share of masked positions that the denoiser gets `right`; the areas under the curve of its
-    planner and of its confidence; by how much the planner's is larger, canvas by canvas."""
+    """How well a planner tells which predictions are right, compared with the denoiser's confidence.
+
+    `right`: share of masked positions that the denoiser predicts right. `planner`, `confidence`: areas under the ROC
+    curve, averaged over `canvases`. `gain`: the mean of their difference.
+    """
 
     canvases: int
     right: float
@@ -38,7 +82,7 @@ class PlannerMetrics:
     gain_stderr: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON; None where one is not known."""
+        """Plain numbers for JSON; unknown ones are None."""
         return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
@@ -49,86 +93,53 @@ class PlannerMetrics:
         )
 
 
+def measure_planner(distributed: Distributed, train_step: TrainStep, rows: Rows) -> PlannerMetrics | None:
+    """The metrics of the planner that a run trains, or None. Each process evaluates all rows."""
+    if not isinstance(train_step.objective, Planner):
+        return None
+    with train_step.averaged() as denoiser:
+        measure = partial(planner_metrics, denoiser, train_step.objective, train_step.schedule, rows, 0)
+        return measure_or_explain(measure, BATCH_SIZE, rows.length, train_step, distributed)
+
+
 def planner_metrics(
-    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, at_once: int = BATCH_SIZE
+    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, batch_size: int = BATCH_SIZE
 ) -> PlannerMetrics:
-    """Judge a planner on rows, each masked once; the masks depend on the seed and the row's index alone."""
+    """Evaluate a planner on rows, each masked once; the masks depend on the seed and the row's index alone."""
     areas, right, masked = [], 0, 0
     with eval_mode(denoiser):
-        for batch, noise in _masked_once(rows, seed, device_of(denoiser), at_once):
+        for batch, noise in _mask_once(rows, seed, device_of(denoiser), batch_size):
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)
-            said = objective.predict(denoiser, batch, corruption)
-            canvas = corruption.rows // batch.input_ids.shape[1]
-            areas += _areas(canvas, said.right, said.log_odds, said.log_top)
-            right, masked = right + int(said.right.sum()), masked + len(said.right)
-    return _summary(torch.tensor(areas, dtype=torch.float64).view(-1, 2), right / max(1, masked))
+            found = objective.predict(denoiser, batch, corruption)
+            row_N = corruption.rows // batch.input_ids.shape[1]
+            for row in row_N.unique():
+                here = row_N == row
+                right_here = found.right[here]
+                if 0 < int(right_here.sum()) < len(right_here):
+                    areas.append([auc(score[here], right_here) for score in (found.log_odds, found.log_top)])
+            right, masked = right + int(found.right.sum()), masked + len(found.right)
+    planner, confidence = torch.tensor(areas, dtype=torch.float64).view(-1, 2).unbind(dim=1)
+    figures = [figure for values in (planner, confidence, planner - confidence) for figure in _mean(values)]
+    return PlannerMetrics(len(areas), right / max(1, masked), *figures)
 
 
-def area(score: Tensor, right: Tensor) -> float:
-    """The chance that one of the scores [N] where something is right is above one where it is not; NaN without both."""
+def auc(score: Tensor, right: Tensor) -> float:
+    """The probability that the score [N] of a right prediction exceeds that of a wrong one; NaN without both."""
     above = score[right][:, None] - score[~right]
     return float(((above > 0).double() + 0.5 * (above == 0)).mean())
 
 
-def _masked_once(rows: Rows, seed: int, device: torch.device, at_once: int) -> Iterator[tuple[Batch, Noise]]:
+def _mask_once(rows: Rows, seed: int, device: torch.device, batch_size: int) -> Iterator[tuple[Batch, Noise]]:
     offset = uniform(seed, Purpose.OFFSET, step=torch.zeros(len(rows), dtype=torch.int64))
     t = low_discrepancy(offset, van_der_corput(len(rows)), len(rows))
-    for index in torch.arange(len(rows)).split(at_once):
+    for index in torch.arange(len(rows)).split(batch_size):
         table = rows[index.numpy()]
         batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen)))
         noise = Noise.draw(seed, 0, index, t[index], rows.length)
         yield batch.to(device), Noise(noise.t.to(device), noise.u.to(device))
 
 
-def _areas(canvas_N: Tensor, right_N: Tensor, *scores_N: Tensor) -> list[list[float]]:
-    """The areas of all scores in every canvas in which there is something right and something wrong."""
-    found = []
-    for canvas in canvas_N.unique():
-        here = canvas_N == canvas
-        if 0 < int(right_N[here].sum()) < int(here.sum()):
-            found.append([area(score[here], right_N[here]) for score in scores_N])
-    return found
-
-
-def _summary(areas_C2: Tensor, right: float) -> PlannerMetrics:
-    planner, confidence = areas_C2.unbind(dim=1)
-    figures = [figure for values in (planner, confidence, planner - confidence) for figure in _mean(values)]
-    return PlannerMetrics(len(areas_C2), right, *figures)
-
-
 def _mean(values_C: Tensor) -> tuple[float, float]:
     """The mean and its standard error."""
     error = float(values_C.std()) / math.sqrt(len(values_C)) if len(values_C) > 1 else math.nan
     return float(values_C.mean()), error
-
-
-VALIDATION = Draws(offsets=8)
-
-
-def measure(world: Distributed, stepper: TrainStep, rows: Rows) -> Bound:
-    """The bound by the estimator that counts. Every process draws its share, and all get the same answer."""
-    name, estimator = next(iter(stepper.objective.estimators().items()))
-    draws = Draws(offsets=1) if estimator.exact else VALIDATION
-    device = stepper.accelerator.device
-    ask = partial(stepper.terms, estimator=estimator)
-    corrupt = partial(stepper.corrupt, estimator=estimator)
-
-    def answers(count: int) -> NatTotals:
-        return accumulate_nats(ask, corrupt, rows, replace(draws, batch_size=count), device, share=world.share)
-
-    with stepper.ema.applied(), eval_mode(stepper.denoiser):
-        own = measure_or_explain(answers, draws.rows_per_call(rows.length, device), rows.length, stepper, world)
-    found = NatTotals(world.sum_array(own.nats), world.sum_array(own.tokens))
-    return summarise(name, found, rows, draws, estimator.exact)
-
-
-def measure_foresight(world: Distributed, stepper: TrainStep, rows: Rows) -> PlannerMetrics | None:
-    """How well the planner of a run foresees what its network gets right; None in a run that trains none.
-
-    Every process asks its network about all rows.
-    """
-    if not isinstance(stepper.objective, Planner):
-        return None
-    with stepper.averaged() as denoiser:
-        answers = partial(planner_metrics, denoiser, stepper.objective, stepper.schedule, rows, 0)
-        return measure_or_explain(answers, BATCH_SIZE, rows.length, stepper, world)
