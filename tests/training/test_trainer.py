@@ -93,7 +93,9 @@ def test_the_run_folder_is_a_checkpoint_with_the_ema_weights(text: Path, tmp_pat
     estimator = loaded.config.objective.estimators()[result.bound.estimator]
     distributed = Distributed(make_accelerator(TrainingConfig(), clip=1.0))
     rows = build_components(recipe(text), distributed).validation.spread(16)
-    again = estimate_bound(loaded.model, estimator, loaded.config.schedule, rows, name=result.bound.estimator, offsets=8)
+    again = estimate_bound(
+        loaded.model, estimator, loaded.config.schedule, rows, name=result.bound.estimator, offsets=8
+    )
     assert again == result.bound
     raw = load_checkpoint(out).model
     raw.load_state_dict(load_file(out / "latest" / "state" / "model.safetensors"))

@@ -45,7 +45,9 @@ def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -
         return accumulate_nats(ask, corrupt, rows, replace(draws, batch_size=batch_size), device, share=share)
 
     with train_step.ema.applied(), eval_mode(train_step.denoiser):
-        own = measure_or_explain(measure, draws.rows_per_call(rows.length, device), rows.length, train_step, distributed)
+        own = measure_or_explain(
+            measure, draws.rows_per_call(rows.length, device), rows.length, train_step, distributed
+        )
     total = NatTotals(distributed.sum_array(own.nats), distributed.sum_array(own.tokens))
     return summarise(name, total, rows, draws, estimator.exact)
 
