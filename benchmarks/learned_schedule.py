@@ -35,7 +35,6 @@ from unmask.random import Purpose, uniform
 from unmask.schedules import KNOTS, Cosine, Learned, LogLinear, Polynomial, Schedule, draw_times
 from unmask.training import train
 from unmask.training.schedule_learner import best_density
-from unmask.training.trainer import build_components
 
 GOLDEN = (5**0.5 - 1) / 2
 GROUPS = 8

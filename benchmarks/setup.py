@@ -27,8 +27,8 @@ from unmask.objectives.subs import Subs
 from unmask.optimizers.base import AdamW, OptimizerComponent
 from unmask.schedules import LogLinear, Schedule
 from unmask.training.checkpointing import find_latest
-from unmask.training.components import check_fit
 from unmask.training.metrics import flops_per_token
+from unmask.training.trainer import check_fit
 
 from .plain import PlainDiT
 

@@ -11,7 +11,7 @@ import torch
 
 from unmask.config import TrainingConfig
 from unmask.errors import UnmaskError
-from unmask.training.data_feed import DataFeed, parts_of
+from unmask.training.data_feed import DataFeed, split_batch
 from unmask.training.distributed import make_accelerator
 from unmask.training.step import CALLS_BEFORE_RECORDING, TrainStep
 
@@ -49,7 +49,7 @@ def build_training(work: Workload) -> tuple[TrainStep, DataFeed]:
     feed = DataFeed(
         rows=setup.rows(BATCHES * setup.batch),
         batch_size=setup.batch,
-        parts=parts_of(setup.batch, work.accumulation),
+        places=split_batch(setup.batch, work.accumulation),
         seed=0,
         data_seed=0,
         corrupt=train_step.corrupt_ahead,

@@ -164,7 +164,7 @@ def test_a_checkpoint_without_a_tokenizer_asks_for_the_right_one(text: Path, mdl
     with pytest.raises(UnmaskError, match=r"bare' has no tokenizer; name the one .* data\.tokenizer='\{name: hugg"):
         recipe(text, tmp_path / "bare")
     wrong = recipe(text, tmp_path / "bare", "data.tokenizer={name: bpe, vocab_size: 259}")
-    with pytest.raises(UnmaskError, match=r"has 259 tokens with the mask at 258, and .* has 258 with the mask at 257"):
+    with pytest.raises(UnmaskError, match=r"has 259 tokens with the mask at 258, but .* has 258 with the mask at 257"):
         train(wrong, tmp_path / "run")
     train(recipe(text, tmp_path / "bare", "data.tokenizer=byte"), tmp_path / "run")
 

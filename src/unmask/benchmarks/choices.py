@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-
 from unmask.benchmarks.setup import Setup
+
 from unmask.checkpoint import read_checkpoint_config
 from unmask.config import Recipe, read_recipe
 from unmask.errors import UnmaskError
