@@ -118,7 +118,7 @@ def test_another_run_is_not_gone_on_with(run, small_demo):
     train(read_recipe("demo", [*SMALL, "training.steps=2", "optimizer.learning_rate=0.5"]), small_demo)
     code, out, err = run("demo")
     assert (code, "took" in out) == (2, False)
-    assert "another than the demonstration's; choose another --out, or remove it" in " ".join(err.split())
+    assert "not the run of the demo; choose another --out, or train again" in " ".join(err.split())
     code, _, err = run("demo", "--fresh", "--json")
     assert code == 0, err
 

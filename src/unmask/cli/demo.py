@@ -16,7 +16,7 @@ from unmask.cli.common import Json, console, errors, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unmask.evaluation.demo import Learner, Scores
+    from unmask.evaluation.demo import DemoRun, Scores
     from unmask.likelihood import Bound
     from unmask.pipeline import MaskedDiffusionLM
     from unmask.text_processor import Frame
@@ -124,7 +124,7 @@ class Show:
             name: {"story": one.story.as_dict(), "backwards": one.backwards.as_dict()} for name, one in judged.items()
         }
 
-    def training(self, learner: Learner) -> None:
+    def training(self, learner: DemoRun) -> None:
         """A run on this machine, its curve and what it has reached."""
         from unmask.cli.report import bound_words
         from unmask.plots.curves import draw_runs, read_runs
@@ -153,7 +153,7 @@ class Show:
         self.say()
         return frames[-1].text
 
-    def _trained(self, learner: Learner) -> Bound:
+    def _trained(self, learner: DemoRun) -> Bound:
         from unmask.evaluation.demo import train_run
         from unmask.training import Callback, Interrupted, make_progress
 

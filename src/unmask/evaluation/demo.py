@@ -1,4 +1,4 @@
-"""The first minute: what the demonstration asks of the models that ship, and the run that it trains."""
+"""Content of `unmask demo`: what the shipped models are asked to do, and the run that is trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALLS = 64
 WRITING = TokenSampler(top_p=0.9)
 FILLING = TokenSampler(top_p=0.5)
 PRECISION = 0.1
-"""Bits per token to which the bound of the story and its reverse together is known; that of each is known less well."""
+"""Monte-Carlo error of the scores, in bits per token over both texts."""
 BLANKS = (
     "Once upon a time, there was a little [MASK] named Tom.",
     "Lily was very [MASK] because she had lost her favorite toy.",
@@ -41,75 +41,71 @@ RECIPE = "demo"
 
 
 @dataclass(frozen=True)
-class Learner:
-    """The run that is trained on this machine, in its folder."""
+class DemoRun:
+    """The run that is trained on this machine."""
 
     recipe: Recipe
     folder: Path
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier demonstration left it complete."""
+        """Whether the folder has the last checkpoint."""
         latest = find_latest(self.folder)
         return latest is not None and latest.name.endswith(f"{self.recipe.training.steps:08d}")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How likely the story is to a model, and how likely its words are backwards."""
+    """Bounds of the story, and of its words in reverse order."""
 
     story: Bound
     backwards: Bound
 
 
 def open_pair() -> tuple[MaskedDiffusionLM, MaskedDiffusionLM]:
-    """The model that ships and its autoregressive twin."""
+    """The shipped masked diffusion model and the autoregressive one."""
     return load(DEFAULT_MODEL), load(DEFAULT_AR_MODEL)
 
 
 def fill_blanks(lm: MaskedDiffusionLM) -> list[str]:
-    """The sentences with their blanks written."""
+    """Fill the blanks of the sentences."""
     return [one.text for one in lm.fill_details(BLANKS, rule=FILLING)]
 
 
 def rewrite(lm: MaskedDiffusionLM) -> str:
-    """The story with another middle of as many tokens between its first and its last sentence."""
+    """Rewrite the middle of the story with the same number of tokens."""
     size = len(encode(lm.text_processor.tokenizer, [f" {MIDDLE}"])[0])
     return lm.fill_details([f"{FIRST} [MASK:{size}] {LAST}"], steps=CALLS, rule=WRITING)[0].text
 
 
 def score(lm: MaskedDiffusionLM) -> Scores:
-    """The story and its words in reverse, with their errors."""
+    """Score the story and its words in reverse order."""
     bound = lm.score([STORY, " ".join(reversed(STORY.split()))], precision=PRECISION)
     return Scores(bound[0], bound[1])
 
 
-def prepare_run(out: Path, fresh: bool) -> Learner:
-    """The run in its folder, an earlier one removed if a `fresh` one is wanted; a folder in use is refused at once."""
-    learner = Learner(read_recipe(RECIPE), out)
+def prepare_run(out: Path, fresh: bool) -> DemoRun:
+    """Check the folder of the run before anything else happens; `fresh` deletes an earlier run."""
+    run = DemoRun(read_recipe(RECIPE), out)
     if find_latest(out) is None:
         clear_abandoned(out)
         check_new_folder(out, "choose another --out")
         check_writable(out)
     elif fresh:
         shutil.rmtree(out)
-    elif not learner.finished:
-        _check_goes_on(learner)
-    return learner
+    elif not run.finished:
+        try:
+            find_resume_point(out, run.recipe, "auto")
+        except UnmaskError as error:
+            raise UnmaskError(
+                f"The run in '{out}' is damaged, or not the run of the demo; choose another --out, or train again with "
+                "--fresh."
+            ) from error
+    return run
 
 
-def _check_goes_on(learner: Learner) -> None:
-    try:
-        find_resume_point(learner.folder, learner.recipe, "auto")
-    except UnmaskError as error:
-        raise UnmaskError(
-            f"The run in '{learner.folder}' is damaged or another than the demonstration's; choose another --out, or "
-            "remove it and train again with --fresh."
-        ) from error
-
-
-def train_run(learner: Learner, progress: Callback) -> Bound:
-    """Train it, going on where an earlier one stopped; the validation bound of its last weights."""
-    if not learner.finished:
-        train(learner.recipe, learner.folder, resume="auto", callbacks=[progress])
-    return Bound.from_dict(read_run(learner.folder).validated[-1]["validation"])
+def train_run(run: DemoRun, progress: Callback) -> Bound:
+    """Train or resume the run, and return its last validation bound."""
+    if not run.finished:
+        train(run.recipe, run.folder, resume="auto", callbacks=[progress])
+    return Bound.from_dict(read_run(run.folder).validated[-1]["validation"])
