@@ -12,16 +12,15 @@ from unmask import registry
 CONTEXT = 24
 
 
-def save_judge(folder: Path, bos: str | None = "[BOS]", **options: Any) -> Path:
-    """A Llama of two layers with a context of 24 tokens; with `bos=None` its tokenizer has an EOS token only."""
+def save_judge(folder: Path) -> Path:
+    """A Llama of two layers with a context of 24 tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
-    if bos is not None:
-        tokenizer.add_special_tokens({"bos_token": bos})
+    tokenizer.add_special_tokens({"bos_token": "[BOS]"})
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    config = LlamaConfig(**{**shape, **tokens, "max_position_embeddings": CONTEXT, **options})
+    config = LlamaConfig(**shape, **tokens, max_position_embeddings=CONTEXT)
     return save_random(folder, LlamaForCausalLM(config), tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""The replay in a real browser: what a reader sees, moves and presses."""
+"""The HTML replay in a real browser."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MASK = "rgb(228, 232, 237)"
 
 
 class Reader:
-    """A page that is open, with what went wrong and what was asked of the network."""
+    """An open page, its console messages and its network requests."""
 
     def __init__(self, browser, path: Path, **options: object) -> None:
         self.context = browser.new_context(**{"viewport": DESK, **options})
         self.page = self.context.new_page()
-        self.troubles: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.troubles.append(message.text))
-        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.url = path.as_uri()
         self.page.goto(self.url)
 
@@ -39,7 +39,7 @@ class Reader:
 
 @pytest.fixture
 def read(browser, tmp_path):
-    """Open the replay of some frames; at the end nothing must have gone wrong and nothing been fetched."""
+    """Open the replay of some frames; at the end there must be no console message and no other request."""
     readers = []
 
     def open_page(frames, caption="", **options):
@@ -51,11 +51,11 @@ def read(browser, tmp_path):
     yield open_page
     for reader in readers:
         reader.context.close()
-        assert reader.troubles == []
-        assert reader.asked == [reader.url]
+        assert reader.messages == []
+        assert reader.requests == [reader.url]
 
 
-def test_the_slider_goes_from_the_masks_to_the_text(read):
+def test_the_slider_shows_every_frame(read):
     reader, frames = read(story_frames(), "Seed 7 & more"), story_frames()
     assert reader.page.locator("#caption").text_content() == "Seed 7 & more"
     assert reader.canvas() == frames[0].text == "Once upon░░░░░"
@@ -67,7 +67,7 @@ def test_the_slider_goes_from_the_masks_to_the_text(read):
         assert reader.page.locator("#canvas").inner_text().split() == frame.text.replace("░", " ").split()
 
 
-def test_play_moves_to_the_end_and_begins_again(read):
+def test_play_stops_at_the_end_and_restarts(read):
     reader = read(story_frames())
     reader.page.locator("#speed").select_option("4")
     reader.page.locator("#play").click()
@@ -83,7 +83,7 @@ def test_play_moves_to_the_end_and_begins_again(read):
     assert reader.where() == "call 0 of 3", "paused"
 
 
-def test_steps_by_button_key_and_chart(read):
+def test_buttons_keys_and_charts_step(read):
     reader = read(story_frames())
     assert reader.page.locator("#back").is_disabled()
     reader.page.locator("#forth").click()
@@ -99,7 +99,7 @@ def test_steps_by_button_key_and_chart(read):
     assert reader.where() == "call 1 of 3"
 
 
-def test_a_token_tells_its_call_and_confidence(read):
+def test_a_token_shows_its_call_and_confidence(read):
     reader = read(story_frames())
     reader.slide(2)
     token = reader.page.locator("[data-position='4'] .chip")
@@ -129,16 +129,16 @@ def background(reader: Reader, position: int) -> str:
     return reader.page.evaluate(f"getComputedStyle({chip}).backgroundColor")
 
 
-def test_colour_is_confidence_and_differs_from_a_mask(read):
+def test_tokens_are_coloured_by_confidence(read):
     reader = read(story_frames())
     assert background(reader, 2) == MASK
     reader.slide(3)
     colours = [background(reader, position) for position in (2, 6, 3)]
     assert len({*colours, MASK}) == 4
-    assert background(reader, 0) == "rgba(0, 0, 0, 0)", "what was given has no colour"
+    assert background(reader, 0) == "rgba(0, 0, 0, 0)", "given tokens have no colour"
 
 
-def test_a_text_of_markup_is_a_text(read):
+def test_markup_is_shown_as_text(read):
     pieces = ["</script><script>window.broken = 1</script>", "<img src=x onerror='broken()'>", ' "&lt;"', "\n", "<!--"]
     reader = read(make_frames(pieces, range(5), [0.5] * 5), caption="<i>not italic</i>")
     reader.slide(5)
@@ -148,7 +148,7 @@ def test_a_text_of_markup_is_a_text(read):
     assert reader.page.locator("#caption").text_content() == "<i>not italic</i>"
 
 
-def test_light_dark_and_a_phone(read):
+def test_themes_and_narrow_screens(read):
     dark = read(story_frames(), color_scheme="dark")
     ink = "getComputedStyle(document.body).backgroundColor"
     assert dark.page.evaluate(ink) == "rgb(16, 19, 23)"
@@ -159,8 +159,7 @@ def test_light_dark_and_a_phone(read):
     assert phone.page.evaluate(ink) == "rgb(245, 246, 248)"
 
 
-def test_places_do_not_move(read):
-    """A token stands where its mask stood."""
+def test_tokens_do_not_move_when_unmasked(read):
     reader = read(story_frames())
     spot = "JSON.stringify([...document.querySelectorAll('.chip')].map((c) => c.getBoundingClientRect()))"
     before = reader.page.evaluate(spot)
@@ -168,7 +167,7 @@ def test_places_do_not_move(read):
     assert reader.page.evaluate(spot) == before
 
 
-def test_a_real_walk_of_bytes(read, mdlm):
+def test_multibyte_characters(read, mdlm):
     frames = list(mdlm.stream("héllo €", length=40, steps=9, seed=2))
     reader = read(frames)
     for frame in frames:
@@ -176,7 +175,7 @@ def test_a_real_walk_of_bytes(read, mdlm):
         assert reader.canvas() == frame.text
 
 
-def test_a_walk_without_calls_is_a_text(read, mdlm):
+def test_a_run_without_calls_shows_its_text(read, mdlm):
     reader = read(list(mdlm.stream("abcd", length=4)))
     assert reader.canvas() == "abcd"
     assert reader.where() == "call 0 of 0"

@@ -172,7 +172,7 @@ def test_blanks_depend_on_the_seed_and_have_the_right_size(kind):
     blanks = [blank for seed in range(8) for blank in make_blanks(lm, kind, 100, seed)]
     assert len({(blank.name, blank.start) for blank in blanks}) > len(found)
     assert {blank.name for blank in blanks} <= {"zipfile:first", "zipfile:second", "zipfile:Box.put"}
-    assert len({make_blanks(lm, kind, 1, seed)[0].name for seed in range(8)}) > 1
+    assert len({make_blanks(lm, kind, 1, seed)[0].name for seed in range(8)}) > 1, "functions are shuffled"
     for blank in blanks:
         assert len(blank.target) in SIZES[kind]
         first_line, newline, _ = TOKENIZER.decode(list(blank.ids[: blank.start])).partition("\n")
@@ -231,22 +231,20 @@ COLUMNS = ("parses", "exact", "same_tokens", "right_tokens", "tokens")
     ("text", "word", "token", "expected"),
     [
         ("def f(x):\n    return xy\n", "xy", ord("x"), (1, 0, 0, 1, 2)),
-        ("def f(x):\n    return xy\n", "xy", ord("1"), (1, 0, 0, 0, 2)),
-        ("def f(x):\n    return xy\n", "xy", ord(" "), (1, 0, 0, 0, 2)),
         ("def f(x):\n    return xy\n", "xy", ord("("), (0, 0, 0, 0, 2)),
         ("def f(x):\n    return  x\n", "  ", ord("\t"), (1, 1, 0, 0, 2)),
         ("def f(x):\n    return x + 1\n", " + 1", EOS, (1, 0, 0, 0, 4)),
     ],
-    ids=["one right token", "a number", "nothing", "a bracket", "other white space", "EOS ends the blank"],
+    ids=["one right token", "a syntax error", "other white space", "EOS ends the blank"],
 )
 def test_a_filled_blank_is_parsed_and_compared(text, word, token, expected):
     filled = fill_blanks(model(KnowsBefore(always=token)), [blank_at(text, word)], Strategy())
     assert tuple(filled[name][0] for name in COLUMNS) == expected
 
 
-def test_the_text_of_a_blank_ends_at_its_first_eos():
-    lm, blank = model(KnowsBefore()), blank_at("def f(x):\n    return x + 1\n", " + 1")
-    assert filled_text(lm, blank, [ord("y"), EOS, ord("(")]) == "def f(x):\n    return xy\n"
+def test_tokens_after_the_first_eos_of_a_blank_are_dropped():
+    blank = blank_at("def f(x):\n    return x + 1\n", " + 1")
+    assert filled_text(model(KnowsBefore()), blank, [ord("y"), EOS, ord("(")]) == "def f(x):\n    return xy\n"
 
 
 def test_greedy_tokens_are_the_most_likely_and_stochastic_ones_are_drawn():
@@ -256,7 +254,7 @@ def test_greedy_tokens_are_the_most_likely_and_stochastic_ones_are_drawn():
     assert 0.3 < drawn["right_tokens"].mean() / 2 < 0.8
 
 
-def test_rows_of_ids_are_passed_to_the_network_unchanged():
+def test_fill_rows_passes_ids_unchanged_and_checks_them():
     network = Knows()
     lm = model(network)
     (blank,) = make_blanks(lm, "line", 1)
@@ -266,35 +264,24 @@ def test_rows_of_ids_are_passed_to_the_network_unchanged():
     assert done.ids[: len(blank.ids)] == list(blank.ids)
     assert (done.calls, done.seed) == (len(blank.target), 3)
     lm.fill_rows([row[: len(blank.ids)]])
-    assert network.seen[-1][len(blank.ids) :] == [lm.text_processor.mask] * (len(row) - len(blank.ids)), "it may go on"
-    with pytest.raises(UnmaskError, match="no rows to fill"):
-        lm.fill_rows([])
+    assert network.seen[-1][len(blank.ids) :] == [MASK] * (len(row) - len(blank.ids)), "a short row may continue"
     with pytest.raises(UnmaskError, match=f"has {LENGTH + 1} tokens and this model reads {LENGTH}"):
         lm.fill_rows([[MASK] * (LENGTH + 1)])
     with pytest.raises(UnmaskError, match="cannot see what stands after a blank"):
         model(KnowsBefore()).fill_rows([row])
 
 
-@pytest.mark.parametrize(
-    ("refused", "words"),
-    [
-        (
-            lambda: code_source(model(Knows(), protocol={"data": {"source": {"name": "stdlib"}}})),
-            "was trained on the source 'stdlib', not on functions; train one with",
-        ),
-        (lambda: code_source(model(Knows(), protocol={})), "does not record its training data"),
-        (lambda: make_blanks(model(Knows(), length=20), "line", 5), "blank of the kind 'line' fits into the 20 tokens"),
-        (lambda: parse_kinds(["linse"]), r"no blank of the kind 'linse'\. Did you mean 'line"),
-    ],
-)
-def test_bad_input_is_refused(refused, words):
-    with pytest.raises(UnmaskError, match=words):
-        refused()
-
-
-def test_a_model_of_other_tokens_is_refused():
+def test_bad_input_is_refused():
     tokenizer = registry.build("tokenizer", {"name": "char", "alphabet": "abc"}).build(lambda: iter(()))
     other = MaskedDiffusionLM(KnowsBefore(), tokenizer, model(KnowsBefore()).config)
     evaluation = CodeEvaluation.of(model(Knows()), ["line"])
-    with pytest.raises(UnmaskError, match="was trained on other functions or tokens"):
-        evaluation.run(other, [Strategy()])
+    stdlib_model = model(Knows(), protocol={"data": {"source": {"name": "stdlib"}}})
+    for call, words in (
+        (lambda: code_source(stdlib_model), "was trained on the source 'stdlib', not on functions; train one with"),
+        (lambda: code_source(model(Knows(), protocol={})), "does not record its training data"),
+        (lambda: make_blanks(model(Knows(), length=20), "line", 5), "kind 'line' fits into the 20 tokens"),
+        (lambda: parse_kinds(["linse"]), r"no blank of the kind 'linse'\. Did you mean 'line"),
+        (lambda: evaluation.run(other, [Strategy()]), "was trained on other functions or tokens"),
+    ):
+        with pytest.raises(UnmaskError, match=words):
+            call()

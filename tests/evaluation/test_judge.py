@@ -20,7 +20,7 @@ from unmask.evaluation.judge import open_judge, split_windows
 from unmask.evaluation.statistics import unigram_entropy
 from unmask.pipeline import load
 
-TEXTS = ["a", "", "hello there", "two lines\nof text", "zz", "The end [EOS]!"]
+TEXTS = ["a", "", "hello there", "two lines\nof text", "The end [EOS]!"]
 LONG = "a text that is longer than the context of this judge, which reads it in windows"
 
 
@@ -52,11 +52,21 @@ def test_nll_equals_a_plain_loop(judge):
     assert judge.nll(ids)[1] == 0
 
 
+def test_a_long_text_is_the_sum_of_its_windows(judge):
+    (ids,) = judge.encode([LONG])
+    assert len(ids) > 2 * CONTEXT == 2 * judge.context
+    expected = plain_nll(judge, ids[:CONTEXT])
+    for end in range(CONTEXT + CONTEXT // 2, len(ids) + CONTEXT // 2, CONTEXT // 2):
+        end, before = min(end, len(ids)), end - CONTEXT // 2
+        start = end - CONTEXT
+        expected += plain_nll(judge, ids[start:end]) - plain_nll(judge, ids[start:before])
+    assert judge.nll([ids]) == pytest.approx([expected], rel=1e-5)
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_batch_padding_and_chunks_do_not_change_the_nll(judge, size, monkeypatch):
     ids = judge.encode([*TEXTS, LONG])
     expected = judge.nll(ids, 64)
-    assert judge.nll(ids, size) == pytest.approx(expected, rel=1e-5)
     assert judge.nll(ids[::-1], size)[::-1] == pytest.approx(expected, rel=1e-5)
     monkeypatch.setattr(judge, "max_logits", 1000)
     monkeypatch.setattr(judge_module, "LOSS_CHUNK", 1000)
@@ -83,32 +93,9 @@ def test_windows_score_every_token_once_after_half_a_context(length, context):
     windows = list(split_windows(3, length, context))
     assert [token for one in windows for token in range(one.first, one.end)] == list(range(length))
     assert [one.is_last for one in windows] == [False] * (len(windows) - 1) + [True]
-    for one in windows:
-        assert one.text == 3
-        assert 0 <= one.start <= one.first
-        assert one.end - one.start <= (context or length)
-    for later in windows[1:]:
-        assert later.first - later.start >= context // 2 - 1
-        assert later.end - later.start == context
-
-
-def test_a_long_text_is_the_sum_of_its_windows(judge):
-    (ids,) = judge.encode([LONG])
-    assert judge.context == CONTEXT
-    assert len(ids) > 2 * CONTEXT
-    expected = plain_nll(judge, ids[:CONTEXT])
-    for end in range(CONTEXT + CONTEXT // 2, len(ids) + CONTEXT // 2, CONTEXT // 2):
-        end, before = min(end, len(ids)), end - CONTEXT // 2
-        start = end - CONTEXT
-        expected += plain_nll(judge, ids[start:end]) - plain_nll(judge, ids[start:before])
-    assert judge.nll([ids]) == pytest.approx([expected], rel=1e-5)
-
-
-def test_without_bos_the_eos_token_comes_first(tmp_path):
-    judge = open_judge(str(save_judge(tmp_path / "plain", bos=None)), "cpu")
-    assert judge.bos == judge.tokenizer.eos_token_id
-    ids = judge.encode(["some text"])
-    assert judge.nll(ids) == pytest.approx([plain_nll(judge, ids[0])], rel=1e-5)
+    assert all(one.text == 3 and 0 <= one.start <= one.first for one in windows)
+    assert all(one.end - one.start == (context or length) for one in windows[1:])
+    assert all(one.first - one.start >= context // 2 - 1 for one in windows[1:])
 
 
 def test_an_autoregressive_checkpoint_is_a_judge(ar_folder):
@@ -120,17 +107,17 @@ def test_an_autoregressive_checkpoint_is_a_judge(ar_folder):
     assert judge.nll(ids)[:-1] == pytest.approx([plain_nll(judge, row) for row in ids[:-1]], rel=1e-5)
     with_end = [*ids[2], lm.text_processor.tokenizer.eos_token_id]
     assert judge.nll([with_end]) == pytest.approx([lm.score(TEXTS[2]).nats], rel=1e-5)
+    assert np.isfinite(open_judge(str(ar_folder), "cpu", "bf16").nll(ids)).all()
 
 
-def test_bf16_is_close(folder, ar_folder, judge):
+def test_bf16_is_close(folder, judge):
     ids = judge.encode(TEXTS)
     half = open_judge(str(folder), "cpu", "bf16")
     assert half.model.dtype == torch.bfloat16
     assert half.nll(ids) == pytest.approx(judge.nll(ids), rel=0.05)
-    assert np.isfinite(open_judge(str(ar_folder), "cpu", "bf16").nll(ids)).all()
 
 
-def test_slow_tokenizers_work(tmp_path):
+def test_slow_tokenizers_and_models_without_bos_work(tmp_path):
     from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel
 
     tokenizer = ByT5Tokenizer(extra_ids=0)
@@ -171,12 +158,9 @@ def test_models_that_cannot_judge_are_refused(tmp_path, folder, mdlm_folder):
             open_judge(name, "cpu")
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_larger_than_the_network_is_refused(tmp_path):
-    judge = open_judge(str(save_judge(tmp_path / "small", bos=None, vocab_size=258)), "cpu")
+    judge = open_judge(str(folder), "cpu")
     judge.vocab_size = 100
-    with pytest.raises(UnmaskError, match="than the 100"):
+    with pytest.raises(UnmaskError, match="has more tokens than the 100"):
         judge.encode(["zebra"])
 
 
