@@ -269,7 +269,7 @@ class Edges(Constraint):
 
 def _goes_on(vocabulary: Vocabulary, side: int) -> Iterator[int]:
     """The tokens that have a letter at this side, or may: a part of one, or nothing at all."""
-    for token, piece in enumerate(vocabulary.pieces[1]):
+    for token, piece in enumerate(vocabulary.token_bytes[1]):
         letters = (piece or b"").decode(errors="replace")
         if token != vocabulary.mask and (not letters or letters[side].isalnum() or letters[side] == UNFINISHED):
             yield token

@@ -24,7 +24,7 @@ from unmask.constraints import (
     Words,
     compile_constraints,
 )
-from unmask.constraints.automaton import fewest_states
+from unmask.constraints.automaton import minimise
 from unmask.constraints.members import can_accept, masks_before_text
 from unmask.data.sources import Document
 from unmask.data.tokenizers import with_special_tokens
@@ -156,7 +156,7 @@ def test_text_that_is_not_utf8_is_never_accepted(single):
 
 def test_tokens_that_are_parts_of_letters_are_read_as_bytes(bpe):
     """Every way to cut a text into tokens is accepted or refused alike, tokens that end within a letter included."""
-    pieces = {piece: token for token, piece in enumerate(bpe.pieces[1]) if piece is not None}
+    pieces = {piece: token for token, piece in enumerate(bpe.token_bytes[1]) if piece is not None}
     assert any(piece.endswith((b"n\xc3", b"\xe2\x98")) for piece in pieces)
     automaton = intersect(bpe, Regex(".*(né|☃).*"), Characters(1, 7))
     for text, good in (("né", True), (" né ☃☃", True), ("the né", True), ("the☃☃ né", False), ("the cat", False)):
@@ -190,7 +190,7 @@ def test_random_canvases_are_judged_by_their_decoded_text(bpe):
     }
     automata_ = {constraint: constraint.automaton(bpe) for constraint in checks}
     generator = np.random.default_rng(1)
-    word = [i for i, piece in enumerate(bpe.pieces[1]) if piece and not piece.strip(b"aednthco g")]
+    word = [i for i, piece in enumerate(bpe.token_bytes[1]) if piece and not piece.strip(b"aednthco g")]
     seen = dict.fromkeys(checks, 0)
     for _ in range(400):
         ids = generator.choice(word, 5).tolist()
@@ -265,7 +265,7 @@ def test_runs_of_ids_need_no_tokenizer():
 
 def test_the_mask_is_never_accepted(single):
     for constraint in (Regex("(.|\n)*"), Allowed(range(256)), Banned([3]), Fixed({0: 3}), Words([3]), NoWords([4])):
-        assert constraint.automaton(single).kind[single.mask] == -1
+        assert constraint.automaton(single).token_class[single.mask] == -1
 
 
 def test_the_product_accepts_what_both_accept(single):
@@ -288,18 +288,18 @@ def test_the_fewest_states_accept_the_same():
         twice = np.concatenate([move, np.where(move >= 0, move + 4, -1)])
         table = np.where((twice >= 0) & (generator.random(twice.shape) < 0.5), (twice + 4) % 8, twice)
         many = Automaton(np.arange(2), table, np.tile(ends, 2), gate)
-        few = fewest_states(many)
+        few = minimise(many)
         assert few.states <= 4
         for ids in itertools.chain.from_iterable(itertools.product(range(2), repeat=size) for size in range(6)):
             assert accepts(few, list(ids)) == accepts(many, list(ids))
 
 
 def test_automata_stay_small(single):
-    assert Regex("(a|b|c|d)*").automaton(single).move.shape == (1, 1)
+    assert Regex("(a|b|c|d)*").automaton(single).transitions.shape == (1, 1)
     assert Regex("a{1,9}|b{1,9}").automaton(single).states <= 19
-    assert Words("cat", whole=False).automaton(single).kinds < 20
+    assert Words("cat", whole=False).automaton(single).classes < 20
     assert Words("cat").automaton(single).states < 30
-    assert Words("cat").automaton(single).kinds < 40
+    assert Words("cat").automaton(single).classes < 40
     assert Words("cat", "dog", "bird").automaton(single).states < 200
 
 

@@ -25,7 +25,7 @@ from unmask.constraints import (
 from unmask.constraints import sampling as paths
 from unmask.constraints.members import can_accept
 from unmask.constraints.particles import repeat_canvas, run_particles
-from unmask.constraints.sampling import ConstrainedTokenSampler, Groups, Paths, largest, sum_of_logs
+from unmask.constraints.sampling import AutomatonPaths, ConstrainedTokenSampler, GroupReduce, logsumexp_last, max_last
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
@@ -240,8 +240,8 @@ def test_groups_reduce_any_number_of_members():
     sets = [list(range(700)), [5], [], list(range(3, 40)), [5, 699]]
     owner = torch.tensor([g for g, members in enumerate(sets) for _ in members]).numpy()
     member = torch.tensor([m for members in sets for m in members]).numpy()
-    for reduce in (sum_of_logs, largest):
-        found = Groups(owner, member, len(sets), 700, CPU)(x, reduce)
+    for reduce in (logsumexp_last, max_last):
+        found = GroupReduce(owner, member, len(sets), 700, CPU)(x, reduce)
         for g, members in enumerate(sets):
             true = reduce(x[:, members]) if members else torch.full((2,), -torch.inf, dtype=torch.float64)
             assert torch.allclose(found[:, g], true)
@@ -249,15 +249,15 @@ def test_groups_reduce_any_number_of_members():
 
 def test_arcs_lead_where_the_automaton_does():
     automaton = automaton_of(CONSTRAINTS["all"])
-    arcs_of = Paths(automaton, CPU)
+    arcs_of = AutomatonPaths(automaton, CPU)
     for state in range(automaton.states):
-        for kind in range(automaton.kinds):
+        for kind in range(automaton.classes):
             arcs = [
                 int(end)
-                for set_, end in zip(arcs_of._sets[state], arcs_of._ends[state], strict=True)
-                if int(set_) < arcs_of.count and bool(arcs_of.contains[set_, kind])
+                for set_, end in zip(arcs_of._labels[state], arcs_of._ends[state], strict=True)
+                if int(set_) < arcs_of.labels and bool(arcs_of.contains[set_, kind])
             ]
-            assert arcs == [end for end in [int(automaton.move[state, kind])] if end >= 0]
+            assert arcs == [end for end in [int(automaton.transitions[state, kind])] if end >= 0]
 
 
 def together(

@@ -83,12 +83,12 @@ def test_interegular_is_left_as_it_was(single):
 
 
 def test_an_expression_names_a_bounded_number_of_letters(single, monkeypatch):
-    monkeypatch.setattr(patterns, "MOST_LETTERS", 20)
+    monkeypatch.setattr(patterns, "MAX_CHARACTERS", 20)
     with pytest.raises(UnmaskError, match=r"names 27 letters, too many .* excludes"):
         Regex("[a-z]").automaton(single)
 
 
 def test_a_constraint_too_large_is_refused(single, monkeypatch):
-    monkeypatch.setattr(automata, "LARGEST", 1000)
+    monkeypatch.setattr(automata, "MAX_TRANSITIONS", 1000)
     with pytest.raises(UnmaskError, match="too many"):
         Characters(0, 500).automaton(single)

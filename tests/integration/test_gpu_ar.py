@@ -110,9 +110,9 @@ def test_nothing_between_two_tokens_waits_for_the_device(model: CausalLM) -> Non
 
 
 def test_few_tokens_are_not_recorded(model: CausalLM, recorded: list[int]) -> None:
-    sample(AutoregressiveSampler(), model, canvas(length=ar.WORTH_CAPTURING))
+    sample(AutoregressiveSampler(), model, canvas(length=ar.MIN_CALLS_TO_CAPTURE))
     assert recorded == []
-    sample(AutoregressiveSampler(), model, canvas(length=ar.WORTH_CAPTURING + 1))
+    sample(AutoregressiveSampler(), model, canvas(length=ar.MIN_CALLS_TO_CAPTURE + 1))
     assert recorded == [1]
 
 
@@ -120,7 +120,7 @@ def test_laws_of_the_causal_network_hold_on_graphs(monkeypatch: pytest.MonkeyPat
     from unmask import laws
     from unmask.laws.base import on_device
 
-    monkeypatch.setattr(ar, "WORTH_CAPTURING", 1)
+    monkeypatch.setattr(ar, "MIN_CALLS_TO_CAPTURE", 1)
     cases = [case for case in laws.cases("model") if case.member.causal]
     with on_device("cuda"):
         for law in (law for case in cases for law in case.run()):

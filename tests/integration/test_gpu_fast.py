@@ -285,8 +285,8 @@ def test_fused_draws_are_the_plain_ones():
     logits = 3 * torch.randn(64, 1001, device="cuda")
     seeds, positions = torch.arange(64, device="cuda"), torch.arange(64, device="cuda") % 7
     for step in (0, 5, torch.tensor(5, device="cuda")):
-        plain = TokenSampler().choose(logits, seeds, step, positions)
-        fused = TokenSampler().choose(logits, seeds, step, positions, fused=True)
+        plain = TokenSampler().sample(logits, seeds, step, positions)
+        fused = TokenSampler().sample(logits, seeds, step, positions, fused=True)
         assert torch.equal(plain[0], fused[0])
         torch.testing.assert_close(fused[1], plain[1], rtol=1e-4, atol=1e-7)
 

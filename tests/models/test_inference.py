@@ -115,10 +115,10 @@ def test_seeds_share_the_recordings_of_a_walk(replayed):
     for seed in range(12):
         canvas = Canvas.of(ids, V - 1, seed=seed)
         plan = AncestralSampler(steps=40).begin(canvas).plan
-        counts.add(int(plan.places.max()) + 1)
-        assert plan.most == 8
+        counts.add(int(plan.slots.max()) + 1)
+        assert plan.width == 8
     assert len(counts) > 2
-    assert AncestralSampler().begin(canvas).plan.most == 1
+    assert AncestralSampler().begin(canvas).plan.width == 1
 
 
 def test_an_engine_forgets_its_recordings_when_it_is_compiled(replayed, monkeypatch):
@@ -396,10 +396,10 @@ def test_extreme_rates_are_rounded_and_never_divide_by_nothing(p, share):
 
 def test_fused_draws_are_for_the_plain_rule_alone(monkeypatch):
     seen = []
-    monkeypatch.setattr(draws, "_choose_fused", lambda *args: seen.append(args) or draws._choose(*args))
+    monkeypatch.setattr(draws, "_sample_fused", lambda *args: seen.append(args) or draws._sample(*args))
     logits, seeds, positions = torch.randn(4, V), torch.arange(4), torch.arange(4)
     for rule in (TokenSampler(), TokenSampler(temperature=0.5), TokenSampler(top_k=3), TokenSampler(top_p=0.5)):
-        plain, fused = (rule.choose(logits, seeds, 3, positions, fused=f) for f in (False, True))
+        plain, fused = (rule.sample(logits, seeds, 3, positions, fused=f) for f in (False, True))
         assert torch.equal(plain[0], fused[0])
         assert torch.equal(plain[1], fused[1])
     assert len(seen) == 1

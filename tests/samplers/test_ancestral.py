@@ -46,13 +46,15 @@ def test_one_step_reveals_everything_in_one_call():
 def test_one_at_a_time_takes_a_call_for_every_position():
     state = AncestralSampler().begin(blank(4, 9))
     assert state.calls.tolist() == [9] * 4
-    assert torch.equal(AncestralSampler().groups(blank(4, 9))[0].sort(dim=1).values, torch.arange(9).expand(4, -1))
+    assert torch.equal(
+        AncestralSampler().reveal_calls(blank(4, 9))[0].sort(dim=1).values, torch.arange(9).expand(4, -1)
+    )
     assert state.plan.ends == list(range(0, 37, 4))
 
 
 def test_groups_are_revealed_from_the_latest_time_to_the_earliest():
     for sampler in (AncestralSampler(), AncestralSampler(steps=5)):
-        group, time = sampler.groups(blank(6, 12))
+        group, time = sampler.reveal_calls(blank(6, 12))
         calls = group.max(dim=1).values
         for row in range(6):
             times = time[row, : calls[row] + 1]
@@ -63,8 +65,8 @@ def test_groups_are_revealed_from_the_latest_time_to_the_earliest():
 def test_steps_only_merge_calls_of_the_one_at_a_time_walk():
     """The same seeds give the same reveal times: T steps bucket them and never reorder them."""
     (fine, at), (coarse, at_coarse) = (
-        AncestralSampler().groups(blank(20, 8)),
-        AncestralSampler(steps=3).groups(blank(20, 8)),
+        AncestralSampler().reveal_calls(blank(20, 8)),
+        AncestralSampler(steps=3).reveal_calls(blank(20, 8)),
     )
     for row in range(20):
         order = fine[row].argsort()
@@ -74,12 +76,12 @@ def test_steps_only_merge_calls_of_the_one_at_a_time_walk():
 
 def test_a_call_reveals_the_positions_of_its_group():
     sampler, canvas = AncestralSampler(steps=5), blank(6, 12)
-    group, _ = sampler.groups(canvas)
+    group, _ = sampler.reveal_calls(canvas)
     state = sampler.begin(canvas)
     for call in range(state.total):
         part = state.plan.part(call)
         at = torch.zeros_like(group, dtype=torch.bool)
-        at[state.plan.rows[part], state.plan.positions[part]] = True
+        at[state.plan.rows[part], state.plan.columns[part]] = True
         assert torch.equal(at, group == call)
 
 
@@ -93,7 +95,7 @@ def test_empty_steps_cost_nothing(steps, length):
 
 
 def test_every_position_may_come_first():
-    first = AncestralSampler().groups(blank(4000, 5))[0].argmin(dim=1)
+    first = AncestralSampler().reveal_calls(blank(4000, 5))[0].argmin(dim=1)
     assert stats.chisquare(torch.bincount(first, minlength=5).numpy()).pvalue > 1e-3
 
 
@@ -102,7 +104,7 @@ def test_given_tokens_do_not_move_the_plan_of_the_others():
     ids = canvas.ids.clone()
     ids[0, 2] = 3
     given = Canvas.of(ids, MASK)
-    whole, part = AncestralSampler().groups(canvas)[0][0], AncestralSampler().groups(given)[0][0]
+    whole, part = AncestralSampler().reveal_calls(canvas)[0][0], AncestralSampler().reveal_calls(given)[0][0]
     others = torch.tensor([0, 1, 3, 4, 5])
     assert part[2] == -1
     assert torch.equal(whole[others].argsort(), part[others].argsort())

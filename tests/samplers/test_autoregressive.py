@@ -102,7 +102,7 @@ def without_a_cache(model, canvas: Canvas, rule: TokenSampler) -> tuple[Tensor, 
     for row, position in canvas.masked.nonzero().tolist():
         before = torch.tensor([begin + ids[row, :position].tolist()])
         logits = model.head(model.hidden(before)[:, -1])
-        token, confidence = rule.choose(logits, canvas.seeds[row : row + 1], position, torch.tensor([position]))
+        token, confidence = rule.sample(logits, canvas.seeds[row : row + 1], position, torch.tensor([position]))
         ids[row, position], trust[row, position] = token[0], confidence[0]
     return ids, trust
 
@@ -139,7 +139,7 @@ def test_draws_do_not_see_whether_the_step_is_a_tensor():
     logits, seeds, at = torch.randn(64, 300), torch.arange(64), torch.full((64,), 9)
     for rule in (TokenSampler(), TokenSampler(top_k=7), TokenSampler(top_p=0.5, temperature=1.3)):
         for number, tensor in zip(
-            rule.choose(logits, seeds, 9, at), rule.choose(logits, seeds, torch.tensor(9), at), strict=True
+            rule.sample(logits, seeds, 9, at), rule.sample(logits, seeds, torch.tensor(9), at), strict=True
         ):
             assert torch.equal(number, tensor)
 
@@ -196,7 +196,7 @@ def test_a_recording_serves_a_reach_where_it_is_worth_it(monkeypatch, worth, rec
     plain = list(run_sampler(AutoregressiveSampler(), model, canvas))
     monkeypatch.setattr(ar, "can_capture", lambda denoiser: True)
     monkeypatch.setattr(ar, "CudaGraph", record)
-    monkeypatch.setattr(ar, "WORTH_CAPTURING", worth)
+    monkeypatch.setattr(ar, "MIN_CALLS_TO_CAPTURE", worth)
     for state, again in zip(plain, list(run_sampler(AutoregressiveSampler(), model, canvas)), strict=True):
         assert torch.equal(state.ids, again.ids)
         assert torch.equal(state.confidence, again.confidence)

@@ -14,11 +14,11 @@ from unmask.laws.tables import Table, all_canvases, oracle, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
-from unmask.samplers.ending import Ending
+from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.token_sampling import TokenSampler
 
 EOS = 0
-ENDING = Ending(TokenSampler(), EOS)
+ENDING = EosTokenSampler(TokenSampler(), EOS)
 
 
 STARTS = {
@@ -35,7 +35,7 @@ def test_draws_follow_the_enumerated_chain(start, steps):
     denoiser = random_table(5)
     should = ending_chain(steps, denoiser, start, EOS)
     canvas = Canvas.of(start.expand(6000, -1), MASK)
-    seen = counts(sample(AncestralSampler(steps=steps), denoiser, canvas, Ending(TokenSampler(), EOS)))
+    seen = counts(sample(AncestralSampler(steps=steps), denoiser, canvas, EosTokenSampler(TokenSampler(), EOS)))
     assert abs(should.sum() - 1) < 1e-9
     assert seen[should == 0].sum() == 0
     assert chi_square(seen, should) > 1e-4
@@ -82,7 +82,7 @@ def test_temperature_shapes_the_end_too():
     denoiser, cold = random_table(5), TokenSampler(temperature=0.5)
     should = ending_chain(1, Table(2 * denoiser.logits, MASK), BLANK, EOS)
     seen = counts(
-        sample(AncestralSampler(steps=1), denoiser, Canvas.of(BLANK.expand(4000, -1), MASK), Ending(cold, EOS))
+        sample(AncestralSampler(steps=1), denoiser, Canvas.of(BLANK.expand(4000, -1), MASK), EosTokenSampler(cold, EOS))
     )
     assert chi_square(seen, should) > 1e-4
 
@@ -92,7 +92,10 @@ def test_greedy_ends_where_an_end_is_likelier_than_not(p_end, text):
     """Though EOS is the likeliest single token much earlier, and a lone high chance is weighed with those behind it."""
     logits = torch.stack([torch.tensor([p, 0.0, 0.51 * (1 - p), 0.49 * (1 - p)]) for p in p_end]).log()
     done = sample(
-        AncestralSampler(steps=1), rows(logits), Canvas.of(BLANK[None], MASK), Ending(TokenSampler(temperature=0), EOS)
+        AncestralSampler(steps=1),
+        rows(logits),
+        Canvas.of(BLANK[None], MASK),
+        EosTokenSampler(TokenSampler(temperature=0), EOS),
     )
     assert done.ids[0].tolist() == [2] * text + [EOS] * (L - text)
 
@@ -102,14 +105,16 @@ def test_where_no_end_is_possible_tokens_are_drawn_each_by_itself():
     start = torch.tensor([EOS, MASK, 2])
     canvas = Canvas.of(start.expand(3000, -1), MASK)
     free = sample(AncestralSampler(), random_table(), canvas)
-    assert torch.equal(sample(AncestralSampler(), random_table(), canvas, Ending(TokenSampler(), EOS)).ids, free.ids)
+    assert torch.equal(
+        sample(AncestralSampler(), random_table(), canvas, EosTokenSampler(TokenSampler(), EOS)).ids, free.ids
+    )
 
 
 def test_pads_are_no_text_and_confidence_is_the_untouched_prediction():
     """The one mask before two pads is EOS as often as predicted, wherever the row's end is."""
     ids, real = torch.tensor([[MASK, 3, 3]]), torch.tensor([[True, False, False]])
     canvas = Canvas.of(ids.expand(4000, -1), MASK, attention_mask=real.expand(4000, -1))
-    done = sample(AncestralSampler(), random_table(), canvas, Ending(TokenSampler(), EOS))
+    done = sample(AncestralSampler(), random_table(), canvas, EosTokenSampler(TokenSampler(), EOS))
     p = random_table().head(random_table().hidden(ids, attention_mask=real)[0, 0]).double().softmax(-1)
     assert chi_square(torch.bincount(done.ids[:, 0], minlength=V), p) > 1e-4
     assert torch.allclose(done.confidence[:, 0], p[done.ids[:, 0]].float(), rtol=1e-5)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.conftest import LENGTH
-from unmask.constraints.particles import Scored, run_particles
+from unmask.constraints.particles import ScoredTokenSampler, run_particles
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
 from unmask.laws.tables import RecordingDenoiser, Table, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
-from unmask.samplers.ending import Ending
+from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.guidance import GuidedDenoiser
 from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
@@ -111,7 +111,7 @@ def test_scored_particles_converge_to_the_tilted_law(steps):
     denoiser, start = random_table(), torch.full((L,), MASK)
     law = output_distribution(AncestralSampler(steps=steps), denoiser, start) * score_of(all_canvases(V, L)).exp()
     z = float(law.sum())
-    rule, distances = Scored(TokenSampler(), lambda ids, real: score_of(ids)), []
+    rule, distances = ScoredTokenSampler(TokenSampler(), lambda ids, real: score_of(ids)), []
     for n, rows in ((1, 2000), (8, 1500), (64, 600)):
         canvas = Canvas.of(start.expand(rows, -1), MASK, seed=500)
         *_, last = run_particles(AncestralSampler(steps=steps), denoiser, canvas, rule, n)
@@ -124,13 +124,18 @@ def test_scored_particles_converge_to_the_tilted_law(steps):
     assert chi_square(counts(last.ids), law / z) > 1e-3
 
 
-@pytest.mark.parametrize("rule", [TokenSampler(), TokenSampler(greedy_tail=0.5), Ending(TokenSampler(), eos=3)])
+@pytest.mark.parametrize(
+    "rule", [TokenSampler(), TokenSampler(greedy_tail=0.5), EosTokenSampler(TokenSampler(), eos=3)]
+)
 def test_a_single_scored_walk_is_the_plain_one(rule):
     canvas = Canvas.of(torch.full((40, L), MASK), MASK)
     for steps in (2, None):
         plain = sample(AncestralSampler(steps=steps), random_table(), canvas, rule)
         scored = sample(
-            AncestralSampler(steps=steps), random_table(), canvas, Scored(rule, lambda ids, real: ids.sum(1))
+            AncestralSampler(steps=steps),
+            random_table(),
+            canvas,
+            ScoredTokenSampler(rule, lambda ids, real: ids.sum(1)),
         )
         assert torch.equal(plain.ids, scored.ids)
         assert torch.equal(plain.confidence, scored.confidence)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unmask.constraints.particles import Scored
+from unmask.constraints.particles import ScoredTokenSampler
 from unmask.models import DiTSpec
 from unmask.samplers import token_sampling as draws
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, Sampler, sample
-from unmask.samplers.ending import Ending
+from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.ordered import OrderedSampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
 from unmask.samplers.token_sampling import TokenSampler
@@ -51,7 +51,7 @@ def canvas() -> Canvas:
 
 
 def seven_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "LOGITS_AT_ONCE", {"cpu": 7 * V})
+    monkeypatch.setattr(draws, "LOGITS_PER_CHUNK", {"cpu": 7 * V})
     monkeypatch.setattr(draws, "ENTRIES_PER_CHUNK", {"cpu": 7 * V})
 
 
@@ -76,7 +76,11 @@ def test_rows_are_written_as_if_all_went_through_the_head_together(monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    "rule", [Ending(TokenSampler(), 0), Scored(Ending(TokenSampler(), 0), lambda ids, real: ids.sum(1))]
+    "rule",
+    [
+        EosTokenSampler(TokenSampler(), 0),
+        ScoredTokenSampler(EosTokenSampler(TokenSampler(), 0), lambda ids, real: ids.sum(1)),
+    ],
 )
 def test_rules_that_choose_together_look_at_some_rows_at_a_time(monkeypatch, network, rule):
     seven_rows_at_once(monkeypatch)
@@ -86,7 +90,7 @@ def test_rules_that_choose_together_look_at_some_rows_at_a_time(monkeypatch, net
 
 
 def test_rows_that_fit_go_through_the_head_in_one_call(monkeypatch, network):
-    monkeypatch.setattr(draws, "LOGITS_AT_ONCE", {"cpu": B * L * V})
+    monkeypatch.setattr(draws, "LOGITS_PER_CHUNK", {"cpu": B * L * V})
     seen = []
     head = network.head
     monkeypatch.setattr(network, "head", lambda rows, *rest: seen.append(len(rows)) or head(rows, *rest))

@@ -17,8 +17,14 @@ from unmask.registry import build
 from unmask.samplers import token_sampling as draws
 from unmask.samplers.base import Canvas, run_sampler, sample
 from unmask.samplers.options import SamplingOptions, configure_sampler
-from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
-from unmask.samplers.position_scores import SCORES, ranks
+from unmask.samplers.ordered import (
+    SCORES,
+    EntropyBoundedSampler,
+    OrderedSampler,
+    ThresholdSampler,
+    ranks,
+    tokens_per_call,
+)
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
 
@@ -235,8 +241,8 @@ def test_a_walk_that_is_taken_goes_on_in_its_own_order():
     state = sampler.begin(Canvas.of(ids, MASK))
     taken = sampler.select(state, torch.tensor([2, 0, 0]))
     assert taken.calls.tolist() == [2, 4, 4]
-    assert torch.equal(taken.plan.score, state.plan.score[[2, 0, 0]])
-    assert taken.plan.portions.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert torch.equal(taken.plan.scores, state.plan.scores[[2, 0, 0]])
+    assert taken.plan.counts.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
 
 
 def test_samplers_that_cannot_resample_say_so_before_the_network_is_asked():
@@ -244,5 +250,5 @@ def test_samplers_that_cannot_resample_say_so_before_the_network_is_asked():
         select = OrderedSampler.__mro__[1].select
 
     automaton = compile_constraints([Words([2, 3])], Vocabulary(None, 4, MASK), [])
-    with pytest.raises(UnmaskError, match="cannot resample"):
+    with pytest.raises(UnmaskError, match="does not support particles"):
         configure_sampler(Alone(), SamplingOptions(automaton=automaton, particles=2), torch.device("cpu"))

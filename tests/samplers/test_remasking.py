@@ -194,7 +194,7 @@ def test_constraints_are_kept_and_particles_refused(sampler):
     rule = ConstrainedTokenSampler(TokenSampler(), automaton, torch.device("cpu"))
     state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), rule)
     assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
-    with pytest.raises(UnmaskError, match="cannot resample"):
+    with pytest.raises(UnmaskError, match="does not support particles"):
         configure_sampler(sampler, SamplingOptions(automaton=automaton, particles=4), torch.device("cpu"))
 
 

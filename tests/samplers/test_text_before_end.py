@@ -11,23 +11,28 @@ from torch import Tensor
 from tests.chains import counts
 from unmask.constraints import Banned
 from unmask.constraints.members import compile_constraints
-from unmask.constraints.particles import Scored
+from unmask.constraints.particles import ScoredTokenSampler
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.laws.base import chi_square
 from unmask.laws.chains import MASK, L, V
 from unmask.laws.tables import ConstantDenoiser, all_canvases, odds, oracle, random_table
 from unmask.samplers import token_sampling as draws
-from unmask.samplers.base import Canvas, JointTokenSampler, Outlook, State, as_predicted, sample
-from unmask.samplers.ending import Ending
+from unmask.samplers.base import Canvas, JointTokenSampler, State, predict_masked, sample
+from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.options import SamplingOptions, configure_sampler
-from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
-from unmask.samplers.position_scores import look, part_written, score
+from unmask.samplers.ordered import (
+    EntropyBoundedSampler,
+    OrderedSampler,
+    ThresholdSampler,
+    fraction_written,
+    position_scores,
+)
 from unmask.samplers.token_sampling import TokenSampler
 
 EOS = 0
 CPU = torch.device("cpu")
-ENDING = Ending(TokenSampler(), EOS)
+ENDING = EosTokenSampler(TokenSampler(), EOS)
 KINDS = ("confidence", "margin", "entropy", "planner")
 
 
@@ -35,7 +40,7 @@ def scores(kind: str, rule: TokenSampler | JointTokenSampler) -> Tensor:
     """[V^L, L] of all canvases, as a random table sees them."""
     table, canvas = random_table(3), Canvas.of(all_canvases(V, L), MASK)
     state = State.start(canvas, canvas.masked.sum(dim=1), L, None)
-    return score(table, state, look(table, state, part_written(state)), kind, rule)
+    return position_scores(table, state, predict_masked(table, state, fraction_written(state)), kind, rule)
 
 
 def case_of(z: list[int], place: int) -> str:
@@ -82,7 +87,7 @@ def test_scores_are_those_of_the_altered_prediction(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_rules_leave_predictions_alone(kind):
-    scored = Scored(TokenSampler(), lambda ids, real: ids.sum(dim=1))
+    scored = ScoredTokenSampler(TokenSampler(), lambda ids, real: ids.sum(dim=1))
     assert torch.equal(scores(kind, scored), scores(kind, TokenSampler()))
     assert not torch.allclose(scores(kind, ENDING), scores(kind, TokenSampler()))
 
@@ -91,7 +96,7 @@ def test_other_rules_leave_predictions_alone(kind):
 def test_under_a_score_or_a_constraint_texts_end_as_well(kind):
     free = compile_constraints([Banned([2], [0])], Vocabulary(None, V, MASK), [])
     for rule in (
-        Scored(ENDING, lambda ids, real: ids.sum(dim=1)),
+        ScoredTokenSampler(ENDING, lambda ids, real: ids.sum(dim=1)),
         ConstrainedTokenSampler(TokenSampler(), free, CPU, eos=EOS),
     ):
         assert torch.equal(scores(kind, rule), scores(kind, ENDING))
@@ -128,13 +133,6 @@ class Flooding(ConstantDenoiser):
         return (words + end[..., None] * torch.tensor([1.0, 0, 0, 0, 0])).log()
 
 
-class Plain(Ending):
-    """Draws ends, and shows an order the predictions themselves."""
-
-    def outlook(self, state: State) -> Outlook:
-        return as_predicted
-
-
 SAMPLERS = [
     *(OrderedSampler(order=order, steps=steps) for order in KINDS for steps in (None, 6)),
     ThresholdSampler(above=0.7),
@@ -155,7 +153,7 @@ def lengths(ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_network_that_floods_writes_text_before_its_end(sampler, temperature):
     canvas = Canvas.of(torch.full((100, SIZE), MASK), MASK)
-    done = sample(sampler, Flooding(), canvas, Ending(TokenSampler(temperature=temperature), EOS))
+    done = sample(sampler, Flooding(), canvas, EosTokenSampler(TokenSampler(temperature=temperature), EOS))
     size = lengths(done.ids)
     assert not bool(done.masked.any())
     assert int((size == 0).sum()) <= 5
@@ -168,7 +166,7 @@ def test_a_score_or_a_constraint_does_not_bring_the_flood_back(order):
     canvas = Canvas.of(torch.full((100, SIZE), MASK), MASK)
     asked = {"constraint": {"automaton": beginning}, "score": {"score": lambda ids, real: (ids == 4).sum(dim=1)}}
     for name, wish in asked.items():
-        control = SamplingOptions(end=EOS, ends_fill=True, particles=2, **wish)
+        control = SamplingOptions(eos=EOS, eos_padding=True, particles=2, **wish)
         *_, done = configure_sampler(OrderedSampler(order=order), control, CPU)(Flooding(), canvas)
         before_end = (done.ids == EOS).long().cummax(dim=1).values == 0
         assert int((before_end.sum(dim=1) == 0).sum()) <= 5, name
@@ -177,8 +175,10 @@ def test_a_score_or_a_constraint_does_not_bring_the_flood_back(order):
 
 @pytest.mark.parametrize("order", KINDS[:3])
 def test_by_its_predictions_alone_it_would_write_none(order):
-    canvas = Canvas.of(torch.full((100, SIZE), MASK), MASK)
-    done = sample(OrderedSampler(order=order), Flooding(), canvas, Plain(TokenSampler(), EOS))
+    canvas, unaware = Canvas.of(torch.full((100, SIZE), MASK), MASK), EosTokenSampler(TokenSampler(), EOS)
+    unaware.sample_jointly = EosTokenSampler(TokenSampler(), EOS).sample_jointly
+    unaware.eos = None
+    done = sample(OrderedSampler(order=order), Flooding(), canvas, unaware)
     assert int((lengths(done.ids) == 0).sum()) > 80
 
 

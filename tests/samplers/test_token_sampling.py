@@ -20,7 +20,7 @@ N = 20000
 def shares(rule: TokenSampler, p: torch.Tensor = P, rows: int = N) -> torch.Tensor:
     """How often each token is chosen from a row of probabilities."""
     logits = p.log().expand(rows, -1) + 3.0
-    tokens, _ = rule.choose(logits, torch.arange(rows), 0, torch.zeros(rows, dtype=torch.long))
+    tokens, _ = rule.sample(logits, torch.arange(rows), 0, torch.zeros(rows, dtype=torch.long))
     return torch.bincount(tokens, minlength=len(p))
 
 
@@ -42,7 +42,7 @@ def test_temperature_sharpens_and_flattens(temperature):
 
 
 def test_temperature_zero_is_the_most_likely_token():
-    tokens, confidence = TokenSampler(temperature=0).choose(P.log()[None], torch.tensor([5]), 0, torch.tensor([0]))
+    tokens, confidence = TokenSampler(temperature=0).sample(P.log()[None], torch.tensor([5]), 0, torch.tensor([0]))
     assert tokens.tolist() == [0]
     assert confidence.item() == pytest.approx(0.4)
 
@@ -77,7 +77,7 @@ def test_closed_tokens_are_never_drawn():
 def test_confidence_is_what_the_untouched_prediction_said():
     rule = TokenSampler(temperature=0.3, top_k=3)
     logits = P.log().expand(50, -1)
-    tokens, confidence = rule.choose(logits, torch.arange(50), 0, torch.zeros(50, dtype=torch.long))
+    tokens, confidence = rule.sample(logits, torch.arange(50), 0, torch.zeros(50, dtype=torch.long))
     assert torch.allclose(confidence, P[tokens])
 
 
@@ -105,15 +105,15 @@ def test_seeds_steps_and_positions_draw_independently():
 
 def test_chunks_do_not_move_a_draw(monkeypatch):
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(1))
-    whole = TokenSampler(top_p=0.8).choose(logits, torch.arange(7), 2, torch.arange(7))
+    whole = TokenSampler(top_p=0.8).sample(logits, torch.arange(7), 2, torch.arange(7))
     monkeypatch.setattr(draws, "ENTRIES_PER_CHUNK", {"cpu": 2 * 11})
-    parts = TokenSampler(top_p=0.8).choose(logits, torch.arange(7), 2, torch.arange(7))
+    parts = TokenSampler(top_p=0.8).sample(logits, torch.arange(7), 2, torch.arange(7))
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)
 
 
 def test_no_rows_choose_no_tokens():
-    tokens, confidence = TokenSampler().choose(
+    tokens, confidence = TokenSampler().sample(
         torch.zeros(0, 5), torch.zeros(0, dtype=torch.long), 0, torch.zeros(0, dtype=torch.long)
     )
     assert tokens.shape == confidence.shape == (0,)

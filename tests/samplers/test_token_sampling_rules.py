@@ -76,9 +76,9 @@ def test_each_row_is_greedy_by_itself():
     ("tail", "first"), [(0.0, [10, 7, 0]), (0.1, [9, 7, 0]), (0.3, [7, 5, 0]), (0.5, [5, 4, 0]), (1.0, [0, 0, 0])]
 )
 def test_tail_is_the_last_fraction_of_the_calls(tail, first):
-    assert TokenSampler(greedy_tail=tail).late_from(torch.tensor([10, 7, 0])).tolist() == first
-    assert TokenSampler(greedy_tail=0.29).late_from(torch.tensor([100])).tolist() == [71], "0.29 * 100 is below 29"
-    assert TokenSampler().late_from(torch.tensor([10])) is None
+    assert TokenSampler(greedy_tail=tail).greedy_from(torch.tensor([10, 7, 0])).tolist() == first
+    assert TokenSampler(greedy_tail=0.29).greedy_from(torch.tensor([100])).tolist() == [71], "0.29 * 100 is below 29"
+    assert TokenSampler().greedy_from(torch.tensor([10])) is None
 
 
 def shares_by_order(sampler, denoiser, rule: TokenSampler) -> torch.Tensor:

@@ -9,7 +9,7 @@ from unmask.laws.tables import random_table
 from unmask.models import DiTSpec
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, hidden_rows, sample
-from unmask.samplers.ending import Ending
+from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.guidance import GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -63,7 +63,7 @@ def test_a_denoiser_that_gives_all_rows_gives_some():
     assert rows[..., -1].tolist() == [[0, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("rule", [TokenSampler(), Ending(TokenSampler(), EOS)], ids=["each", "ending"])
+@pytest.mark.parametrize("rule", [TokenSampler(), EosTokenSampler(TokenSampler(), EOS)], ids=["each", "ending"])
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_uniform_order_asks_for_no_more_than_it_writes(network, view, rule, monkeypatch):
     canvas = Canvas.of(torch.full((B, L), MASK), MASK)

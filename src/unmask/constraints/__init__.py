@@ -1,7 +1,7 @@
-"""What a canvas may contain, as one automaton over its tokens.
+"""Constraints on a canvas, as one deterministic automaton over its tokens.
 
-`members` are the constraints a user asks for; `letters` and `patterns` read text and `vocabulary` tokens, `lifting`
-joins them; `automaton` is what all become, and `binding` says whether a canvas can satisfy it. The draw is a sampler's.
+`members` are the constraints that a user may ask for, built on `regex` and `vocabulary`; `sampling` draws exactly from
+the prediction given a match, and `particles` correct the distribution of whole texts.
 """
 
 from unmask.constraints.automaton import Automaton

@@ -1,4 +1,4 @@
-"""Constraints on canvases: one automaton of all, or one sentence that says why no canvas can satisfy them."""
+"""The constraints a user may ask for, and their compilation into one automaton that the given rows can satisfy."""
 
 from __future__ import annotations
 
@@ -12,111 +12,59 @@ import numpy as np
 from unmask.constraints.automaton import (
     Automaton,
     Bools,
+    CharacterDFA,
     Ints,
-    Letters,
     check_size,
-    counting,
-    fewest_states,
     intersect,
-    is_of_word,
-    one_state,
-    shown,
-    tidy,
+    length_dfa,
+    minimise,
+    position_automaton,
+    shorten,
+    simplify,
+    word_characters,
 )
-from unmask.constraints.regex import matching
-from unmask.constraints.vocabulary import Vocabulary, lift
+from unmask.constraints.regex import regex_dfa
+from unmask.constraints.vocabulary import Vocabulary, lift_to_tokens
 from unmask.errors import UnmaskError
-
-Search = tuple[bool, frozenset[int]]
-"""Whether the last letter was part of a word, and how many letters of the word each beginning of it has matched."""
-FOUND: Search = (False, frozenset([-1]))
-
-
-def containing(word: str, absent: bool = False) -> Letters:
-    """A word somewhere in the text, or nowhere: state i has read the first i letters of it."""
-    kinds = {letter: kind for kind, letter in enumerate(dict.fromkeys(word), start=1)}
-    move = search_moves([kinds[letter] for letter in word], len(kinds) + 1)
-    found = np.arange(len(word) + 1) == len(word)
-    return Letters(kinds, np.where(found[move], -1, move), ~found) if absent else Letters(kinds, move, found)
-
-
-def search_moves(word: list[int], kinds: int) -> Ints:
-    """[n + 1, kinds] the moves of a search for a word of n symbols; it stays at n when it has been found."""
-    move = np.zeros((len(word) + 1, kinds), dtype=np.int64)
-    fallback = 0
-    for state, symbol in enumerate(word):
-        move[state] = move[fallback]
-        move[state, symbol] = state + 1
-        fallback = move[fallback, symbol] if state else 0
-    move[len(word)] = len(word)
-    return move
-
-
-def standing_alone(word: str, absent: bool = False) -> Letters:
-    """A word somewhere in the text, or nowhere, with no letter or digit beside its own first and last ones."""
-    kinds = {letter: kind for kind, letter in enumerate(dict.fromkeys(word), start=1)}
-    alphabet = [(None, False), *((letter, is_of_word(letter)) for letter in kinds), (None, True)]
-    states: dict[Search, int] = {(False, frozenset()): 0}
-    rows = []
-    waiting = list(states)
-    for state in waiting:
-        after = [_read(word, state, letter, inside) for letter, inside in alphabet]
-        for new in (one for one in after if one not in states):
-            states[new] = len(states)
-            waiting.append(new)
-        rows.append([states[one] for one in after])
-    move, found = np.array(rows), np.array([state == FOUND for state in states])
-    ends = np.array([state == FOUND or len(word) in state[1] for state in states])
-    move = np.where(found[move], -1, move) if absent else move
-    return Letters(kinds, move, ends ^ absent, len(kinds) + 1)
-
-
-def _read(word: str, state: Search, letter: str | None, inside: bool) -> Search:
-    """The search after one more letter, which is part of some word where it is `inside` one."""
-    before, begun = state
-    if state == FOUND or (len(word) in begun and not inside):
-        return FOUND
-    fresh = {0} if not (before and is_of_word(word[0])) else set()
-    matched = frozenset(n + 1 for n in {*begun, *fresh} - {len(word)} if word[n] == letter)
-    return FOUND if len(word) in matched and not is_of_word(word[-1]) else (inside, matched)
-
 
 Token = int | str
 """A token by its id, or a word that is one token."""
+MAX_LENGTH = 1024
+"""The longest canvas, in tokens, that an error message suggests."""
 
 
 class Constraint(ABC):
-    """What a canvas may contain."""
+    """A condition on the canvas."""
 
     @abstractmethod
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         """The automaton over the tokens of a vocabulary."""
 
-    def within(self, length: int, vocabulary: Vocabulary, limit: int) -> Constraint:
-        """What asks the same of canvases of at most so many tokens, and may be easier to work with.
+    def for_length(self, length: int, vocabulary: Vocabulary, limit: int) -> Constraint:
+        """An equivalent constraint for canvases of at most `length` tokens, perhaps with a smaller automaton.
 
-        The model sees `limit`, which an error may have to say.
+        `limit` is the length of the model, for error messages.
         """
         return self
 
 
 @dataclass(frozen=True)
 class Regex(Constraint):
-    """The whole text, prompt included, matches a regular expression (Python's, classes such as \\w in ASCII)."""
+    """The whole text, prompt included, matches a regular expression (Python's, with classes such as \\w in ASCII)."""
 
     pattern: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
-            raise UnmaskError(f"{self.pattern!r} is no regular expression; give one as a string.")
+            raise UnmaskError(f"pattern must be a string, got {self.pattern!r}.")
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        return lift(matching(self.pattern), vocabulary)
+        return lift_to_tokens(regex_dfa(self.pattern), vocabulary)
 
 
 @dataclass(frozen=True)
 class Characters(Constraint):
-    """The text has from `low` to `high` characters (`None`: any number more)."""
+    """The text has `low` to `high` characters (`None`: no upper limit)."""
 
     low: int
     high: int | None
@@ -124,29 +72,29 @@ class Characters(Constraint):
     def __post_init__(self) -> None:
         bounds = [self.low] if self.high is None else [self.low, self.high]
         if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
-            raise UnmaskError(f"A text of {self.low} to {self.high} characters cannot be; give 0 <= low <= high.")
+            raise UnmaskError(f"Characters needs integers 0 <= low <= high, got low={self.low} and high={self.high}.")
 
-    def within(self, length: int, vocabulary: Vocabulary, limit: int) -> Characters:
-        most = length * vocabulary.longest
-        if self.low > most:
-            needed = -(-self.low // vocabulary.longest)
-            least = f"at most {limit * vocabulary.longest} characters in {limit} tokens, all that this model sees"
+    def for_length(self, length: int, vocabulary: Vocabulary, limit: int) -> Characters:
+        longest = vocabulary.longest
+        if self.low > length * longest:
+            needed = -(-self.low // longest)
+            remedy = f"at most {limit * longest} characters in {limit} tokens, the length of this model"
             raise UnmaskError(
-                f"No canvas of {length} tokens can satisfy {self}, since a token has at most {vocabulary.longest} "
-                f"characters; ask for {f'{needed} tokens or for fewer characters' if needed <= limit else least}."
+                f"No canvas of {length} tokens can satisfy {self}, since a token has at most {longest} characters; "
+                f"ask for {f'{needed} tokens or for fewer characters' if needed <= limit else remedy}."
             )
-        return Characters(self.low, None) if self.high is None or self.high >= most else self
+        return Characters(self.low, None) if self.high is None or self.high >= length * longest else self
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        return lift(counting(self.low, self.high), vocabulary)
+        return lift_to_tokens(length_dfa(self.low, self.high), vocabulary)
 
 
 @dataclass(frozen=True, init=False)
-class _Words(Constraint):
-    """Words (in the text, however it is cut into tokens) or runs of token ids.
+class _WordList(Constraint):
+    """Words of the text, however they are split into tokens, or sequences of token ids.
 
-    A word is `whole`: no letter or digit stands beside a letter or digit that it begins or ends with. Otherwise it may
-    be a part of another.
+    A `whole` word has no letter or digit next to its own first and last letter or digit; otherwise it may be part of a
+    longer word.
     """
 
     words: tuple[str | tuple[int, ...], ...]
@@ -154,223 +102,249 @@ class _Words(Constraint):
 
     def __init__(self, *words: str | Sequence[int], whole: bool = True) -> None:
         if not words or not all(isinstance(word, Sequence) and word for word in words):
-            raise UnmaskError(f"{type(self).__name__} needs words that are not empty; name at least one.")
+            raise UnmaskError(f"{type(self).__name__} needs at least one word, and no empty ones, got {words!r}.")
         object.__setattr__(self, "words", tuple(word if isinstance(word, str) else tuple(word) for word in words))
         object.__setattr__(self, "whole", whole)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        absent, search = isinstance(self, NoWords), standing_alone if self.whole else containing
+        absent, word_dfa = isinstance(self, NoWords), whole_word_dfa if self.whole else substring_dfa
         return intersect(
             [
-                fewest_states(lift(search(word, absent), vocabulary))
+                minimise(lift_to_tokens(word_dfa(word, absent), vocabulary))
                 if isinstance(word, str)
-                else _run(vocabulary.tokens(word), vocabulary, absent)
+                else _token_sequence(vocabulary.tokens(word), vocabulary, absent)
                 for word in self.words
             ]
         )
 
 
-class Words(_Words):
-    """Every one of these appears: whole words somewhere in the text, or runs of token ids on the canvas."""
+class Words(_WordList):
+    """All of these appear: whole words somewhere in the text, or sequences of token ids on the canvas."""
 
 
-class NoWords(_Words):
-    """None of these appears: whole words anywhere in the text, or runs of token ids on the canvas."""
+class NoWords(_WordList):
+    """None of these appears: whole words anywhere in the text, or sequences of token ids on the canvas."""
 
 
 @dataclass(frozen=True)
 class Allowed(Constraint):
-    """Only these tokens, or this one, may stand at some positions (`None`: at all), counted from 0 on the canvas."""
+    """Only these tokens, or this one, may stand at `positions`, counted from 0 on the canvas (`None`: everywhere)."""
 
     tokens: Token | Sequence[Token]
     positions: Sequence[int] | None = None
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        return _at_positions(_among(self.tokens, vocabulary), self.positions, vocabulary)
+        return _at_positions(_is_one_of(self.tokens, vocabulary), self.positions, vocabulary)
 
 
 @dataclass(frozen=True)
 class Banned(Constraint):
-    """These tokens, or this one, may not stand at some positions (`None`: at any), counted from 0 on the canvas."""
+    """These tokens, or this one, may not stand at `positions`, counted from 0 on the canvas (`None`: anywhere)."""
 
     tokens: Token | Sequence[Token]
     positions: Sequence[int] | None = None
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        return _at_positions(~_among(self.tokens, vocabulary), self.positions, vocabulary)
+        return _at_positions(~_is_one_of(self.tokens, vocabulary), self.positions, vocabulary)
 
 
 @dataclass(frozen=True)
 class Fixed(Constraint):
-    """These tokens stand at these positions, counted from 0 on the canvas."""
+    """Tokens by position, counted from 0 on the canvas."""
 
     tokens: Mapping[int, Token]
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Mapping):
-            raise UnmaskError(f"Fixed({shown(self.tokens)}) names no positions; give {{position: token}}.")
+            raise UnmaskError(f"Fixed needs a mapping {{position: token}}, got {shorten(self.tokens)}.")
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        return _gated({position: _among([token], vocabulary) for position, token in self.tokens.items()}, vocabulary)
+        allowed = {position: _is_one_of([token], vocabulary) for position, token in self.tokens.items()}
+        return _by_position(allowed, vocabulary)
 
 
-def as_constraints(asked: Constraint | Sequence[Constraint]) -> list[Constraint]:
-    """The constraints that a user asks for: one or several."""
-    constraints = list(asked) if isinstance(asked, Sequence) else [asked]
+def as_constraints(given: Constraint | Sequence[Constraint]) -> list[Constraint]:
+    """A list of constraints from one or several."""
+    constraints = list(given) if isinstance(given, Sequence) else [given]
     if not constraints or not all(isinstance(one, Constraint) for one in constraints):
-        raise UnmaskError(f"{asked!r} is no constraint; give one of unmask.constraints, or a list of them.")
+        raise UnmaskError(f"constraint must be one of unmask.constraints or a list of them, got {given!r}.")
     return constraints
 
 
-def _among(tokens: Token | Sequence[Token], vocabulary: Vocabulary) -> Bools:
-    """[V] whether a token is one of these; a lone string is one token, not its letters."""
+def substring_dfa(word: str, absent: bool = False) -> CharacterDFA:
+    """A word somewhere in the text, or nowhere: state i has read its first i characters."""
+    classes = {character: number for number, character in enumerate(dict.fromkeys(word), start=1)}
+    transitions, accepting = _search([classes[character] for character in word], len(classes) + 1, absent)
+    return CharacterDFA(classes, transitions, accepting)
+
+
+def _token_sequence(tokens: list[int], vocabulary: Vocabulary, absent: bool) -> Automaton:
+    """A sequence of tokens somewhere on the canvas, or nowhere."""
+    classes = {token: number for number, token in enumerate(dict.fromkeys(tokens), start=1)}
+    transitions, accepting = _search([classes[token] for token in tokens], len(classes) + 1, absent)
+    token_class = np.zeros(vocabulary.size, dtype=np.int64)
+    token_class[list(classes)] = list(classes.values())
+    token_class[vocabulary.mask] = -1
+    return simplify(Automaton(token_class, transitions, accepting, np.ones((0, len(classes) + 1), dtype=bool)))
+
+
+def _search(word: list[int], classes: int, absent: bool) -> tuple[Ints, Bools]:
+    """The transitions [n + 1, C] and accepting states of a Knuth-Morris-Pratt search for n symbols; n means found."""
+    transitions = np.zeros((len(word) + 1, classes), dtype=np.int64)
+    fallback = 0
+    for state, symbol in enumerate(word):
+        transitions[state] = transitions[fallback]
+        transitions[state, symbol] = state + 1
+        fallback = transitions[fallback, symbol] if state else 0
+    transitions[len(word)] = len(word)
+    found = np.arange(len(word) + 1) == len(word)
+    return (np.where(found[transitions], -1, transitions), ~found) if absent else (transitions, found)
+
+
+WordSearch = tuple[bool, frozenset[int]]
+"""Whether the last character was a letter or digit, and the lengths of all prefixes of the word that end with it."""
+FOUND: WordSearch = (False, frozenset([-1]))
+
+
+def whole_word_dfa(word: str, absent: bool = False) -> CharacterDFA:
+    """A word somewhere in the text, or nowhere, with no letter or digit next to its own first and last ones."""
+    is_word = {character: bool(word_characters()[ord(character)]) for character in word}
+    classes = {character: number for number, character in enumerate(is_word, start=1)}
+    alphabet = [(None, False), *is_word.items(), (None, True)]
+
+    def read(state: WordSearch, character: str | None, inside: bool) -> WordSearch:
+        after_letter, prefixes = state
+        if state == FOUND or (len(word) in prefixes and not inside):
+            return FOUND
+        start = set() if after_letter and is_word[word[0]] else {0}
+        longer = frozenset(n + 1 for n in {*prefixes, *start} - {len(word)} if word[n] == character)
+        return FOUND if len(word) in longer and not is_word[word[-1]] else (inside, longer)
+
+    states: dict[WordSearch, int] = {(False, frozenset()): 0}
+    rows, waiting = [], list(states)
+    for state in waiting:
+        after = [read(state, character, inside) for character, inside in alphabet]
+        for new in after:
+            if new not in states:
+                states[new] = len(states)
+                waiting.append(new)
+        rows.append([states[one] for one in after])
+    transitions, found = np.array(rows), np.array([state == FOUND for state in states])
+    at_end = np.array([state == FOUND or len(word) in state[1] for state in states])
+    if absent:
+        transitions = np.where(found[transitions], -1, transitions)
+    return CharacterDFA(classes, transitions, at_end ^ absent, len(classes) + 1)
+
+
+def _is_one_of(tokens: Token | Sequence[Token], vocabulary: Vocabulary) -> Bools:
+    """[V] whether a token is one of these; a string is one token."""
     named = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
     return np.isin(np.arange(vocabulary.size), vocabulary.tokens(named))
 
 
 def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: Vocabulary) -> Automaton:
-    if positions is not None:
-        if not isinstance(positions, Iterable):
-            raise UnmaskError(f"positions={positions!r} is no list of places on a canvas; give one, such as [0].")
-        return _gated(dict.fromkeys(positions, allowed), vocabulary)
-    kind = np.where(allowed & (np.arange(vocabulary.size) != vocabulary.mask), 0, -1)
-    return one_state(kind, np.ones((0, 1), dtype=bool))
+    if positions is None:
+        token_class = np.where(allowed & (np.arange(vocabulary.size) != vocabulary.mask), 0, -1)
+        return position_automaton(token_class, np.ones((0, 1), dtype=bool))
+    if not isinstance(positions, Iterable):
+        raise UnmaskError(f"positions must be a list such as [0], got {positions!r}.")
+    return _by_position(dict.fromkeys(positions, allowed), vocabulary)
 
 
-def _gated(allowed: Mapping[int, Bools], vocabulary: Vocabulary) -> Automaton:
-    """The automaton of the tokens [V] that are allowed at some positions; at others all are."""
+def _by_position(allowed: Mapping[int, Bools], vocabulary: Vocabulary) -> Automaton:
+    """The automaton for the tokens [V] allowed at some positions; elsewhere all are."""
     if not allowed or not all(isinstance(one, Integral) and one >= 0 for one in allowed):
-        raise UnmaskError(f"The positions {shown(list(allowed))} are not on a canvas; give numbers, counted from 0.")
-    tokens, kind = np.unique(np.stack(list(allowed.values())), axis=1, return_inverse=True)
+        raise UnmaskError(f"positions must be integers of at least 0, got {shorten(list(allowed))}.")
+    tokens, token_class = np.unique(np.stack(list(allowed.values())), axis=1, return_inverse=True)
     check_size(max(allowed) + 1, tokens.shape[1])
-    gate = np.ones((max(allowed) + 1, tokens.shape[1]), dtype=bool)
-    gate[list(allowed)] = tokens
-    return one_state(np.where(np.arange(vocabulary.size) == vocabulary.mask, -1, kind.reshape(-1)), gate)
-
-
-def _run(tokens: list[int], vocabulary: Vocabulary, absent: bool) -> Automaton:
-    """A run of tokens somewhere on the canvas, or nowhere."""
-    kinds = {token: kind for kind, token in enumerate(dict.fromkeys(tokens), start=1)}
-    move = search_moves([kinds[token] for token in tokens], len(kinds) + 1)
-    kind = np.zeros(vocabulary.size, dtype=np.int64)
-    kind[list(kinds)] = list(kinds.values())
-    kind[vocabulary.mask] = -1
-    found = np.arange(len(tokens) + 1) == len(tokens)
-    move, accepts = (np.where(found[move], -1, move), ~found) if absent else (move, found)
-    return tidy(Automaton(kind, move, accepts, np.ones((0, len(kinds) + 1), dtype=bool)))
-
-
-LONGEST = 1024
-"""Tokens up to which a canvas that would do is looked for, where a model does not see fewer."""
+    table = np.ones((max(allowed) + 1, tokens.shape[1]), dtype=bool)
+    table[list(allowed)] = tokens
+    is_mask = np.arange(vocabulary.size) == vocabulary.mask
+    return position_automaton(np.where(is_mask, -1, token_class.reshape(-1)), table)
 
 
 class CompiledConstraints:
-    """Constraints on canvases of at most `longest` tokens (`None`: of any number), of a model that sees `limit`."""
+    """Constraints on canvases of at most `longest` tokens (`None`: any length), for a model of length `limit`."""
 
     def __init__(
-        self, constraints: Sequence[Constraint], vocabulary: Vocabulary, longest: int | None, limit: int = LONGEST
+        self, constraints: Sequence[Constraint], vocabulary: Vocabulary, longest: int | None, limit: int = MAX_LENGTH
     ) -> None:
-        asked = constraints if longest is None else [one.within(longest, vocabulary, limit) for one in constraints]
         self.constraints, self.limit = constraints, limit
         self.mask, self.end = vocabulary.mask, vocabulary.end
-        self.automata = [constraint.automaton(vocabulary) for constraint in asked]
-        self.whole = intersect(self.automata)
+        if longest is None:
+            self.automata = [one.automaton(vocabulary) for one in constraints]
+        else:
+            self.automata = [one.for_length(longest, vocabulary, limit).automaton(vocabulary) for one in constraints]
+        self.automaton = intersect(self.automata)
 
     def accept(self, row: Sequence[int]) -> bool:
-        """Whether a row, with masks where it is open, can satisfy all of them."""
-        return self._can_accept(self.whole, row)
-
-    def _can_accept(self, automaton: Automaton, row: Sequence[int]) -> bool:
-        return can_accept(automaton, row, self.mask, self.end)
+        """Whether the masks of a row can be written so that it satisfies all constraints."""
+        return can_accept(self.automaton, row, self.mask, self.end)
 
     def reason(self, row: Sequence[int]) -> str:
-        """Why a row cannot, and what to do about it."""
-        size = len(row)
+        """Why a row cannot satisfy the constraints, and what to do."""
+        size, limit = len(row), self.limit
         for constraint, automaton in zip(self.constraints, self.automata, strict=True):
-            name = shown(constraint)
-            if (last := len(automaton.gate) - 1) >= size:
-                return (
-                    f"{name} speaks of position {last} and the canvas has {size} tokens; {_longer(last, self.limit)}."
-                )
-            if closed := _closed(automaton, size):
-                return f"{name} leaves no token that could stand at position {closed[0]}; allow one there."
-            if not self._can_accept(automaton, [self.mask] * size):
-                return f"No canvas of {size} tokens can satisfy {name}; {_remedy(automaton, size, self.limit)}."
-            if not self._can_accept(automaton, row):
+            name = shorten(constraint)
+            if (last := len(automaton.allowed) - 1) >= size:
+                remedy = "lengthen the canvas" if last < limit else f"name one below {limit}, the length of this model"
+                return f"{name} names position {last}, but the canvas has {size} tokens; {remedy}."
+            if automaton.states == 1 and automaton.accepting[0]:
+                empty = np.flatnonzero(~automaton.allowed_at(size).any(axis=1))
+                if len(empty):
+                    return f"{name} leaves no token for position {empty[0]}; allow one there."
+            if not can_accept(automaton, [self.mask] * size, self.mask, self.end):
+                return f"No canvas of {size} tokens can satisfy {name}; {_suggest_length(automaton, size, limit)}."
+            if not can_accept(automaton, row, self.mask, self.end):
                 return f"The given tokens contradict {name} on a canvas of {size} tokens; change one of them."
-        named = " and ".join(dict.fromkeys(map(shown, self.constraints)))
-        return f"{named} cannot hold together on this canvas of {size} tokens; drop one of them or change its length."
+        names = " and ".join(dict.fromkeys(map(shorten, self.constraints)))
+        return f"{names} contradict each other on this canvas of {size} tokens; drop one or change the length."
 
 
 def compile_constraints(
-    constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]], limit: int = LONGEST
+    constraints: Sequence[Constraint], vocabulary: Vocabulary, rows: Sequence[Sequence[int]], limit: int = MAX_LENGTH
 ) -> Automaton:
-    """The automaton of all constraints, after a look whether every row (masks where it is open) can satisfy it."""
-    terms = CompiledConstraints(constraints, vocabulary, max(map(len, rows), default=None), limit)
+    """The automaton of all constraints; raises `UnmaskError` if one of the rows cannot satisfy it."""
+    compiled = CompiledConstraints(constraints, vocabulary, max(map(len, rows), default=None), limit)
     for row in dict.fromkeys(tuple(row) for row in rows):
-        if not terms.accept(row):
-            raise UnmaskError(terms.reason(row))
-    return terms.whole
+        if not compiled.accept(row):
+            raise UnmaskError(compiled.reason(row))
+    return compiled.automaton
 
 
 def can_accept(automaton: Automaton, row: Sequence[int], mask: int, end: int = -1) -> bool:
-    """Whether the masks of a row can be written so that it is accepted; no position beyond it may be spoken of.
+    """Whether the masks of a row can be written so that the automaton accepts it.
 
-    Before given text none is written with the `end` of a text, if there is one.
+    Masks before given text cannot become the token `end` that ends a text.
     """
-    if len(automaton.gate) > len(row):
+    if len(automaton.allowed) > len(row):
         return False
-    reached = _begin(automaton)
-    for kinds in automaton.gates(len(row)) & _open(automaton, row, mask, end):
-        reached = automaton.reach(reached, kinds)
-    return bool((reached & automaton.accepts).any())
+    ids, classes = np.array(row, dtype=np.int64), np.arange(automaton.classes)
+    has_text = np.isin(classes, automaton.token_class[np.arange(len(automaton.token_class)) != end])
+    writable = ~masks_before_text(row, mask, end)[:, None] | has_text
+    possible = np.where((ids == mask)[:, None], writable, automaton.token_class[ids][:, None] == classes)
+    reached = np.arange(automaton.states) == 0
+    for symbols in automaton.allowed_at(len(row)) & possible:
+        reached = automaton.successors(reached, symbols)
+    return bool((reached & automaton.accepting).any())
 
 
 def masks_before_text(row: Sequence[int], mask: int, end: int) -> Bools:
-    """[L] the masks of a row that stand before a given token that is no end: they are in the middle of the text."""
+    """[L] the masks of a row before a given token other than `end`: they lie inside the text."""
     ids = np.array(row, dtype=np.int64)
     given = (ids != mask) & (ids != end)
     return (ids == mask) & (given[::-1].cumsum()[::-1] > 0)
 
 
-def _open(automaton: Automaton, row: Sequence[int], mask: int, end: int) -> Bools:
-    """[L, K] the kinds of tokens with which each position of a row can be written."""
-    ids, kinds = np.array(row, dtype=np.int64), np.arange(automaton.kinds)
-    no_end = np.isin(kinds, automaton.kind[np.arange(len(automaton.kind)) != end])
-    written = ~masks_before_text(row, mask, end)[:, None] | no_end
-    return np.where((ids == mask)[:, None], written, automaton.kind[ids][:, None] == kinds)
-
-
-def _begin(automaton: Automaton) -> Bools:
-    return np.arange(automaton.states) == 0
-
-
-def _closed(automaton: Automaton, length: int) -> list[int]:
-    """The positions of a canvas at which no token may stand, where only positions matter and not what stands around."""
-    alone = automaton.states == 1 and automaton.accepts[0]
-    return np.flatnonzero(~automaton.gates(length).any(axis=1)).tolist() if alone else []
-
-
-def _longer(last: int, limit: int) -> str:
-    """What to do about a canvas that has no position `last`."""
-    return "lengthen the canvas" if last < limit else f"name one below {limit}, all that this model sees"
-
-
-def _remedy(automaton: Automaton, length: int, limit: int) -> str:
-    """What to do about a canvas that has the wrong length."""
-    longest = min(limit, LONGEST)
-    possible = _lengths(automaton, longest)
-    if not possible:
-        seen = ", all that this model sees," if longest == limit else ""
-        return f"no other of up to {longest} tokens{seen} could, so ask for something else"
-    return f"the nearest length that can is {min(possible, key=lambda one: abs(one - length))}, so ask for that"
-
-
-def _lengths(automaton: Automaton, longest: int) -> list[int]:
-    """Tokens of the canvases, from one to so many, that can be accepted."""
-    reached, lengths = _begin(automaton), []
-    for length, gate in enumerate(automaton.gates(longest), start=1):
-        reached = automaton.reach(reached, gate)
-        if (reached & automaton.accepts).any() and length >= len(automaton.gate):
-            lengths.append(length)
-    return lengths
+def _suggest_length(automaton: Automaton, length: int, limit: int) -> str:
+    """Name the nearest length of a canvas that the automaton can accept."""
+    longest = min(limit, MAX_LENGTH)
+    reached, possible = np.arange(automaton.states) == 0, []
+    for size, symbols in enumerate(automaton.allowed_at(longest), start=1):
+        reached = automaton.successors(reached, symbols)
+        if (reached & automaton.accepting).any() and size >= len(automaton.allowed):
+            possible.append(size)
+    if possible:
+        return f"the nearest possible length is {min(possible, key=lambda one: abs(one - length))}, so ask for that"
+    seen = ", the length of this model," if longest == limit else ""
+    return f"no length up to {longest} tokens{seen} is possible, so relax the constraint"

@@ -1,8 +1,9 @@
-"""Particles weighed by any score of the text: their law goes to p(x) exp(score(x)) / Z.
+"""Sequential Monte Carlo: particles weighted by a constraint, or by any score of the text, whose distribution tends to
+p(x) exp(score(x)) / Z.
 
-Each call draws the whole canvas from the prediction and writes the part of it that it would have written anyway. What
-was drawn is scored, and the weight of a walk grows by exp of how its score has changed since the call before; over a
-whole walk this adds up to the score of the finished text, whatever the scores between were.
+For a score, each call draws the whole canvas from the prediction and writes only the positions of the sampler. The
+drawn canvas is scored, and the log-weight grows by the change of the score since the call before. The changes add up to
+the score of the finished text, whatever the scores in between.
 """
 
 from __future__ import annotations
@@ -16,31 +17,49 @@ import torch
 from torch import Tensor
 
 from unmask.random import Purpose, bits, uniform
-from unmask.samplers.base import Canvas, Drawn, JointTokenSampler, ParticleWeights, Positions, Sampler, State
-from unmask.samplers.token_sampling import TokenSampler
+from unmask.samplers.base import (
+    AnyTokenSampler,
+    Canvas,
+    JointTokenSampler,
+    ParticleWeights,
+    Positions,
+    Prediction,
+    Sampler,
+    State,
+    TokenDraw,
+)
 
-LAST = -1
-"""The step by whose random number a finished walk is chosen."""
+FINAL_DRAW = -1
+"""The step of the random number that chooses one of the finished particles."""
+ROWS_PER_CHUNK = 512
+"""Positions with logits in memory at a time."""
+
+Head = Callable[[Tensor], Tensor]
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Finished canvases [B, L] and their attention masks [B, L] to scores [B]."""
 
 
 @torch.no_grad()
 def run_particles(
-    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: JointTokenSampler, particles: int
+    sampler: Sampler, denoiser: Any, canvas: Canvas, token_sampler: JointTokenSampler, particles: int
 ) -> Iterator[State]:
-    """Every state of the chosen walk of each sequence; the last has the log of the mean weight as its log-weight."""
+    """Yield every state of one particle per sequence, chosen by weight at the end.
+
+    The log-weight of the last state is the log of the mean weight.
+    """
     state = sampler.begin(repeat_canvas(canvas, particles))
-    nothing = torch.zeros(len(state.ids), dtype=torch.float64, device=canvas.ids.device)
-    state = replace(state, particle_weights=ParticleWeights(nothing, nothing))
+    zero = torch.zeros(len(state.ids), dtype=torch.float64, device=canvas.ids.device)
+    state = replace(state, particle_weights=ParticleWeights(zero, zero))
     history, parents = [state], [torch.arange(len(state.ids), device=canvas.ids.device)]
     while state.call < state.total:
-        state, rows = _resample(sampler, sampler.step(denoiser, state, rule), canvas.seeds)
+        state, rows = _resample(sampler, sampler.step(denoiser, state, token_sampler), canvas.seeds)
         history.append(state)
         parents.append(rows)
-    yield from reversed(_lineage(history, parents, canvas))
+    yield from reversed(_trace_back(history, parents, canvas))
 
 
 def repeat_canvas(canvas: Canvas, particles: int) -> Canvas:
-    """Every sequence several times over, each time with another seed; the first has the sequence's own."""
+    """Every sequence `particles` times, each with a new seed except for the first."""
     number = torch.arange(particles, device=canvas.ids.device)
     other = bits(canvas.seeds[:, None], Purpose.PARTICLE, position=number)
     seeds = torch.where(number == 0, canvas.seeds[:, None], other).flatten()
@@ -49,92 +68,83 @@ def repeat_canvas(canvas: Canvas, particles: int) -> Canvas:
 
 
 def _resample(sampler: Sampler, state: State, seeds: Tensor) -> tuple[State, Tensor]:
-    """Walks [B n] drawn by their weights where these have become uneven, and the rows [B n] that they were.
+    """Resample the particles of sequences with an effective sample size below half; also returns their parents [B n].
 
-    Systematic resampling: n evenly spaced points, moved together by one random number a sequence.
+    Systematic resampling: n evenly spaced points, shifted by one random number per sequence.
     """
     assert state.particle_weights is not None
     log_w = state.particle_weights.log_weight.view(len(seeds), -1)
     n = log_w.shape[1]
     own = torch.arange(n, device=seeds.device).expand_as(log_w)
-    point = (own + uniform(seeds, Purpose.RESAMPLE, state.call)[:, None].double()) / n
+    points = (own + uniform(seeds, Purpose.RESAMPLE, state.call)[:, None].double()) / n
     share = log_w.softmax(dim=1)
     uneven = n * share.square().sum(dim=1, keepdim=True) > 2.0
-    index = torch.where(uneven, _at(share, point), own)
+    index = torch.where(uneven, _invert_cdf(share, points), own)
     weight = torch.where(uneven, _log_mean(log_w), log_w)
     rows = (index + n * torch.arange(len(seeds), device=seeds.device)[:, None]).flatten()
-    taken = sampler.select(state, rows)
-    return replace(
-        taken, particle_weights=ParticleWeights(weight.flatten(), state.particle_weights.log_potential[rows])
-    ), rows
+    weights = ParticleWeights(weight.flatten(), state.particle_weights.log_potential[rows])
+    return replace(sampler.select(state, rows), particle_weights=weights), rows
 
 
-def _lineage(history: list[State], parents: list[Tensor], canvas: Canvas) -> list[State]:
-    """The states of one walk a sequence, chosen by weight, from the last to the first."""
+def _trace_back(history: list[State], parents: list[Tensor], canvas: Canvas) -> list[State]:
+    """The states of one particle per sequence, drawn by weight, from the last to the first."""
     final = history[-1].particle_weights
     assert final is not None
     log_w = final.log_weight.view(len(canvas.seeds), -1)
-    point = uniform(canvas.seeds, Purpose.RESAMPLE, LAST)[:, None].double()
-    index = _at(log_w.softmax(dim=1), point)[:, 0]
+    points = uniform(canvas.seeds, Purpose.RESAMPLE, FINAL_DRAW)[:, None].double()
+    index = _invert_cdf(log_w.softmax(dim=1), points)[:, 0]
     rows = index + log_w.shape[1] * torch.arange(len(index), device=index.device)
     states = []
     for state, parent in zip(reversed(history), reversed(parents), strict=True):
         states.append(state.select(rows, canvas, None))
         rows = parent[rows]
-    states[0] = replace(
-        states[0], particle_weights=ParticleWeights(_log_mean(log_w)[:, 0], final.log_potential.new_zeros(len(index)))
-    )
+    weights = ParticleWeights(_log_mean(log_w)[:, 0], final.log_potential.new_zeros(len(index)))
+    states[0] = replace(states[0], particle_weights=weights)
     calls, total = states[0].calls, states[0].total
     return [replace(state, calls=calls, total=total) for state in states if state.call <= total]
 
 
-def _at(share: Tensor, point: Tensor) -> Tensor:
-    """[B, m] the walks at some points [B, m] of (0, 1), which the shares [B, n] divide among them."""
+def _invert_cdf(share: Tensor, points: Tensor) -> Tensor:
+    """[B, m] the particles at points [B, m] of (0, 1), for shares [B, n] of the particles."""
     ends = share.cumsum(dim=1)
-    return torch.searchsorted(ends / ends[:, -1:], point, right=True).clamp_max(share.shape[1] - 1)
+    return torch.searchsorted(ends / ends[:, -1:], points, right=True).clamp_max(share.shape[1] - 1)
 
 
 def _log_mean(log_w: Tensor) -> Tensor:
     return log_w.logsumexp(dim=1, keepdim=True) - math.log(log_w.shape[1])
 
 
-Head = Callable[[Tensor], Tensor]
-Score = Callable[[Tensor, Tensor], Tensor]
-"""Finished canvases [B, L] and where they are real [B, L], to scores [B]."""
-ROWS_AT_ONCE = 512
-"""Positions whose logits are in memory at once."""
+class ScoredTokenSampler(JointTokenSampler):
+    """Weights particles by a score; the tokens written are bit for bit those of the token sampler alone."""
 
-
-class Scored(JointTokenSampler):
-    """A rule whose walks are weighed by a score. What is written is bit for bit what the rule alone would write."""
-
-    def __init__(self, rule: TokenSampler | JointTokenSampler, score: Score) -> None:
-        self.rule = rule
+    def __init__(self, token_sampler: AnyTokenSampler, score: Score) -> None:
+        self.token_sampler = token_sampler
         self.score = score
-        self.eos = rule.eos if isinstance(rule, JointTokenSampler) else None
+        self.eos = token_sampler.eos if isinstance(token_sampler, JointTokenSampler) else None
 
-    def sample_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
-        whole, trust = state.ids.clone(), torch.ones(state.ids.shape, device=hidden.device)
-        for chosen, tokens, confidence in self._draws(head, hidden, state, at, wanted):
-            whole[chosen], trust[chosen] = tokens, confidence.float()
-        return Drawn(whole[wanted], trust[wanted], self._evidence(state, whole))
+    def sample_jointly(self, head: Head, prediction: Prediction, state: State, targets: Positions) -> TokenDraw:
+        ids, confidence = state.ids.clone(), torch.ones(state.ids.shape, device=state.ids.device)
+        for at, tokens, probability in self._draw(head, prediction, state, targets):
+            ids[at], confidence[at] = tokens, probability.float()
+        score = self.score(ids, state.canvas.attention_mask).to(ids.device, torch.float64)
+        zero = torch.zeros_like(score)
+        before = state.particle_weights or ParticleWeights(zero, zero)
+        weights = ParticleWeights(before.log_weight + score - before.log_potential, score)
+        return TokenDraw(ids[targets], confidence[targets], weights)
 
-    def _draws(
-        self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions
+    def _draw(
+        self, head: Head, prediction: Prediction, state: State, targets: Positions
     ) -> Iterator[tuple[Positions, Tensor, Tensor]]:
-        """Positions, their tokens and confidences, of all masked positions and last of those that are wanted."""
-        if isinstance(self.rule, JointTokenSampler):
-            for chosen in (at, wanted):
-                drawn = self.rule.sample_jointly(head, hidden, state, at, chosen)
+        """Positions, tokens and confidences: of all masked positions, and last of the targets."""
+        at, hidden = prediction
+        if isinstance(self.token_sampler, JointTokenSampler):
+            for chosen in (at, targets):
+                drawn = self.token_sampler.sample_jointly(head, prediction, state, chosen)
                 yield chosen, drawn.tokens, drawn.confidence
             return
-        for part in torch.arange(len(hidden), device=hidden.device).split(ROWS_AT_ONCE):
-            row, place = at.rows[part], at.places[part]
-            seeds, late = state.canvas.seeds[row], state.late(self.rule, row)
-            yield Positions(row, place), *self.rule.choose(head(hidden[part]), seeds, state.call, place, late_N=late)
-
-    def _evidence(self, state: State, whole: Tensor) -> ParticleWeights:
-        """Here `log_potential` is the score that is in the weight already."""
-        score = self.score(whole, state.canvas.attention_mask).to(whole.device, torch.float64)
-        before = state.particle_weights or ParticleWeights(torch.zeros_like(score), torch.zeros_like(score))
-        return ParticleWeights(before.log_weight + score - before.log_potential, score)
+        for part in torch.arange(len(hidden), device=hidden.device).split(ROWS_PER_CHUNK):
+            row, column = at.rows[part], at.columns[part]
+            greedy = state.in_greedy_tail(self.token_sampler, row)
+            seeds, logits = state.canvas.seeds[row], head(hidden[part])
+            drawn_tokens = self.token_sampler.sample(logits, seeds, state.call, column, greedy_N=greedy)
+            yield Positions(row, column), *drawn_tokens

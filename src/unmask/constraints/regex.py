@@ -1,23 +1,23 @@
-"""Regular expressions as automata over letters; the one who knows interegular."""
+"""Regular expressions as DFAs over characters, by way of interegular."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from unmask.constraints.automaton import Letters, check_size, shown
+from unmask.constraints.automaton import CharacterDFA, check_size, shorten
 from unmask.errors import UnmaskError
 
-MOST_WORK = 1 << 20
-"""Moves of single states that may be followed to make one state of every set of them: about a second."""
-MOST_LETTERS = 1 << 16
-"""Letters that an expression may name, as [a-z] names 26."""
+MAX_WORK = 1 << 20
+"""Transitions to follow while building one DFA, about a second of work."""
+MAX_CHARACTERS = 1 << 16
+"""Characters that an expression may name, as [a-z] names 26."""
 UNSUPPORTED = {
     "anchor": r"[$^]|\\[AZ]",
     "word boundary": r"\\[bB]",
@@ -32,78 +32,81 @@ UNSUPPORTED = {
     "brace": r"(?<=[^(|])\{(?![\d,])",
     "": r"\\.|\[(?:\\.|[^\]\\])*\]",
 }
-"""What Python's expressions have beside these, by name; last, without one, what is passed over as a whole."""
+"""Python constructs that interegular lacks, by name; the last, without a name, is skipped as a whole."""
 SCAN = re.compile("|".join(f"({form})" for form in UNSUPPORTED.values()), re.DOTALL)
-_one_at_a_time = Lock()
+_crawl_lock = Lock()
 
 
 class TooMuchWork(Exception):
-    """More moves would have to be followed than may be."""
+    """Building a DFA exceeds `MAX_WORK`."""
 
 
-def matching(pattern: str) -> Letters:
-    """A regular expression that the whole text matches."""
-    machine = _machine(pattern)
-    classes = {number: kind for kind, number in enumerate(_classes(machine))}
-    states = {state: number for number, state in enumerate(_first(machine.initial, machine.states))}
+def regex_dfa(pattern: str) -> CharacterDFA:
+    """The DFA that accepts the texts that a regular expression matches as a whole."""
+    fsm = _build_fsm(pattern)
+    from interegular.fsm import anything_else
+
+    classes = _numbered(fsm.alphabet[anything_else], fsm.alphabet.by_transition)
+    states = _numbered(fsm.initial, fsm.states)
     check_size(len(states), len(classes))
-    move = np.full((len(states), len(classes)), -1)
-    for state, row in machine.map.items():
+    transitions = np.full((len(states), len(classes)), -1)
+    for state, row in fsm.map.items():
         for symbol, after in row.items():
-            move[states[state], classes[symbol]] = states[after]
-    accepts = np.array([state in machine.finals for state in states])
-    named = {letter: classes[number] for letter, number in machine.alphabet.items() if _is_letter(letter)}
-    return Letters(named, move, accepts)
+            transitions[states[state], classes[symbol]] = states[after]
+    accepting = np.array([state in fsm.finals for state in states])
+    characters = {
+        symbol: classes[number]
+        for symbol, number in fsm.alphabet.items()
+        if isinstance(symbol, str) and not "\ud800" <= symbol <= "\udfff"
+    }
+    return CharacterDFA(characters, transitions, accepting)
 
 
-def _is_letter(symbol: Any) -> bool:
-    """Whether a symbol is a character that a text can have; halves of surrogate pairs are none."""
-    return isinstance(symbol, str) and not "\ud800" <= symbol <= "\udfff"
+def _numbered(first: Any, members: Any) -> dict[Any, int]:
+    """Numbers for the members, 0 for the `first`."""
+    return {member: number for number, member in enumerate(dict.fromkeys([first, *members]))}
 
 
-def _machine(pattern: str) -> Any:
-    """The deterministic machine of a pattern: the smallest, where it is found with little work."""
+def _build_fsm(pattern: str) -> Any:
+    """The DFA of interegular for a pattern, minimised unless that takes too much work."""
     try:
-        with _bounded(MOST_WORK):
-            machine = _parsed(pattern)
+        with _limited_crawl(MAX_WORK):
+            fsm = _parse(pattern)
     except TooMuchWork:
         raise UnmaskError(
-            f"The regular expression {shown(pattern)} needs too many states to work with; let it repeat or choose "
-            "less, or ask for a length with Characters."
+            f"The regular expression {shorten(pattern)} needs too many states; use fewer repetitions and alternatives, "
+            "or constrain the length with Characters."
         ) from None
     try:
-        with _bounded(MOST_WORK):
-            return machine.reduce()
+        with _limited_crawl(MAX_WORK):
+            return fsm.reduce()
     except TooMuchWork:
-        return machine
+        return fsm
 
 
-def _parsed(pattern: str) -> Any:
+def _parse(pattern: str) -> Any:
     from interegular.patterns import InvalidSyntax, REFlags, Unsupported, parse_pattern
 
-    if reason := _fault(pattern):
-        raise _unusable(pattern, reason)
-    try:
-        parsed = parse_pattern(pattern)
-        if (letters := len(parsed.get_alphabet(REFlags(0)))) > MOST_LETTERS:
-            raise UnmaskError(
-                f"The regular expression {shown(pattern)} names {letters} letters, too many to work with; name those "
-                "that it excludes instead, as [^a-z] does."
-            )
-        return parsed.to_fsm()
-    except (InvalidSyntax, Unsupported) as error:
-        raise _unusable(pattern, " ".join(str(error).split()) or "it has a construct that is not known here") from None
-
-
-def _unusable(pattern: str, reason: str) -> UnmaskError:
-    return UnmaskError(
-        f"The regular expression {shown(pattern)} cannot be used: {reason}; write one that describes the whole text, "
-        "without anchors, back-references or word boundaries."
+    reason = _find_fault(pattern)
+    if reason is None:
+        try:
+            parsed = parse_pattern(pattern)
+            if (characters := len(parsed.get_alphabet(REFlags(0)))) > MAX_CHARACTERS:
+                raise UnmaskError(
+                    f"The regular expression {shorten(pattern)} names {characters} characters, which is too many; "
+                    "exclude characters instead, as [^a-z] does."
+                )
+            return parsed.to_fsm()
+        except (InvalidSyntax, Unsupported) as error:
+            reason = " ".join(str(error).split()) or "it has an unknown construct"
+    raise UnmaskError(
+        f"The regular expression {shorten(pattern)} is not supported: {reason}; describe the whole text, without "
+        "anchors, back-references or word boundaries."
     )
 
 
-def _fault(pattern: str) -> str | None:
-    """What is wrong with a pattern and where: Python's own words, or the first construct that only Python knows."""
+def _find_fault(pattern: str) -> str | None:
+    """The error of Python's own parser, or the first construct that interegular lacks."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -117,68 +120,49 @@ def _fault(pattern: str) -> str | None:
 
 
 @contextmanager
-def _bounded(most: int) -> Iterator[None]:
-    """Within, interegular's search for the states of a machine ends after so much work; it has no bound of its own."""
-    fsm = _interegular()
-    with _one_at_a_time:
-        crawl, fsm.crawl = fsm.crawl, _crawl_within(most)
-        try:
-            yield
-        finally:
-            fsm.crawl = crawl
-
-
-def _interegular() -> Any:
+def _limited_crawl(limit: int) -> Iterator[None]:
+    """Replace the `crawl` of interegular, which has no limit, by one that stops after `limit` transitions."""
     try:
         from interegular import fsm
     except ImportError:
         raise UnmaskError(
             "Regular expressions need the package interegular; install it with: pip install 'unmask[regex]'."
         ) from None
-    return fsm
+    with _crawl_lock:
+        original, fsm.crawl = fsm.crawl, _crawl_within(limit)
+        try:
+            yield
+        finally:
+            fsm.crawl = original
 
 
-def _crawl_within(most: int) -> Callable[..., Any]:
-    """What stands for interegular's `crawl`: all states that moves lead to from one, numbered as they are found."""
+def _crawl_within(limit: int) -> Callable[..., Any]:
+    """A `crawl` for interegular: all states reachable from the initial one, numbered as they are found."""
     from interegular.fsm import FSM, OblivionError
 
-    left = most
+    def key(state: Any) -> frozenset[Any]:
+        return frozenset(state.items() if isinstance(state, dict) else state)
+
+    left = limit
 
     def crawl(alphabet: Any, initial: Any, final: Callable[[Any], bool], follow: Callable[[Any, Any], Any]) -> Any:
         nonlocal left
-        states, number, moves = [initial], {_key(initial): 0}, dict[int, dict[Any, int]]()
+        states, number, transitions = [initial], {key(initial): 0}, dict[int, dict[Any, int]]()
         for state in states:
-            row = moves[len(moves)] = {}
-            for transition in alphabet.by_transition:
+            row = transitions[len(transitions)] = {}
+            for symbol in alphabet.by_transition:
                 left -= 1 + max(len(initial), len(state))
                 if left < 0:
                     raise TooMuchWork
                 try:
-                    after = follow(state, transition)
+                    after = follow(state, symbol)
                 except OblivionError:
                     continue
-                if (key := _key(after)) not in number:
-                    number[key] = len(states)
+                if (name := key(after)) not in number:
+                    number[name] = len(states)
                     states.append(after)
-                row[transition] = number[key]
-        finals = {place for place, state in enumerate(states) if final(state)}
-        return FSM(alphabet=alphabet, states=range(len(states)), initial=0, finals=finals, map=moves)
+                row[symbol] = number[name]
+        finals = {index for index, state in enumerate(states) if final(state)}
+        return FSM(alphabet=alphabet, states=range(len(states)), initial=0, finals=finals, map=transitions)
 
     return crawl
-
-
-def _key(state: Any) -> frozenset[Any]:
-    """What tells states apart: sets of other machines' states, or one state of each by its number."""
-    return frozenset(state.items() if isinstance(state, dict) else state)
-
-
-def _classes(machine: Any) -> list[int]:
-    """The numbers of the classes of letters, that of the letters without a name first."""
-    from interegular.fsm import anything_else
-
-    return list(_first(machine.alphabet[anything_else], machine.alphabet.by_transition))
-
-
-def _first(first: int, members: Iterable[int]) -> dict[int, None]:
-    """The members, one of them first."""
-    return dict.fromkeys([first, *members])

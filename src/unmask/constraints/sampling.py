@@ -1,8 +1,8 @@
-"""The exact draw of a whole canvas from the factorised prediction, given that an automaton accepts it.
+"""Exact draws of a whole canvas from the factorised prediction, given that an automaton accepts it.
 
-Each call the head sees every masked position, some rows at a time, and keeps of its prediction the masses of the kinds
-of tokens that the automaton tells apart. A path through the automaton is drawn by these, and then, where a token is to
-be written, one among those that the path allows there. Together they are a draw from the prediction, given the match.
+Each call reduces the prediction at every masked position to the probabilities of the token classes of the automaton. A
+path through the automaton is drawn after a backward filter; then, at each target, a token is drawn among those that the
+path allows there. Together this is a draw from the prediction given the match.
 """
 
 from __future__ import annotations
@@ -13,132 +13,134 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.constraints import Automaton
-from unmask.constraints.automaton import Bools, Ints
+from unmask.constraints.automaton import Automaton, Bools, Ints
 from unmask.errors import UnmaskError
 from unmask.random import Purpose, exponential
-from unmask.samplers.base import Drawn, JointTokenSampler, ParticleWeights, Positions, State
-from unmask.samplers.token_sampling import TokenSampler, rows_at_once, sample_tokens
+from unmask.samplers.base import JointTokenSampler, ParticleWeights, Positions, Prediction, State, TokenDraw
+from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_tokens
 
-NOISE_AT_ONCE = 1 << 20
-WIDTH = 16
+NOISE_PER_CHUNK = 1 << 20
+GROUP_WIDTH = 16
 MANY_ARCS = 4096
-"""From so many on it pays to take logarithms of states and not of arcs."""
-SAFE = 600.0
-"""Nats between the largest and the smallest of factors whose products float64 can hold."""
+"""Arcs from which it pays to take logarithms of states rather than of arcs."""
+MAX_LOG_RANGE = 600.0
+"""Nats between the largest and the smallest factor for which float64 can hold the products."""
 
 Reduce = Callable[[Tensor], Tensor]
+Head = Callable[[Tensor], Tensor]
 
 
-def sum_of_logs(x: Tensor) -> Tensor:
-    """Over the last dimension."""
+def logsumexp_last(x: Tensor) -> Tensor:
+    """The total log-probability over the last dimension."""
     return x.logsumexp(-1)
 
 
-def largest(x: Tensor) -> Tensor:
-    """Over the last dimension; in the place of `sum_of_logs` it makes paths the most likely ones."""
+def max_last(x: Tensor) -> Tensor:
+    """The largest log-probability over the last dimension: paths become the most likely ones."""
     return x.amax(-1)
 
 
-class Groups:
-    """Reduces the last dimension of a tensor group by group; groups may overlap and differ in size.
+class GroupReduce:
+    """Reduces the last dimension of a tensor by groups, which may overlap and differ in size.
 
-    A group is reduced 16 members at a time, until one is left: the same order whatever else is in the tensor.
+    Members are reduced 16 at a time until one is left, so the result does not depend on the rest of the tensor.
     """
 
-    def __init__(self, owner: Ints, member: Ints, groups: int, size: int, device: torch.device) -> None:
-        """`member` [M], sorted by the group `owner` [M], of `size` entries."""
+    def __init__(self, group: Ints, member: Ints, groups: int, size: int, device: torch.device) -> None:
+        """`member` [M] are indices below `size`, sorted by their `group` [M]."""
         self._levels: list[Tensor] = []
         while not self._levels or len(member) > groups:
-            counts = np.bincount(owner, minlength=groups)
-            parts = np.maximum(1, -(-counts // WIDTH))
-            begin, rank = np.cumsum(parts) - parts, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-            index = np.full(int(parts.sum()) * WIDTH, size)
-            index[begin[owner] * WIDTH + rank] = member
-            self._levels.append(torch.as_tensor(index.reshape(-1, WIDTH), device=device))
-            size = len(index) // WIDTH
-            owner, member = np.repeat(np.arange(groups), parts), np.arange(size)
+            counts = np.bincount(group, minlength=groups)
+            parts = np.maximum(1, -(-counts // GROUP_WIDTH))
+            begin, rank = np.cumsum(parts) - parts, np.arange(len(group)) - (np.cumsum(counts) - counts)[group]
+            index = np.full(int(parts.sum()) * GROUP_WIDTH, size)
+            index[begin[group] * GROUP_WIDTH + rank] = member
+            self._levels.append(torch.as_tensor(index.reshape(-1, GROUP_WIDTH), device=device))
+            size = len(index) // GROUP_WIDTH
+            group, member = np.repeat(np.arange(groups), parts), np.arange(size)
 
     def __call__(self, x: Tensor, reduce: Reduce) -> Tensor:
-        """[..., G] of x [..., size]; minus infinity for a group without members."""
+        """[..., G] from x [..., size]; -inf for a group without members."""
         for index in self._levels:
             x = reduce(torch.nn.functional.pad(x, (0, 1), value=-torch.inf)[..., index])
         return x
 
 
-class Paths:
-    """The arcs of an automaton: out of state s go those with the sets `sets[s]` [W] to the states `ends[s]` [W]."""
+class AutomatonPaths:
+    """The arcs of an automaton. All transitions from one state to another form one arc, labelled with a set of token
+    classes; arcs out of state s have the labels `_labels[s]` [W] and lead to the states `_ends[s]` [W]."""
 
     def __init__(self, automaton: Automaton, device: torch.device) -> None:
-        contains, sets, ends = _arcs(automaton)
-        self.count = len(contains)
+        contains, labels, ends = _arcs(automaton)
+        self.labels = len(contains)
         self.states = automaton.states
         self.contains = torch.as_tensor(contains, device=device)
-        """[A, K] the kinds of tokens in each set."""
-        owner, kinds = np.nonzero(contains)
-        self.masses = Groups(owner, kinds, len(contains), automaton.kinds, device)
-        self._sets, self._ends = torch.as_tensor(sets, device=device), torch.as_tensor(ends, device=device)
-        self._widths = _by_width(self._sets, self._ends, self.count)
-        self._free = self.count == self.states == 1
-        """Whether positions have nothing to do with one another."""
-        self._many = bool((self._sets < self.count).sum() > MANY_ARCS)
-        self._accepts = torch.as_tensor(np.where(automaton.accepts, 0.0, -np.inf), device=device)
+        """[A, C] the token classes in each label."""
+        label, classes = np.nonzero(contains)
+        self.label_mass = GroupReduce(label, classes, self.labels, automaton.classes, device)
+        self._labels, self._ends = torch.as_tensor(labels, device=device), torch.as_tensor(ends, device=device)
+        self._widths = _by_width(self._labels, self._ends, self.labels)
+        self._independent = self.labels == self.states == 1
+        self._many_arcs = bool((self._labels < self.labels).sum() > MANY_ARCS)
+        self._accepting = torch.as_tensor(np.where(automaton.accepting, 0.0, -np.inf), device=device)
 
-    def filter(self, log_m_BLA: Tensor, real_BL: Tensor, reduce: Reduce = sum_of_logs) -> Tensor:
-        """[L + 1, B, S] the log-chance of acceptance from each state before each position; pads are passed over."""
+    def log_accept(self, log_m_BLA: Tensor, read_BL: Tensor, reduce: Reduce = logsumexp_last) -> Tensor:
+        """[L + 1, B, S] the log-probability of acceptance from each state before each position.
+
+        `log_m_BLA` are the log-probabilities of the labels. Positions outside `read_BL` are skipped.
+        """
         batch, length, _ = log_m_BLA.shape
-        if self._free:
-            each = log_m_BLA[..., 0].masked_fill(~real_BL, 0.0)
+        if self._independent:
+            each = log_m_BLA[..., 0].masked_fill(~read_BL, 0.0)
             return torch.nn.functional.pad(each.flip(1).cumsum(dim=1).flip(1), (0, 1)).T[..., None]
-        hope = log_m_BLA.new_empty(length + 1, batch, self.states)
-        hope[length] = self._accepts
-        closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
+        log_accept = log_m_BLA.new_empty(length + 1, batch, self.states)
+        log_accept[length] = self._accepting
+        padded = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
         for position in reversed(range(length)):
-            further = self._before(closed[:, position], hope[position + 1], reduce)
-            hope[position] = torch.where(real_BL[:, position, None], further, hope[position + 1])
-        return hope
+            after = log_accept[position + 1]
+            before = self._step_back(padded[:, position], after, reduce)
+            log_accept[position] = torch.where(read_BL[:, position, None], before, after)
+        return log_accept
 
-    def _before(self, log_m: Tensor, hope: Tensor, reduce: Reduce) -> Tensor:
-        """[B, S] the log-chance of acceptance before a position from those [B, S] behind it."""
-        if self._many and reduce is sum_of_logs and (_spread(log_m) + _spread(hope)).amax() < SAFE:
-            return self._sum(log_m, hope)
-        return self._by_width([reduce(log_m[:, sets] + hope[:, ends]) for _, sets, ends in self._widths], hope)
-
-    def _sum(self, log_m: Tensor, hope: Tensor) -> Tensor:
-        """The same by plain sums, for masses and chances that are near enough to one another."""
-        top_m, top_hope = _top(log_m), _top(hope)
-        mass, chance = (log_m - top_m).exp(), (hope - top_hope).exp()
-        parts = [(mass[:, sets] * chance[:, ends]).sum(dim=-1) for _, sets, ends in self._widths]
-        return self._by_width(parts, hope).log() + top_m + top_hope
-
-    def _by_width(self, parts: list[Tensor], like: Tensor) -> Tensor:
-        out = torch.empty_like(like)
-        for (states, _, _), part in zip(self._widths, parts, strict=True):
-            out[:, states] = part
+    def _step_back(self, log_m: Tensor, after: Tensor, reduce: Reduce) -> Tensor:
+        """[B, S] the log-probability of acceptance before a position from that `after` [B, S] it."""
+        out = torch.empty_like(after)
+        if (
+            self._many_arcs
+            and reduce is logsumexp_last
+            and (_log_range(log_m) + _log_range(after)).amax() < MAX_LOG_RANGE
+        ):
+            top_m, top_after = _finite_max(log_m), _finite_max(after)
+            mass, accept = (log_m - top_m).exp(), (after - top_after).exp()
+            for states, labels, ends in self._widths:
+                out[:, states] = (mass[:, labels] * accept[:, ends]).sum(dim=-1)
+            return out.log() + top_m + top_after
+        for states, labels, ends in self._widths:
+            out[:, states] = reduce(log_m[:, labels] + after[:, ends])
         return out
 
-    def draw(
-        self, hope: Tensor, log_m_BLA: Tensor, real_BL: Tensor, seeds_B: Tensor, step: int, greedy: bool
+    def sample_labels(
+        self, log_accept: Tensor, log_m_BLA: Tensor, read_BL: Tensor, seeds_B: Tensor, step: int, greedy: bool
     ) -> Tensor:
-        """[B, L] the sets along a path drawn from the law of paths given acceptance, or along the likeliest."""
-        if self._free:
-            return torch.zeros_like(real_BL, dtype=torch.int64)
-        closed = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
+        """[B, L] the labels along a path drawn given acceptance, or along the most likely path."""
+        if self._independent:
+            return torch.zeros_like(read_BL, dtype=torch.int64)
+        padded = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
         state = torch.zeros_like(seeds_B)
         chosen = []
-        for position, race in enumerate(self._races(seeds_B, step, log_m_BLA.shape[1], greedy)):
-            sets, ends = self._sets[state], self._ends[state]
-            score = closed[:, position].gather(1, sets) + hope[position + 1].gather(1, ends) + race
-            arc = score.argmax(dim=1, keepdim=True)
-            chosen.append(sets.gather(1, arc)[:, 0])
-            state = torch.where(real_BL[:, position], ends.gather(1, arc)[:, 0], state)
+        for position, noise in enumerate(self._arc_noise(seeds_B, step, log_m_BLA.shape[1], greedy)):
+            labels, ends = self._labels[state], self._ends[state]
+            log_w = padded[:, position].gather(1, labels) + log_accept[position + 1].gather(1, ends) + noise
+            arc = log_w.argmax(dim=1, keepdim=True)
+            chosen.append(labels.gather(1, arc)[:, 0])
+            state = torch.where(read_BL[:, position], ends.gather(1, arc)[:, 0], state)
         return torch.stack(chosen, dim=1)
 
-    def _races(self, seeds_B: Tensor, step: int, length: int, greedy: bool) -> Iterator[Tensor]:
-        """For each position what is added to the log-weights [B, W] of arcs, so that the largest is an exact draw."""
-        width = self._sets.shape[1]
+    def _arc_noise(self, seeds_B: Tensor, step: int, length: int, greedy: bool) -> Iterator[Tensor]:
+        """For each position, noise [B, W] that makes the argmax of log-weights + noise an exact draw."""
+        width = self._labels.shape[1]
         arc = torch.arange(width, device=seeds_B.device)
-        size = max(1, NOISE_AT_ONCE // (len(seeds_B) * width))
+        size = max(1, NOISE_PER_CHUNK // (len(seeds_B) * width))
         for part in torch.arange(length, device=seeds_B.device).split(size):
             if greedy:
                 yield from torch.zeros(len(part), 1, 1, device=seeds_B.device)
@@ -147,192 +149,185 @@ class Paths:
                 yield from -exponential(seeds, Purpose.PATH, step, part[:, None, None], arc).double().log()
 
 
-def _top(x: Tensor) -> Tensor:
-    """[B, 1] the largest of each row, 0 for a row that has nothing."""
+def _finite_max(x: Tensor) -> Tensor:
+    """[B, 1] the largest entry of each row, 0 for a row of -inf."""
     top = x.amax(dim=1, keepdim=True)
     return top.masked_fill(top.isneginf(), 0.0)
 
 
-def _spread(x: Tensor) -> Tensor:
-    """[B, 1] the difference between the largest of each row and the smallest that is finite."""
-    top = _top(x)
+def _log_range(x: Tensor) -> Tensor:
+    """[B, 1] the difference between the largest and the smallest finite entry of each row."""
+    top = _finite_max(x)
     return top - torch.where(x.isneginf(), top, x).amin(dim=1, keepdim=True)
 
 
-def _by_width(sets: Tensor, ends: Tensor, none: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """States by the number of arcs that they have, up to 4, 16, 64, ...: the states, their sets and their ends."""
-    width = (sets < none).sum(dim=1).clamp_min(1)
+def _by_width(labels: Tensor, ends: Tensor, no_label: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """States grouped by their number of arcs, up to 4, 16, 64, ...: the states, their labels and their ends."""
+    width = (labels < no_label).sum(dim=1).clamp_min(1)
     power = (width.double().log2() / 2).ceil().long()
-    parts = []
+    groups = []
     for one in power.unique().tolist():
         (states,) = (power == one).nonzero(as_tuple=True)
         size = int(width[states].max())
-        parts.append((states, sets[states, :size], ends[states, :size]))
-    return parts
+        groups.append((states, labels[states, :size], ends[states, :size]))
+    return groups
 
 
 def _arcs(automaton: Automaton) -> tuple[Bools, Ints, Ints]:
-    """Sets of kinds [A, K]; and [S, W] the sets and ends of the arcs out of each state, filled up with A and 0."""
-    state, kind = np.nonzero(automaton.move >= 0)
-    end = automaton.move[state, kind]
-    arcs, place = np.unique(state * automaton.states + end, return_inverse=True)
-    which = _same_sets(place.reshape(-1), kind)
-    contains = np.zeros((int(which.max(initial=-1)) + 1, automaton.kinds), dtype=bool)
-    contains[which[place.reshape(-1)], kind] = True
+    """Label sets [A, C], and [S, W] the labels and ends of the arcs out of each state, filled up with A and 0."""
+    state, symbol = np.nonzero(automaton.transitions >= 0)
+    end = automaton.transitions[state, symbol]
+    arcs, arc = np.unique(state * automaton.states + end, return_inverse=True)
+    arc = arc.reshape(-1)
+    names = np.random.default_rng(0).integers(1 << 62, size=int(symbol.max(initial=-1)) + 1)
+    sums = np.zeros(len(arcs), dtype=np.int64)
+    np.add.at(sums, arc, names[symbol])  # random sums identify sets of classes
+    label = np.unique(sums, return_inverse=True)[1].reshape(-1)
+    contains = np.zeros((int(label.max(initial=-1)) + 1, automaton.classes), dtype=bool)
+    contains[label[arc], symbol] = True
     begin, finish = arcs // automaton.states, arcs % automaton.states
     counts = np.bincount(begin, minlength=automaton.states)
     slot = np.arange(len(arcs)) - (np.cumsum(counts) - counts)[begin]
-    sets = np.full((automaton.states, max(1, counts.max())), len(contains))
-    ends = np.zeros_like(sets)
-    sets[begin, slot], ends[begin, slot] = which, finish
-    return contains, sets, ends
-
-
-def _same_sets(arc: Ints, kind: Ints) -> Ints:
-    """[E] a number for the set of kinds of every arc, from pairs (arc, kind) [M]; random sums tell sets apart."""
-    names = np.random.default_rng(0).integers(1 << 62, size=int(kind.max(initial=-1)) + 1)
-    sums = np.zeros(int(arc.max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(sums, arc, names[kind])
-    return np.unique(sums, return_inverse=True)[1].reshape(-1)
-
-
-Head = Callable[[Tensor], Tensor]
+    labels = np.full((automaton.states, max(1, counts.max())), len(contains))
+    ends = np.zeros_like(labels)
+    labels[begin, slot], ends[begin, slot] = label, finish
+    return contains, labels, ends
 
 
 class ConstrainedTokenSampler(JointTokenSampler):
-    """A token rule under a constraint. So many rows at a time are `particles` of one sequence and are weighed, at the
-    price of a second filter a call; 0 for none.
+    """Draws tokens under a constraint.
 
-    Where truncation leaves no path to a sequence, it is lifted for that sequence and that call; a particle without one
-    among others that have one weighs nothing, as the truncated model gives it no chance. What a hybrid rule takes for
-    sure is such a truncation, to one token. `eos` is what fills a row behind its text, if anything does. The `end` that
-    a row is given with is shown to the network, and none of the constraint's.
+    `particles` consecutive rows belong to one sequence and are weighted, which costs a second filter per call; 0 for
+    none. If truncation or a greedy choice leaves a sequence no path, it is lifted for that sequence and call; a
+    particle without a path gets weight zero if another particle has one. `eos` fills a row behind its text, if given. A
+    given `end` token is shown to the network but not read by the automaton.
     """
 
     def __init__(
         self,
-        rule: TokenSampler,
+        token_sampler: TokenSampler,
         automaton: Automaton,
         device: torch.device,
         particles: int = 0,
         eos: int | None = None,
         end: int | None = None,
     ) -> None:
-        self.rule = rule
+        self.token_sampler = token_sampler
+        self.untruncated = TokenSampler(temperature=token_sampler.temperature)
+        self.greedy = token_sampler.temperature == 0
+        self.automaton = automaton
+        self.particles = particles
         self.eos = eos
         self.end = end
-        self.untruncated = TokenSampler(temperature=rule.temperature)
-        self.particles = particles
-        self.automaton = automaton
-        self.paths = Paths(automaton, device)
-        self.greedy = rule.temperature == 0
-        self.reduce = largest if self.greedy else sum_of_logs
-        token = automaton.kind.argsort(kind="stable")
-        token = token[automaton.kind[token] >= 0]
-        self.kinds = Groups(automaton.kind[token], token, automaton.kinds, len(automaton.kind), device)
-        self.kind = torch.as_tensor(automaton.kind, device=device)
-        self._gates: dict[int, Tensor] = {}
+        self.paths = AutomatonPaths(automaton, device)
+        self.reduce = max_last if self.greedy else logsumexp_last
+        token = automaton.token_class.argsort(kind="stable")
+        token = token[automaton.token_class[token] >= 0]
+        self.class_mass = GroupReduce(
+            automaton.token_class[token], token, automaton.classes, len(automaton.token_class), device
+        )
+        self.token_class = torch.as_tensor(automaton.token_class, device=device)
+        self._allowed: dict[int, Tensor] = {}
 
-    def sample_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
-        read, seeds = self._read(state), state.canvas.seeds
+    def sample_jointly(self, head: Head, prediction: Prediction, state: State, targets: Positions) -> TokenDraw:
+        read, seeds = self._read_positions(state), state.canvas.seeds
         lifted = torch.zeros_like(seeds, dtype=torch.bool)
-        log_m = self._masses(head, hidden, state, at, lifted)
-        hope = self.paths.filter(log_m, read, self.reduce)
-        dead = self._dead(state, lost := hope[0, :, 0].isneginf())
+        log_m = self._label_masses(head, prediction, state, lifted)
+        log_accept = self.paths.log_accept(log_m, read, self.reduce)
+        lost = log_accept[0, :, 0].isneginf()
+        worthless = self._lost_particles(state, lost)
         if bool(lost.any()):
             lifted = lost
-            log_m = self._masses(head, hidden, state, at, lifted)
-            hope = self.paths.filter(log_m, read, self.reduce)
-        if bool(hope[0, :, 0].isneginf().any()):
-            raise UnmaskError("The network gives no chance to any canvas that the constraint accepts; relax it.")
-        sets = self.paths.draw(hope, log_m, read, seeds, state.call, self.greedy)[wanted]
-        chosen = hidden[_numbers(state, at)[wanted]]
-        tokens, confidence = self._tokens(head, chosen, state, wanted, sets, lifted)
-        log_z = hope[0, :, 0].masked_fill(dead, -torch.inf)
-        particle_weights = self._evidence(state, log_m, log_z, wanted, tokens) if self.particles else None
-        return Drawn(tokens, confidence, particle_weights)
+            log_m = self._label_masses(head, prediction, state, lifted)
+            log_accept = self.paths.log_accept(log_m, read, self.reduce)
+        if bool(log_accept[0, :, 0].isneginf().any()):
+            raise UnmaskError("The network gives every canvas that satisfies the constraint probability 0; relax it.")
+        labels = self.paths.sample_labels(log_accept, log_m, read, seeds, state.call, self.greedy)[targets]
+        tokens, confidence = self._sample_tokens(head, prediction, state, targets, labels, lifted)
+        if not self.particles:
+            return TokenDraw(tokens, confidence)
+        log_z = log_accept[0, :, 0].masked_fill(worthless, -torch.inf)
+        return TokenDraw(tokens, confidence, self._weigh(state, log_m, log_z, targets, tokens))
 
-    def _read(self, state: State) -> Tensor:
-        """[B, L] the positions that the automaton reads: those of the text."""
+    def _read_positions(self, state: State) -> Tensor:
+        """[B, L] the positions that the automaton reads: those of the text, without a given end."""
         real = state.canvas.attention_mask
         if self.end is None:
             return real
         return (real & (state.canvas.ids != self.end)).flip(1).cumsum(dim=1).flip(1) > 0
 
-    def _dead(self, state: State, lost: Tensor) -> Tensor:
-        """[B] the walks that have lost every truncated path, where others that weigh something have one left."""
-        alive = ~lost if state.particle_weights is None else ~lost & ~state.particle_weights.log_weight.isneginf()
-        others = alive.view(-1, max(1, self.particles)).any(dim=1, keepdim=True)
-        return lost & others.expand(-1, max(1, self.particles)).flatten()
+    def _lost_particles(self, state: State, lost: Tensor) -> Tensor:
+        """[B] particles without a truncated path, if another particle of positive weight has one."""
+        weights, size = state.particle_weights, max(1, self.particles)
+        alive = ~lost if weights is None else ~lost & ~weights.log_weight.isneginf()
+        return lost & alive.view(-1, size).any(dim=1, keepdim=True).expand(-1, size).flatten()
 
-    def _masses(self, head: Head, hidden: Tensor, state: State, at: Positions, lifted: Tensor) -> Tensor:
-        """[B, L, A] log-masses of sets: as predicted where something is masked, of the given token elsewhere."""
-        log_m = self._given(state.ids)
-        size = rows_at_once(hidden.device, len(self.kind))
-        for part in torch.arange(len(hidden), device=hidden.device).split(size):
-            row, place = at.rows[part], at.places[part]
-            log_p = head(hidden[part]).float().log_softmax(-1)
-            kinds = self.kinds(self._weights(log_p, state, row, lifted), self.reduce).double()
-            kinds = kinds.masked_fill(~self._gate(state)[place], -torch.inf)
-            log_m[row, place] = self.paths.masses(kinds, self.reduce)
+    def _label_masses(self, head: Head, prediction: Prediction, state: State, lifted: Tensor) -> Tensor:
+        """[B, L, A] log-probabilities of the labels: as predicted at masks, 0 or -inf at known tokens."""
+        log_m, allowed = self._known_labels(state.ids), self._allowed_classes(state.ids.shape[1])
+        for row, column, log_p in self._predictions(head, prediction.hidden, prediction.at):
+            mass = self.class_mass(self._log_weights(log_p, state, row, lifted), self.reduce).double()
+            mass = mass.masked_fill(~allowed[column], -torch.inf)
+            log_m[row, column] = self.paths.label_mass(mass, self.reduce)
         return log_m
 
-    def _weights(self, log_p: Tensor, state: State, row: Tensor, lifted: Tensor) -> Tensor:
-        """Log-probabilities [N, V] that tokens of sequences [N] are drawn with, untruncated where `lifted` [B]."""
-        if self.greedy or self.rule == TokenSampler():
+    def _predictions(self, head: Head, hidden: Tensor, at: Positions) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, columns and log-probabilities [n, V] of the positions, in chunks."""
+        for part in torch.arange(len(hidden), device=hidden.device).split(self._chunk(hidden)):
+            yield at.rows[part], at.columns[part], head(hidden[part]).float().log_softmax(-1)
+
+    def _chunk(self, like: Tensor) -> int:
+        return rows_per_chunk(like.device, len(self.token_class))
+
+    def _log_weights(self, log_p: Tensor, state: State, row: Tensor, lifted: Tensor) -> Tensor:
+        """[N, V] log-probabilities of tokens after truncation, which is undone for `lifted` [B] sequences."""
+        if self.greedy or self.token_sampler == TokenSampler():
             return log_p
-        log_w = self.rule.truncate(log_p, state.late(self.rule, row))
+        log_w = self.token_sampler.truncate(log_p, state.in_greedy_tail(self.token_sampler, row))
         if bool(lifted.any()):
             log_w = torch.where(lifted[row, None], self.untruncated.truncate(log_p), log_w)
         return log_w.log_softmax(-1)
 
-    def _given(self, ids: Tensor) -> Tensor:
-        """[B, L, A] the log-masses of sets where tokens [B, L] are known: 0 or minus infinity."""
-        kind = self.kind[ids]
-        inside = torch.nn.functional.pad(self.paths.contains, (0, 1))[:, kind].permute(1, 2, 0)
-        gate = torch.nn.functional.pad(self._gate_of(ids.shape[1]), (0, 1))
-        passes = gate.expand(len(ids), -1, -1).gather(2, kind.where(kind >= 0, gate.shape[1] - 1)[..., None])
+    def _known_labels(self, ids: Tensor) -> Tensor:
+        """[B, L, A] log-masses of the labels for known tokens [B, L]: 0 or -inf."""
+        token_class = self.token_class[ids]
+        inside = torch.nn.functional.pad(self.paths.contains, (0, 1))[:, token_class].permute(1, 2, 0)
+        allowed = torch.nn.functional.pad(self._allowed_classes(ids.shape[1]), (0, 1))
+        index = token_class.where(token_class >= 0, allowed.shape[1] - 1)[..., None]
+        passes = allowed.expand(len(ids), -1, -1).gather(2, index)
         return torch.zeros_like(inside, dtype=torch.float64).masked_fill(~(inside & passes), -torch.inf)
 
-    def _gate(self, state: State) -> Tensor:
-        return self._gate_of(state.ids.shape[1])
+    def _allowed_classes(self, length: int) -> Tensor:
+        """[L, C] the token classes allowed at each position."""
+        if length not in self._allowed:
+            self._allowed[length] = torch.as_tensor(self.automaton.allowed_at(length), device=self.token_class.device)
+        return self._allowed[length]
 
-    def _gate_of(self, length: int) -> Tensor:
-        """[L, K] which kinds may stand at each position."""
-        if length not in self._gates:
-            self._gates[length] = torch.as_tensor(self.automaton.gates(length), device=self.kind.device)
-        return self._gates[length]
-
-    def _tokens(
-        self, head: Head, hidden: Tensor, state: State, wanted: Positions, sets: Tensor, lifted: Tensor
+    def _sample_tokens(
+        self, head: Head, prediction: Prediction, state: State, targets: Positions, labels: Tensor, lifted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Tokens [N] out of the sets [N], and their confidences."""
-        tokens, confidence = [], []
-        for part in torch.arange(len(hidden), device=hidden.device).split(rows_at_once(hidden.device, len(self.kind))):
-            row, place = wanted.rows[part], wanted.places[part]
-            log_p = head(hidden[part]).float().log_softmax(-1)
-            open_ = torch.nn.functional.pad(self.paths.contains[sets[part]] & self._gate(state)[place], (0, 1))
-            log_w = self._weights(log_p, state, row, lifted).masked_fill(~open_[:, self.kind], -torch.inf)
-            token = (
-                log_w.argmax(-1) if self.greedy else sample_tokens(log_w, state.canvas.seeds[row], state.call, place)
-            )
+        """Tokens [N] from the labels [N], and their confidences."""
+        index = torch.zeros_like(state.ids)
+        index[prediction.at] = torch.arange(len(prediction.hidden), device=index.device)
+        allowed, tokens, confidence = self._allowed_classes(state.ids.shape[1]), [], []
+        chunks = self._predictions(head, prediction.hidden[index[targets]], targets)
+        for (row, column, log_p), label in zip(chunks, labels.split(self._chunk(labels)), strict=True):
+            possible = torch.nn.functional.pad(self.paths.contains[label] & allowed[column], (0, 1))
+            log_w = self._log_weights(log_p, state, row, lifted)
+            log_w = log_w.masked_fill(~possible[:, self.token_class], -torch.inf)
+            if self.greedy:
+                token = log_w.argmax(-1)
+            else:
+                token = sample_tokens(log_w, state.canvas.seeds[row], state.call, column)
             tokens.append(token)
             confidence.append(log_p.gather(1, token[:, None])[:, 0].exp())
         return torch.cat(tokens), torch.cat(confidence)
 
-    def _evidence(
-        self, state: State, log_m: Tensor, log_z: Tensor, wanted: Positions, tokens: Tensor
-    ) -> ParticleWeights:
-        """The weight grows by the normaliser of this prediction over what the last one said of the same masks."""
-        before = state.particle_weights or ParticleWeights(torch.zeros_like(log_z), torch.zeros_like(log_z))
-        ids = state.ids.index_put(wanted, tokens)
-        known = log_m.index_put(wanted, self._given(ids)[wanted])
-        rest = self.paths.filter(known, self._read(state))[0, :, 0]
+    def _weigh(self, state: State, log_m: Tensor, log_z: Tensor, targets: Positions, tokens: Tensor) -> ParticleWeights:
+        """Multiply the weights by the probability of a match now, over that after the last call."""
+        zero = torch.zeros_like(log_z)
+        before = state.particle_weights or ParticleWeights(zero, zero)
+        known = self._known_labels(state.ids.index_put(targets, tokens))
+        log_m = log_m.index_put(targets, known[targets])
+        rest = self.paths.log_accept(log_m, self._read_positions(state))[0, :, 0]
         return ParticleWeights(before.log_weight + log_z - before.log_potential, rest)
-
-
-def _numbers(state: State, at: Positions) -> Tensor:
-    """[B, L] which of the positions `at` each position is."""
-    numbers = torch.zeros_like(state.ids)
-    numbers[at] = torch.arange(len(at.rows), device=numbers.device)
-    return numbers

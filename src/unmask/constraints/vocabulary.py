@@ -1,51 +1,53 @@
-"""From letters to tokens: every token is read, byte by byte, from every state that tokens lead to."""
+"""The tokens of a model as bytes, and DFAs over characters lifted to its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from unmask.constraints.automaton import Automaton, Bools, Bytes, Ints, Letters, explore, read_bytes, tidy
+from unmask.constraints.automaton import Automaton, CharacterDFA, Ints, explore, simplify, to_byte_dfa
 from unmask.data.encoding import encode
 from unmask.data.tokenizers import byte_symbols
 from unmask.errors import UnmaskError
 
 PROBES, PROBE_LENGTH = 32, 8
-UNREADABLE = "�"
+REPLACEMENT_CHARACTER = "�"
 
-Pieces = list[bytes | None]
+TokenBytes = list[bytes | None]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model: `size` of them, `mask` among them, `eos` that shows as a new line or ends the text."""
+    """The tokens of a model: `size` tokens with the token `mask` among them.
+
+    With `ends_with_eos` the first EOS ends the text; otherwise EOS reads as a new line.
+    """
 
     tokenizer: Any
     size: int
     mask: int
     ends_with_eos: bool = False
-    """Whether what stands behind the first EOS is no part of the text."""
 
     @cached_property
     def eos(self) -> int | None:
         """The token between texts or behind them."""
-        return self._needed().eos_token_id
+        return self._require_tokenizer().eos_token_id
 
     @property
     def end(self) -> int:
-        """The token that ends a text; -1 where none does."""
+        """The token that ends a text, -1 if there is none."""
         return self.eos if self.ends_with_eos and self.eos is not None else -1
 
     @cached_property
-    def pieces(self) -> tuple[Pieces, Pieces]:
-        """The bytes of every token at the beginning of a text and further on; None for one that has none."""
-        first, later = self._byte_pieces() or self._letter_pieces()
-        self._probe(first, later)
+    def token_bytes(self) -> tuple[TokenBytes, TokenBytes]:
+        """The bytes of every token at the start of a text, and further on; None for tokens that are never text."""
+        first, later = self._bytes_of_byte_level() or self._bytes_by_decoding()
+        self._check_token_bytes(first, later)
         for pieces in (first, later):
             pieces[self.mask] = None
             if self.eos is not None:
@@ -53,152 +55,145 @@ class Vocabulary:
         return first, later
 
     @cached_property
-    def begins(self) -> bool:
-        """Whether tokens read differently at the beginning of a text."""
-        return self.pieces[0] != self.pieces[1]
+    def start_differs(self) -> bool:
+        """Whether tokens read differently at the start of a text."""
+        return self.token_bytes[0] != self.token_bytes[1]
 
     @cached_property
     def longest(self) -> int:
-        """The most characters that a token adds to a text; every letter counts with its first byte."""
-        return max(sum(byte & 0xC0 != 0x80 for byte in piece or b"") for pieces in self.pieces for piece in pieces)
+        """The most characters that one token adds to a text; a character counts with its first byte."""
+        return max(sum(byte & 0xC0 != 0x80 for byte in piece or b"") for all_ in self.token_bytes for piece in all_)
 
     def tokens(self, named: Sequence[int | str]) -> list[int]:
-        """Token ids from ids and from words that are one token each."""
+        """Token ids from ids and from words that are single tokens."""
         return [self._token(one) for one in named]
 
     def _token(self, named: int | str) -> int:
         if not isinstance(named, (Integral, str)):
-            raise UnmaskError(f"{named!r} is no token; name one by its id, or by a word that is one token.")
-        ids = [int(named)] if isinstance(named, Integral) else encode(self._needed(), [named])[0]
+            raise UnmaskError(f"A token must be an id or a word that is one token, got {named!r}.")
+        ids = [int(named)] if isinstance(named, Integral) else encode(self._require_tokenizer(), [named])[0]
         if len(ids) != 1:
-            raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single one, or ask for a word in the text.")
+            raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single token, or use Words.")
         if not 0 <= ids[0] < self.size or ids[0] == self.mask:
-            raise UnmaskError(f"The token {ids[0]} cannot stand in a text; name one below {self.size}, not the mask.")
+            raise UnmaskError(f"A token must be below {self.size} and not the mask {self.mask}, got {ids[0]}.")
         return ids[0]
 
-    def _needed(self) -> Any:
+    def _require_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise UnmaskError("Without a tokenizer tokens have no text; name them by their ids.")
+            raise UnmaskError("This model has no tokenizer; name tokens by their ids.")
         return self.tokenizer
 
-    def _byte_pieces(self) -> tuple[Pieces, Pieces] | None:
-        """For byte-level tokenizers, which write every byte as a visible character."""
+    def _bytes_of_byte_level(self) -> tuple[TokenBytes, TokenBytes] | None:
+        """For byte-level tokenizers, which write every byte as a visible character; None for others."""
         from tokenizers.decoders import ByteLevel
 
-        if not isinstance(self._needed().backend_tokenizer.decoder, ByteLevel):
+        if not isinstance(self._require_tokenizer().backend_tokenizer.decoder, ByteLevel):
             return None
         byte = {symbol: number for number, symbol in enumerate(byte_symbols())}
-        names = self._each(lambda i: self.tokenizer.convert_ids_to_tokens(i))
         pieces = [
             None if name is None else bytes(byte[c] for c in name) if set(name) <= byte.keys() else name.encode()
-            for name in names
+            for name in self._for_each_token(self.tokenizer.convert_ids_to_tokens)
         ]
         return pieces, list(pieces)
 
-    def _letter_pieces(self) -> tuple[Pieces, Pieces]:
-        """For the others, whose tokens are whole letters: what a token adds behind a letter or a word."""
-        first = self._each(lambda i: self._decode([i]))
-        anchor = next(i for i, piece in enumerate(first) if piece and piece.isalnum())
+    def _bytes_by_decoding(self) -> tuple[TokenBytes, TokenBytes]:
+        """For tokenizers with whole characters: the text that a token adds alone, and behind a letter."""
+        first = self._for_each_token(lambda token: self._decode([token]))
+        anchor = next(token for token, piece in enumerate(first) if piece and piece.isalnum())
         size = len(first[anchor] or "")
-        later = self._each(lambda i: self._decode([anchor, i])[size:])
-        readable = [[None if p is None or UNREADABLE in p else p.encode() for p in pieces] for pieces in (first, later)]
-        return readable[0], readable[1]
+        later = self._for_each_token(lambda token: self._decode([anchor, token])[size:])
+        first_bytes, later_bytes = (
+            [None if piece is None or REPLACEMENT_CHARACTER in piece else piece.encode() for piece in pieces]
+            for pieces in (first, later)
+        )
+        return first_bytes, later_bytes
 
-    def _each(self, read: Callable[[int], str]) -> list[str | None]:
-        known = len(self._needed())
-        return [read(i) if i < known else None for i in range(self.size)]
+    def _for_each_token(self, read: Callable[[int], str]) -> list[str | None]:
+        known = len(self._require_tokenizer())
+        return [read(token) if token < known else None for token in range(self.size)]
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
-    def _probe(self, first: Pieces, later: Pieces) -> None:
-        """Some random texts must read as their pieces do."""
+    def _check_token_bytes(self, first: TokenBytes, later: TokenBytes) -> None:
+        """Compare the joined bytes of random tokens with the tokenizer's own decoding."""
         special = {self.mask, *self.tokenizer.all_special_ids}
         usable = [i for i, piece in enumerate(later) if piece is not None and first[i] is not None and i not in special]
         for ids in np.random.default_rng(0).choice(usable, (PROBES, PROBE_LENGTH)).tolist():
             joined = (first[ids[0]] or b"") + b"".join(later[i] or b"" for i in ids[1:])
             if joined.decode(errors="replace") != self._decode(ids):
                 raise UnmaskError(
-                    "The tokens of this tokenizer read differently among others than alone, so its text cannot be "
-                    "constrained; constrain single tokens (Fixed, Allowed, Banned) instead."
+                    "The tokens of this tokenizer read differently alone and in a text, so its text cannot be "
+                    "constrained; constrain single tokens with Fixed, Allowed or Banned."
                 )
 
 
-NOTHING, END, NEVER = -3, -2, -1
-"""The last columns of a table: a symbol that is passed over, the end of the text, and what is never accepted."""
+SKIP, END, NEVER = -3, -2, -1
+"""The last columns of a transition table: a filler that is skipped, the end of the text, and a token never accepted."""
+
+Spelling = tuple[bytes | int, bytes | int, bool]
+"""The byte classes of a token at the start of a text and elsewhere, and whether a text starts behind the token."""
 
 
-class Word(NamedTuple):
-    """What a token reads as at the beginning of a text and elsewhere; whether a text begins anew behind it."""
+def lift_to_tokens(dfa: CharacterDFA, vocabulary: Vocabulary) -> Automaton:
+    """The automaton over tokens that accepts the canvases with a text that `dfa` accepts.
 
-    first: bytes | int
-    later: bytes | int
-    renews: bool = False
-
-
-def lift(letters: Letters, vocabulary: Vocabulary) -> Automaton:
-    """The automaton over tokens that accepts the canvases whose text `letters` accepts.
-
-    Bytes that no state tells apart are one, so that most tokens read like many others and few are read at all. Where
-    tokens read differently at the beginning of a text, states from the size of the table on are those at a beginning.
+    Tokens with the same byte classes are read once. If tokens read differently at the start of a text, states from the
+    size of the table on are those at a start.
     """
-    reader = read_bytes(letters)
-    table, accepts = _with_symbols(reader)
-    kind, words = _distinct(vocabulary, reader.alike)
-    first, later = _spelled([word.first for word in words]), _spelled([word.later for word in words])
-    renews = np.array([word.renews for word in words])
-    found, move = explore(partial(_moves, table, first, later, renews), len(table) if vocabulary.begins else 0)
-    return tidy(Automaton(kind, move, accepts[found % len(table)], np.ones((0, len(words)), dtype=bool)))
-
-
-def _with_symbols(reader: Bytes) -> tuple[Ints, Bools]:
-    """The moves [S + 2, C + 3] by kinds of bytes and symbols, and what is accepted; last the states `ended`, `dead`."""
-    ended, kinds = reader.move.shape
-    table = np.full((ended + 2, kinds + 3), -1)
-    table[:ended, :kinds] = reader.move
-    table[:ended, NOTHING] = np.arange(ended)
-    table[:ended, END] = np.where(reader.accepts, ended, -1)
+    byte_dfa = to_byte_dfa(dfa)
+    ended, byte_classes = byte_dfa.transitions.shape
+    table = np.full((ended + 2, byte_classes + 3), -1)  # the last two states: the text has ended; never accept
+    table[:ended, :byte_classes] = byte_dfa.transitions
+    table[:ended, SKIP] = np.arange(ended)
+    table[:ended, END] = np.where(byte_dfa.accepting, ended, -1)
     table[ended, :NEVER] = ended
-    return table, np.concatenate([reader.accepts, [True, False]])
+    accepting = np.concatenate([byte_dfa.accepting, [True, False]])
+    token_class, spellings = _spell_tokens(vocabulary, byte_dfa.byte_class)
+    first, later = (_to_columns([spelling[at] for spelling in spellings]) for at in (0, 1))
+    restarts = np.array([spelling[2] for spelling in spellings])
+
+    def step(states: Ints) -> Ints:
+        at_start, state = np.divmod(states, len(table))
+        after = np.empty((len(states), len(spellings)), dtype=np.int64)
+        for start, columns in ((1, first), (0, later)):
+            after[at_start == start] = _read_tokens(table, state[at_start == start], columns)
+        return np.where(after >= 0, after + len(table) * restarts, -1)
+
+    found, transitions = explore(step, len(table) if vocabulary.start_differs else 0)
+    allowed = np.ones((0, len(spellings)), dtype=bool)
+    return simplify(Automaton(token_class, transitions, accepting[found % len(table)], allowed))
 
 
-def _distinct(vocabulary: Vocabulary, alike: bytes) -> tuple[Ints, list[Word]]:
-    """The kind [V] of every token, and what each kind reads as."""
-    words: dict[Word, int] = {}
-    kind = np.empty(vocabulary.size, dtype=np.int64)
-    for token, (first, later) in enumerate(zip(*vocabulary.pieces, strict=True)):
+def _spell_tokens(vocabulary: Vocabulary, byte_class: bytes) -> tuple[Ints, list[Spelling]]:
+    """The class [V] of every token, and the spelling of each class."""
+    spellings: dict[Spelling, int] = {}
+    token_class = np.empty(vocabulary.size, dtype=np.int64)
+    for token, (first, later) in enumerate(zip(*vocabulary.token_bytes, strict=True)):
         if first is None or later is None:
-            word = Word(NEVER, NEVER)
+            spelling: Spelling = (NEVER, NEVER, False)
         elif token == vocabulary.eos and vocabulary.ends_with_eos:
-            word = Word(END, END)
+            spelling = (END, END, False)
         else:
-            renews = vocabulary.begins and token == vocabulary.eos
-            word = Word(first.translate(alike), later.translate(alike), renews)
-        kind[token] = words.setdefault(word, len(words))
-    return kind, list(words)
+            restarts = vocabulary.start_differs and token == vocabulary.eos
+            spelling = (first.translate(byte_class), later.translate(byte_class), restarts)
+        token_class[token] = spellings.setdefault(spelling, len(spellings))
+    return token_class, list(spellings)
 
 
-def _spelled(texts: list[bytes | int]) -> Ints:
-    """[W, K] the symbols of texts, each followed by nothing."""
-    symbols = [[text] if isinstance(text, int) else list(text) for text in texts]
-    spelled = np.full((max(map(len, symbols)), len(symbols)), NOTHING)
+def _to_columns(spellings: list[bytes | int]) -> Ints:
+    """[W, C] the symbols of each spelling in a column, filled up with `SKIP`."""
+    symbols = [[spelling] if isinstance(spelling, int) else list(spelling) for spelling in spellings]
+    columns = np.full((max(map(len, symbols)), len(symbols)), SKIP)
     for column, one in enumerate(symbols):
-        spelled[: len(one), column] = one
-    return spelled
+        columns[: len(one), column] = one
+    return columns
 
 
-def _moves(table: Ints, first: Ints, later: Ints, renews: Bools, states: Ints) -> Ints:
-    """[N, K] the states after words whose letters are `first` [W, K] at a beginning and `later` [W, K] elsewhere."""
-    begin, state = np.divmod(states, len(table))
-    after = np.empty((len(states), len(renews)), dtype=np.int64)
-    for is_begin, words in ((1, first), (0, later)):
-        after[begin == is_begin] = _read(table, state[begin == is_begin], words)
-    return np.where(after >= 0, after + len(table) * renews, -1)
-
-
-def _read(table: Ints, states: Ints, words: Ints) -> Ints:
-    after = np.repeat(states[:, None], words.shape[1], axis=1)
-    for symbols in words:
-        (more,) = np.nonzero(symbols != NOTHING)
-        after[:, more] = table[after[:, more], symbols[more]]
+def _read_tokens(table: Ints, states: Ints, columns: Ints) -> Ints:
+    """[N, C] the states after reading each column of symbols from states [N]."""
+    after = np.repeat(states[:, None], columns.shape[1], axis=1)
+    for symbols in columns:
+        (longer,) = np.nonzero(symbols != SKIP)
+        after[:, longer] = table[after[:, longer], symbols[longer]]
     return after

@@ -1,1 +1,1 @@
-"""Samplers: how a canvas is unmasked. One file a member; `base` is the protocol, `draws` the choice of a token."""
+"""Samplers: one file per family; `base` has the protocol, `options` what a user may ask for."""

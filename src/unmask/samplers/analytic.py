@@ -1,16 +1,15 @@
-"""The analytic sampler of SEDD (tau-leaping): a score says itself how likely a position is to be written.
+"""The analytic sampler of SEDD (tau-leaping), for networks that output scores.
 
-From t to s a masked token becomes y with the chance (e^d - 1) s_y, d = sigma_t - sigma_s, and else stays masked. With
-log s = f + log(alpha_t / (1 - alpha_t)) - log(V - 1) it is the process's chance (alpha_s - alpha_t) / (1 - alpha_t)
-times the mass S = sum_y e^f_y / (V - 1) of the score, and then a token of x_theta = softmax(f). With a mass of 1 it is
-ancestral sampling. A free score may ask for more than 1, which is 1; the last step leaves no mask.
+From t to s a masked token becomes y with probability (e^d - 1) s_y, d = sigma_t - sigma_s, and otherwise stays masked.
+With log s = f + log(alpha_t / (1 - alpha_t)) - log(V - 1) this is the probability (alpha_s - alpha_t) / (1 - alpha_t)
+of the process, times the mass S = sum_y e^f_y / (V - 1) of the score, and then a token drawn from x_theta = softmax(f).
+With S = 1 it is ancestral sampling. Probabilities above 1 count as 1; the last step leaves no mask.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,23 +19,29 @@ from torch import Tensor
 from unmask.process import MAX_STEPS, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointTokenSampler, Positions, Sampler, State
-from unmask.samplers.position_scores import look_at_time, lots, of_each, start, write_chosen
-from unmask.samplers.token_sampling import TokenSampler
+from unmask.samplers.base import (
+    AnyTokenSampler,
+    Canvas,
+    Positions,
+    Sampler,
+    State,
+    map_positions,
+    predict_masked,
+    write_selected,
+)
 from unmask.schedules import LogLinear
 
 
 @dataclass(frozen=True)
 class AnalyticPlan:
-    """Of each call [T] in float64: alpha before it, and the chance `reveal` that a score of mass 1 is written."""
+    """[T] each, in float64: alpha before each call, and the probability of unmasking at mass 1."""
 
     alpha: Tensor
     reveal: Tensor
 
 
 class AnalyticSampler(Sampler):
-    """T calls, for networks that were trained to give scores (the objective `sedd`): each position is written with the
-    chance that the mass of its score says."""
+    """T calls; each position is unmasked with a probability proportional to the mass of its score."""
 
     name: Literal["analytic"] = "analytic"
     needs_scores: ClassVar[bool] = True
@@ -46,21 +51,22 @@ class AnalyticSampler(Sampler):
     def begin(self, canvas: Canvas) -> State:
         rate = self.schedule.mask_rate(torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps)
         plan = AnalyticPlan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
-        return start(canvas, self.steps, plan)
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        return State.start(canvas, calls, int(calls.max()), plan)
+
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
+        plan: AnalyticPlan = state.plan
+        prediction = predict_masked(denoiser, state, plan.alpha[state.call])
+        if state.call + 1 == self.steps:
+            return write_selected(denoiser, state, prediction, state.masked, token_sampler)
+        vocab_size = denoiser.config.vocab_size
+
+        def log_mass(hidden_ND: Tensor, at: Positions) -> Tensor:
+            return denoiser.head(hidden_ND).float().logsumexp(-1) - math.log(vocab_size - 1)
+
+        mass = map_positions(state, prediction, vocab_size, log_mass).exp()
+        selected = state.masked & (state.uniforms(Purpose.REVEAL) < mass * plan.reveal[state.call].item())
+        return write_selected(denoiser, state, prediction, selected, token_sampler)
 
     def select(self, state: State, rows: Tensor) -> State:
         return state.select(rows, state.canvas, state.plan)
-
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
-        plan: AnalyticPlan = state.plan
-        seen = look_at_time(denoiser, state, plan.alpha)
-        if state.call + 1 == self.steps:
-            return write_chosen(denoiser, state, seen, state.masked, rule)
-        mass = of_each(state, seen, denoiser.config.vocab_size, partial(_log_mass, denoiser)).exp()
-        chosen = state.masked & (lots(state, Purpose.REVEAL) < mass * plan.reveal[state.call].item())
-        return write_chosen(denoiser, state, seen, chosen, rule)
-
-
-def _log_mass(denoiser: Any, rows_ND: Tensor, at: Positions) -> Tensor:
-    """[N] log S of the scores that hidden rows give."""
-    return denoiser.head(rows_ND).float().logsumexp(-1) - math.log(denoiser.config.vocab_size - 1)

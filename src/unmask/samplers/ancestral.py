@@ -1,9 +1,9 @@
-"""The uniform-order sampler: ancestral sampling, its cached form and first-hitting sampling are this one walk.
+"""Ancestral sampling in uniform order; its cached form and first-hitting sampling are the same sampler.
 
-Under SUBS the time at which a position is revealed does not depend on the network: it is drawn first. The positions
-whose times fall into one of T steps are revealed together, from the canvas before that step; a step in which nothing is
-revealed leaves the canvas as it is, so its network call is never made. With `steps=None` positions are revealed one at
-a time in decreasing order of their times, which is exactly the law of T -> infinity.
+Under SUBS the time at which a position is unmasked does not depend on the network (eq. 7), so all times are drawn
+first. Positions with a time in the same one of T steps are revealed together, from the canvas before that step. A step
+that reveals nothing leaves the canvas unchanged, so its network call is skipped. With `steps=None` positions are
+revealed one at a time in decreasing order of their times, which is exactly the limit T -> infinity.
 """
 
 from __future__ import annotations
@@ -19,76 +19,39 @@ from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
 from unmask.samplers.base import (
+    AnyTokenSampler,
     Canvas,
     JointTokenSampler,
     Positions,
+    Prediction,
     Sampler,
     State,
     hidden_rows,
     select_sequences,
-    write_at,
+    write_targets,
 )
-from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear, Schedule
 
-FEW = 8
-"""Positions of a sequence that a call is asked about for hardly more than the price of one."""
-
-
-@dataclass(frozen=True)
-class AncestralPlan:
-    """Which positions each call reveals: `rows` and `positions` [N] in the order of the calls.
-
-    `places` [N] counts the positions that one call reveals in one sequence, of which there are `most` at most: rounded
-    up, so that it is the same for nearly all seeds, and what is recorded for one canvas serves the next.
-    `ends` [C + 1] tells where each call's part of them begins and ends, `time` [B, C] the time of each call,
-    `calls` [B] how many a sequence needs, `group` [B, L] the call that reveals each position, -1 for given ones.
-    """
-
-    rows: Tensor
-    positions: Tensor
-    places: Tensor
-    most: int
-    ends: list[int]
-    time: Tensor
-    calls: list[int]
-    group: Tensor
-
-    def part(self, call: int) -> slice:
-        """The part of the positions that a call reveals."""
-        return slice(self.ends[call], self.ends[call + 1])
-
-    def walking(self, call: int) -> list[int] | None:
-        """The sequences that a call is made for; None for all, as long as more than half have still to go.
-
-        So a network sees few shapes, and finished sequences cost less than half of what is computed.
-        """
-        still = [row for row, calls in enumerate(self.calls) if calls > call]
-        return None if 2 * len(still) > len(self.calls) else still
+MIN_SLOTS = 8
+"""Computing the hidden rows of this many positions of a sequence costs hardly more than computing one."""
 
 
 class AncestralSampler(Sampler):
-    """Uniform order in T steps of the schedule's time (`steps=None`: one position at a time)."""
+    """Uniform order in T steps of the schedule (`steps=None`: one position at a time)."""
 
     name: Literal["ancestral"] = "ancestral"
     steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
 
     def begin(self, canvas: Canvas) -> State:
-        group, time = self.groups(canvas)
-        plan = _plan(group, time, canvas.ids.device)
+        plan = make_plan(*self.reveal_calls(canvas), canvas.ids.device)
         calls = torch.tensor(plan.calls, device=canvas.ids.device)
         return State.start(canvas, calls, max(plan.calls), plan)
 
-    def select(self, state: State, rows: Tensor) -> State:
-        plan: AncestralPlan = state.plan
-        taken = _plan(plan.group[rows.cpu()], plan.time[rows], state.ids.device)
-        return state.select(rows, state.canvas, taken)
-
-    def groups(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
+    def reveal_calls(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """[B, L] the call that reveals each position, -1 for given ones, and [B, L] the time of each call, on the CPU.
 
-        tau = alpha^{-1}(1 - v) is drawn for every masked position; positions are grouped by step, latest first.
+        The time tau = alpha^{-1}(1 - u) is drawn for every masked position and rounded up to a multiple of 1/T.
         """
         schedule: Schedule = self.schedule
         masked, seeds = canvas.masked.cpu(), canvas.seeds.cpu()
@@ -96,76 +59,81 @@ class AncestralSampler(Sampler):
         tau = schedule.time_at(uniform(seeds[:, None], Purpose.REVEAL, position=position[None]))
         tau, order = tau.masked_fill(~masked, -1.0).sort(dim=1, descending=True, stable=True)
         time = tau if self.steps is None else torch.ceil(tau * self.steps).clamp_min(1.0) / self.steps
-        first = torch.ones_like(masked)
+        starts_call = torch.ones_like(masked)
         if self.steps is not None:
-            first[:, 1:] = time[:, 1:] != time[:, :-1]
-        group = first.cumsum(dim=1) - 1
-        at_call = torch.zeros_like(time).scatter(1, group, time)
-        group = group.masked_fill(tau < 0, -1)
-        return torch.empty_like(group).scatter(1, order, group), at_call
+            starts_call[:, 1:] = time[:, 1:] != time[:, :-1]
+        call = starts_call.cumsum(dim=1) - 1
+        time_of_call = torch.zeros_like(time).scatter(1, call, time)
+        call = call.masked_fill(tau < 0, -1)
+        return torch.empty_like(call).scatter(1, order, call), time_of_call
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         plan: AncestralPlan = state.plan
-        part = plan.part(state.call)
-        at = wanted = Positions(plan.rows[part], plan.positions[part])
-        place: Tensor | None = plan.places[part]
-        if isinstance(rule, JointTokenSampler) and rule.sees_all:
-            at, place = Positions(*state.masked.nonzero(as_tuple=True)), None
-        hidden = self._rows(denoiser, state, plan.walking(state.call), *at, place)
-        return write_at(denoiser, state, hidden, rule, at, wanted)
+        part = slice(plan.ends[state.call], plan.ends[state.call + 1])
+        targets = Positions(plan.rows[part], plan.columns[part])
+        if isinstance(token_sampler, JointTokenSampler) and token_sampler.needs_all_masked:
+            at = Positions(*state.masked.nonzero(as_tuple=True))
+            hidden = self._hidden(denoiser, state, at, None)
+        else:
+            at = targets
+            hidden = self._hidden(denoiser, state, at, plan.slots[part])
+        return write_targets(denoiser, state, Prediction(at, hidden), targets, token_sampler)
 
-    def _rows(
-        self,
-        denoiser: Any,
-        state: State,
-        walking: list[int] | None,
-        row: Tensor,
-        position: Tensor,
-        place: Tensor | None = None,
-    ) -> Tensor:
-        """[N, D] what the network makes of the positions (row, position) [N], of the sequences that are walking.
-
-        `place` [N], where they are few, counts those of a sequence.
-        """
-        ids, time, attention = state.ids, state.plan.time[:, state.call], state.canvas.attention_mask
-        if walking is not None:
-            chosen = torch.tensor(walking, device=ids.device)
+    def _hidden(self, denoiser: Any, state: State, at: Positions, slots: Tensor | None) -> Tensor:
+        """[N, D] the hidden rows at N positions; `slots` [N] numbers those of a sequence if they are few."""
+        plan: AncestralPlan = state.plan
+        ids, time, attention, row = state.ids, plan.time[:, state.call], state.canvas.attention_mask, at.rows
+        active = [sequence for sequence, calls in enumerate(plan.calls) if calls > state.call]
+        if 2 * len(active) <= len(ids):  # otherwise keep the batch whole, so that the network sees few shapes
+            chosen = torch.tensor(active, device=ids.device)
             ids, time, attention = ids[chosen], time[chosen], attention[chosen]
             row = torch.searchsorted(chosen, row)
             denoiser = select_sequences(denoiser, chosen)
-        told: dict[str, Any] = {"alpha": self.schedule.alpha(time)}
-        told["attention_mask"] = attention if state.canvas.has_pads else None
-        if place is None or 2 * state.plan.most > ids.shape[1]:
-            return denoiser.hidden(ids, **told)[row, position]
-        positions = ids.new_zeros(len(ids), state.plan.most)
-        positions[row, place] = position
-        return hidden_rows(denoiser, ids, positions, **told)[row, place]
+        alpha, mask = self.schedule.alpha(time), attention if state.canvas.has_pads else None
+        if slots is None or 2 * plan.width > ids.shape[1]:
+            return denoiser.hidden(ids, alpha=alpha, attention_mask=mask)[row, at.columns]
+        positions = ids.new_zeros(len(ids), plan.width)
+        positions[row, slots] = at.columns
+        return hidden_rows(denoiser, ids, positions, alpha, mask)[row, slots]
+
+    def select(self, state: State, rows: Tensor) -> State:
+        plan: AncestralPlan = state.plan
+        return state.select(rows, state.canvas, make_plan(plan.call[rows.cpu()], plan.time[rows], state.ids.device))
 
 
-def _plan(group: Tensor, time: Tensor, device: torch.device) -> AncestralPlan:
-    """The plan of groups [B, L], on the CPU, and times [B, L] of calls."""
-    calls = group.max(dim=1).values + 1
-    total = int(calls.max())
-    row, position = (group >= 0).nonzero(as_tuple=True)
-    order = group[row, position].argsort(stable=True)
-    ends = torch.bincount(group[group >= 0], minlength=total).cumsum(dim=0).tolist()
-    place = _places(group)[row, position]
-    row, position, place = (tensor[order].to(device) for tensor in (row, position, place))
-    most = int(place.max()) + 1 if len(place) else 0
-    return AncestralPlan(row, position, place, _rounded(most), [0, *ends], time.to(device), calls.tolist(), group)
+@dataclass(frozen=True)
+class AncestralPlan:
+    """`call` [B, L] and `time` [B, L] of `reveal_calls`, and the positions in the order in which they are revealed.
+
+    Call c of the batch reveals the positions `ends[c]` to `ends[c + 1]` of `rows` and `columns` [N]. `slots` [N]
+    numbers the positions that a call reveals in a sequence; `width` is their largest number, rounded up to a power of
+    two so that one captured shape serves nearly all seeds. `calls` are the calls of each sequence.
+    """
+
+    call: Tensor
+    time: Tensor
+    rows: Tensor
+    columns: Tensor
+    slots: Tensor
+    width: int
+    ends: list[int]
+    calls: list[int]
 
 
-def _rounded(most: int) -> int:
-    """The next power of two, at least `FEW`; one at a time stays one."""
-    return most if most <= 1 else max(FEW, 1 << (most - 1).bit_length())
-
-
-def _places(group: Tensor) -> Tensor:
-    """[B, L] how many positions of the same call [B, L] stand before each in its sequence."""
-    order = group.argsort(dim=1, stable=True)
-    ranked = group.gather(1, order)
-    index = torch.arange(group.shape[1]).expand_as(group)
-    new = torch.ones_like(ranked, dtype=torch.bool)
-    new[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
-    since = index - index.where(new, 0).cummax(dim=1).values
-    return torch.empty_like(group).scatter(1, order, since)
+def make_plan(call: Tensor, time: Tensor, device: torch.device) -> AncestralPlan:
+    """The plan for calls [B, L], on the CPU, and their times [B, L]."""
+    calls = call.max(dim=1).values + 1
+    row, column = (call >= 0).nonzero(as_tuple=True)
+    order = call[row, column].argsort(stable=True)
+    row, column = row[order], column[order]
+    in_order = call[row, column]
+    ends = torch.bincount(in_order, minlength=int(calls.max())).cumsum(dim=0).tolist()
+    index = torch.arange(len(row))
+    starts = torch.ones_like(row, dtype=torch.bool)
+    starts[1:] = (row[1:] != row[:-1]) | (in_order[1:] != in_order[:-1])
+    slot = index - index.where(starts, 0).cummax(dim=0).values
+    width = int(slot.max()) + 1 if len(slot) else 0
+    if width > 1:
+        width = max(MIN_SLOTS, 1 << (width - 1).bit_length())
+    row, column, slot = (tensor.to(device) for tensor in (row, column, slot))
+    return AncestralPlan(call, time.to(device), row, column, slot, width, [0, *ends], calls.tolist())

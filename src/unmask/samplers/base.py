@@ -1,90 +1,34 @@
-"""The protocol of samplers: begin with a canvas, step until no call is left. A sampler knows no files, no training."""
+"""The sampler protocol: `begin` plans on a masked canvas, `step` is one network call, `run_sampler` is the loop."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from unmask.errors import UnmaskError
+from unmask.random import Purpose, uniform
 from unmask.registry import Component
-from unmask.samplers.token_sampling import TokenSampler
+from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk
 
 
-class Prospect(NamedTuple):
-    """By what an order judges N positions: their predictions `log_p` [N, V], whether all is `settled` [N] whatever the
-    network says, and the chance [N] of `text`, beside which a planner's word is for nothing."""
+class Positions(NamedTuple):
+    """N positions of a canvas [B, L], as an index: the sequences [N] and the positions [N] in them."""
 
-    log_p: Tensor
-    settled: Tensor
-    text: Tensor
-
-
-Outlook = Callable[[Tensor, "Positions"], Prospect]
-"""Predictions [N, V], in logs, at positions of a canvas to what an order may make of them."""
-
-
-def as_predicted(log_p: Tensor, at: Positions) -> Prospect:
-    """An order goes by the predictions themselves."""
-    return Prospect(log_p, torch.zeros_like(at.rows, dtype=torch.bool), log_p.new_ones(len(at.rows)))
-
-
-def text_first(state: State, eos: int) -> Outlook:
-    """An end that is only foreseen says nothing about the text: its chance is spread over the vocabulary.
-
-    Of all tokens of a blank row the last EOS is the surest, and the surest first would be no text at all.
-    """
-    return partial(_foreseen, Known.of(state, eos), eos)
-
-
-class Known(NamedTuple):
-    """[B] each: the last place that is text and the first that is EOS, as far as is known; `torn` rows have text behind
-    EOS, and there every position is for itself."""
-
-    last_text: Tensor
-    first_end: Tensor
-    torn: Tensor
-
-    @classmethod
-    def of(cls, state: State, eos: int) -> Known:
-        """What the canvas says of texts and their ends."""
-        place = torch.arange(state.ids.shape[1], device=state.ids.device)
-        there = ~state.masked & state.canvas.attention_mask
-        ends = state.ids == eos
-        last_text = place.where(there & ~ends, -1).amax(dim=1)
-        first_end = place.where(there & ends, len(place)).amin(dim=1)
-        return cls(last_text, first_end, last_text > first_end)
-
-    def settled(self, at: Positions) -> tuple[Tensor, Tensor]:
-        """[N] whether positions must be text, and whether they must be EOS."""
-        row, place = at
-        return (place < self.last_text[row]) & ~self.torn[row], (place > self.first_end[row]) & ~self.torn[row]
-
-
-def _foreseen(known: Known, eos: int, log_p: Tensor, at: Positions) -> Prospect:
-    text, over = known.settled(at)
-    torn, size = known.torn[at.rows], log_p.shape[1]
-    is_eos = torch.arange(size, device=log_p.device) == eos
-    words = log_p.masked_fill(is_eos, -torch.inf)
-    seen = torch.logaddexp(words, log_p[:, eos, None] - math.log(size))
-    seen = words.log_softmax(-1).where(text[:, None], seen)
-    seen = torch.zeros_like(log_p).masked_fill(~is_eos, -torch.inf).where(over[:, None], seen)
-    chance = (1.0 - log_p[:, eos].exp()).masked_fill(text | torn, 1.0)
-    return Prospect(log_p.where(torn[:, None], seen), over, chance)
+    rows: Tensor
+    columns: Tensor
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """`ids` [B, L] with the mask token where something is to be written; every other token is given and never changes.
+    """Token ids [B, L] with the mask token wherever a token is to be written; all other tokens are given and kept.
 
-    `attention_mask` [B, L] is False at pads; `seeds` [B] gives each sequence its own random numbers. `no_eos` [B, L],
-    where there is one, says where the text may not end, `condition` [B, L] which given tokens guidance turns to.
+    `attention_mask` [B, L] is False at pads. `seeds` [B] are the seeds of the sequences. `no_eos` [B, L] marks
+    positions that must not become EOS, `condition` [B, L] the given tokens that guidance acts on.
     """
 
     ids: Tensor
@@ -97,7 +41,7 @@ class Canvas:
 
     @classmethod
     def of(cls, ids: Tensor, mask_token_id: int, seed: int = 0, attention_mask: Tensor | None = None) -> Canvas:
-        """A canvas whose sequences have the seeds `seed`, `seed + 1`, ..."""
+        """A canvas with the seeds `seed`, `seed + 1`, ... for its sequences."""
         has_pads = attention_mask is not None and not bool(attention_mask.all())
         if attention_mask is None:
             attention_mask = torch.ones_like(ids, dtype=torch.bool)
@@ -110,22 +54,27 @@ class Canvas:
         return (self.ids == self.mask_token_id) & self.attention_mask
 
     def select(self, rows: Tensor, columns: slice = slice(None)) -> Canvas:
-        """Some sequences [B'] of it, whole or from one column to another."""
+        """The sequences `rows` [B'] of the canvas, whole or cut to `columns`."""
 
         def cut(tensor: Tensor | None) -> Any:
             return None if tensor is None else tensor[rows][:, columns]
 
-        per_position = (cut(x) for x in (self.ids, self.attention_mask, self.no_eos, self.condition))
-        ids, attention, no_eos, condition = per_position
-        return Canvas(ids, attention, self.seeds[rows], self.mask_token_id, self.has_pads, no_eos, condition)
+        return replace(
+            self,
+            ids=cut(self.ids),
+            attention_mask=cut(self.attention_mask),
+            seeds=self.seeds[rows],
+            no_eos=cut(self.no_eos),
+            condition=cut(self.condition),
+        )
 
 
 @dataclass(frozen=True)
 class ParticleWeights:
-    """What a walk under a constraint is worth, in logs.
+    """Importance weights of sequences drawn as particles, in logs.
 
-    `log_weight` [B]: the model's chance of the walk, times that of a match by its last prediction, over the chance with
-    which it was drawn. `log_potential` [B]: the chance of a match by that prediction when what it wrote is known.
+    `log_weight` [B] is the weight so far; `log_potential` [B] the potential of the last call that it already contains,
+    which the next call divides out: the probability of a match, or a score.
     """
 
     log_weight: Tensor
@@ -134,9 +83,9 @@ class ParticleWeights:
 
 @dataclass(frozen=True)
 class State:
-    """A canvas on its way. `calls` [B] network calls each sequence needs, `total` those of the batch: known at once.
+    """A partly written canvas. `calls` [B] are the network calls each sequence needs, `total` those of the batch.
 
-    A sampler that is `adaptive` knows the most that may be needed: it falls on the way, and is what was made at last.
+    An `adaptive` sampler gives upper limits, which fall to the number of calls that were made.
     """
 
     ids: Tensor
@@ -145,161 +94,130 @@ class State:
     total: int
     call: int
     order: Tensor
-    """[B, L] the call of its sequence that wrote each position, -1 where it was given or nothing is written."""
+    """[B, L] the call of its sequence that wrote each position; -1 where the token is given or still masked."""
     confidence: Tensor
-    """[B, L] the probability the denoiser gave each written token, 1 where it was given."""
+    """[B, L] the probability of each written token under the denoiser; 1 for given tokens, 0 for masks."""
     plan: Any
     particle_weights: ParticleWeights | None = None
     idle_calls: Tensor | None = None
-    """[B] the calls before a sequence's last one that were made for others alone; None where there is none."""
-
-    @property
-    def calls_made(self) -> Tensor:
-        """[B] the calls that were made for each sequence until now."""
-        own = self.call if self.idle_calls is None else (self.call - self.idle_calls).clamp_min(0)
-        return self.calls.clamp_max(own)
-
-    @property
-    def masked(self) -> Tensor:
-        """[B, L] the positions that are not yet written."""
-        return (self.ids == self.canvas.mask_token_id) & self.canvas.attention_mask
-
-    @property
-    def written(self) -> Tensor:
-        """[B, L] the positions that are."""
-        return self.canvas.masked & ~self.masked
-
-    def late(self, rule: TokenSampler, rows: Tensor) -> Tensor | None:
-        """[N] whether sequences are in the greedy tail of a rule; None where it has none."""
-        late = rule.late_from(self.calls)
-        return None if late is None else (self.call >= late)[rows]
+    """[B] calls of the batch before the last call of a sequence that were not for it; None if there are none."""
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
         """The state before the first call."""
-        given = torch.ones(canvas.ids.shape, dtype=torch.float32, device=canvas.ids.device)
         order = torch.full_like(canvas.ids, -1)
-        return cls(canvas.ids, canvas, calls, total, 0, order, given.masked_fill(canvas.masked, 0.0), plan)
+        confidence = torch.ones(canvas.ids.shape, dtype=torch.float32, device=canvas.ids.device)
+        return cls(canvas.ids, canvas, calls, total, 0, order, confidence.masked_fill(canvas.masked, 0.0), plan)
 
-    def select(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
-        """The walks of some sequences [B'], as those of a canvas."""
-        ids, calls, order, trust = (x[rows] for x in (self.ids, self.calls, self.order, self.confidence))
-        total = int(calls.max())
-        particle_weights = self.particle_weights and ParticleWeights(
-            self.particle_weights.log_weight[rows], self.particle_weights.log_potential[rows]
-        )
-        idle_calls = None if self.idle_calls is None else self.idle_calls[rows]
-        return State(ids, canvas, calls, total, self.call, order, trust, plan, particle_weights, idle_calls)
+    @property
+    def masked(self) -> Tensor:
+        """[B, L] the positions still to be written."""
+        return (self.ids == self.canvas.mask_token_id) & self.canvas.attention_mask
+
+    @property
+    def written(self) -> Tensor:
+        """[B, L] the positions written so far."""
+        return self.canvas.masked & ~self.masked
+
+    @property
+    def calls_made(self) -> Tensor:
+        """[B] the calls made for each sequence so far."""
+        own = self.call if self.idle_calls is None else (self.call - self.idle_calls).clamp_min(0)
+        return self.calls.clamp_max(own)
+
+    def in_greedy_tail(self, token_sampler: TokenSampler, rows: Tensor) -> Tensor | None:
+        """[N] whether the sequences `rows` [N] are in the greedy tail; None if the token sampler has none."""
+        first = token_sampler.greedy_from(self.calls)
+        return None if first is None else (self.call >= first)[rows]
+
+    def uniforms(self, purpose: Purpose) -> Tensor:
+        """[B, L] uniform random numbers for this call, one per position."""
+        position = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return uniform(self.canvas.seeds[:, None], purpose, self.call, position=position[None])
 
     def write(
-        self,
-        rows: Tensor,
-        positions: Tensor,
-        tokens: Tensor,
-        confidence: Tensor,
-        particle_weights: ParticleWeights | None = None,
+        self, at: Positions, tokens: Tensor, confidence: Tensor, particle_weights: ParticleWeights | None = None
     ) -> State:
-        """The next state: `tokens` [N] written at (rows, positions) by this call."""
+        """The state after this call, which wrote `tokens` [N] at N positions."""
         ids, order, trust = self.ids.clone(), self.order.clone(), self.confidence.clone()
-        ids[rows, positions] = tokens
-        call = torch.full_like(positions, self.call)  # a bare number would be idle_calls for on a GPU
-        order[rows, positions] = call if self.idle_calls is None else call - self.idle_calls[rows]
-        trust[rows, positions] = confidence
-        later = self.call + 1
-        return State(
-            ids, self.canvas, self.calls, self.total, later, order, trust, self.plan, particle_weights, self.idle_calls
+        ids[at] = tokens
+        call = torch.full_like(at.columns, self.call)  # assigning a Python number would synchronise with a GPU
+        order[at] = call if self.idle_calls is None else call - self.idle_calls[at.rows]
+        trust[at] = confidence
+        return replace(
+            self, ids=ids, order=order, confidence=trust, call=self.call + 1, particle_weights=particle_weights
         )
 
     def remask(self, where: Tensor) -> State:
-        """The same moment, with masks at some written positions [B, L]."""
+        """The same state with masks at some written positions [B, L]."""
         ids, order = self.ids.masked_fill(where, self.canvas.mask_token_id), self.order.masked_fill(where, -1)
         return replace(self, ids=ids, order=order, confidence=self.confidence.masked_fill(where, 0.0))
 
+    def select(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
+        """The state of the sequences `rows` [B'], on the canvas and with the plan given for them."""
+        weights, calls = self.particle_weights, self.calls[rows]
+        return replace(
+            self,
+            ids=self.ids[rows],
+            canvas=canvas,
+            calls=calls,
+            total=int(calls.max()),
+            order=self.order[rows],
+            confidence=self.confidence[rows],
+            plan=plan,
+            particle_weights=weights and ParticleWeights(weights.log_weight[rows], weights.log_potential[rows]),
+            idle_calls=None if self.idle_calls is None else self.idle_calls[rows],
+        )
 
-class Positions(NamedTuple):
-    """Positions of a canvas: the sequences [N] they are in and their places [N] there."""
 
-    rows: Tensor
-    places: Tensor
+class Prediction(NamedTuple):
+    """Hidden rows [N, D] of the denoiser at N masked positions; `denoiser.head` makes logits of them."""
+
+    at: Positions
+    hidden: Tensor
 
 
-class Drawn(NamedTuple):
-    """Tokens [N], the probability [N] the untouched prediction gave each, and what the walk is worth now."""
+class TokenDraw(NamedTuple):
+    """Tokens [N], their probabilities [N] under the unmodified prediction, and the particle weights if any."""
 
     tokens: Tensor
     confidence: Tensor
-    particle_weights: ParticleWeights | None
+    particle_weights: ParticleWeights | None = None
 
 
 class JointTokenSampler(ABC):
-    """Chooses the tokens of a sequence together."""
+    """Draws the tokens of a sequence jointly, as a constraint needs."""
 
-    sees_all: ClassVar[bool] = True
-    """Whether it must be shown every masked position, whichever are to be written."""
+    needs_all_masked: ClassVar[bool] = True
+    """Whether it needs the prediction at every masked position, not only at those being written."""
     eos: int | None = None
-    """What ends a text and fills the row behind it; an order then puts text before its end."""
-
-    def outlook(self, state: State) -> Outlook:
-        """How an order is to see predictions at the masked positions of a state."""
-        return as_predicted if self.eos is None else text_first(state, self.eos)
+    """The token that fills a row behind its text, if any; ordered samplers then write text before its end."""
 
     @abstractmethod
     def sample_jointly(
-        self, head: Callable[[Tensor], Tensor], hidden: Tensor, state: State, at: Positions, wanted: Positions
-    ) -> Drawn:
-        """Tokens at the `wanted` positions, which are among those `at` which `hidden` [M, D] are the network's rows."""
+        self, head: Callable[[Tensor], Tensor], prediction: Prediction, state: State, targets: Positions
+    ) -> TokenDraw:
+        """Draw tokens at the `targets`, which are among the positions of the prediction."""
 
 
-def write_tokens(
-    denoiser: Any,
-    state: State,
-    hidden_BLD: Tensor,
-    rule: TokenSampler | JointTokenSampler,
-    row: Tensor,
-    position: Tensor,
-) -> State:
-    """The next state, tokens chosen by any rule at (row, position) [N] from what the network makes of the canvas."""
-    wanted = Positions(row, position)
-    at = Positions(*state.masked.nonzero(as_tuple=True)) if isinstance(rule, JointTokenSampler) else wanted
-    return write_at(denoiser, state, hidden_BLD[at], rule, at, wanted)
-
-
-def write_at(
-    denoiser: Any,
-    state: State,
-    hidden_MD: Tensor,
-    rule: TokenSampler | JointTokenSampler,
-    at: Positions,
-    wanted: Positions,
-    own: Tensor | slice = slice(None),
-) -> State:
-    """The next state, tokens chosen at the `wanted` positions, by hidden rows `at` these and maybe more.
-
-    `own` [N] says which of the rows are those of the wanted ones, by default all. A joint rule looks at every row.
-    """
-    row, position = wanted
-    if isinstance(rule, JointTokenSampler):
-        drawn = rule.sample_jointly(denoiser.head, hidden_MD, state, at, wanted)
-        return state.write(row, position, drawn.tokens, drawn.confidence, drawn.particle_weights)
-    seeds, late = state.canvas.seeds[row], state.late(rule, row)
-    return state.write(row, position, *rule.choose_from(denoiser, hidden_MD[own], seeds, state.call, position, late))
+AnyTokenSampler = TokenSampler | JointTokenSampler
 
 
 class Sampler(Component):
-    """A way to unmask. `begin` draws everything that does not depend on the network; `step` is one network call."""
+    """A way to unmask a canvas. `begin` draws everything that does not depend on the network; `step` is one call."""
 
     causal: ClassVar[bool] = False
-    """Whether it walks the causal twin."""
+    """Whether it samples from an autoregressive model."""
     rewrites: ClassVar[bool] = False
-    """Whether what is written may be masked again."""
+    """Whether it may mask written tokens again."""
     adaptive: ClassVar[bool] = False
-    """Whether the network decides how many calls there are."""
+    """Whether the number of calls depends on the network."""
     needs_scores: ClassVar[bool] = False
-    """Whether the network's outputs must be scores, which say by their mass how likely a position is to be written."""
+    """Whether the network must output SEDD scores, whose mass says how likely a position is to be unmasked."""
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether a call writes one position of a sequence, so that true conditionals give the law of the data."""
+        """Whether a call writes one position per sequence, so that true conditionals give the data distribution."""
         return not self.adaptive and getattr(self, "steps", None) is None
 
     @property
@@ -309,48 +227,98 @@ class Sampler(Component):
 
     @property
     def can_resample(self) -> bool:
-        """Whether it can be walked by particles."""
+        """Whether it supports particles."""
         return type(self).select is not Sampler.select
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:
-        """Plan the walk over a canvas."""
+        """Plan the calls for a canvas."""
 
     @abstractmethod
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
-        """One network call, and the tokens it writes."""
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
+        """Make one network call and write its tokens."""
 
     def select(self, state: State, rows: Tensor) -> State:
-        """The state in which sequence i has walked as sequence `rows[i]` [B] has, and goes on with its own seed."""
-        raise UnmaskError(
-            f"The sampler {type(self).__name__} cannot resample its walks; use 'ancestral' for particles."
-        )
+        """Resample particles: sequence i continues from the state of sequence `rows[i]`, with its own seed."""
+        raise UnmaskError(f"The sampler {type(self).__name__} does not support particles; use 'ancestral'.")
 
 
 @torch.no_grad()
 def run_sampler(
-    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointTokenSampler | None = None
+    sampler: Sampler, denoiser: Any, canvas: Canvas, token_sampler: AnyTokenSampler | None = None
 ) -> Iterator[State]:
-    """Every state from the masked canvas to the finished one."""
-    rule = rule or TokenSampler()
+    """Yield every state from the masked canvas to the finished one."""
+    token_sampler = token_sampler or TokenSampler()
     state = sampler.begin(canvas)
     yield state
     while state.call < state.total:
-        state = sampler.step(denoiser, state, rule)
+        state = sampler.step(denoiser, state, token_sampler)
         yield state
 
 
-def sample(
-    sampler: Sampler, denoiser: Any, canvas: Canvas, rule: TokenSampler | JointTokenSampler | None = None
-) -> State:
+def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, token_sampler: AnyTokenSampler | None = None) -> State:
     """The finished state."""
-    for state in run_sampler(sampler, denoiser, canvas, rule):
+    for state in run_sampler(sampler, denoiser, canvas, token_sampler):
         last = state
     return last
 
 
+def predict_masked(denoiser: Any, state: State, alpha: Tensor) -> Prediction:
+    """Make one network call and return its prediction at every masked position; `alpha` is [B] or a scalar.
+
+    Finished sequences are left out once they are half of the batch or more.
+    """
+    masked, ids, attention = state.masked, state.ids, state.canvas.attention_mask
+    at = Positions(*masked.nonzero(as_tuple=True))
+    alpha, row = alpha.float().to(ids.device).expand(len(ids)), at.rows
+    active = masked.any(dim=1).nonzero()[:, 0]
+    if 0 < 2 * len(active) <= len(ids):
+        ids, alpha, attention = ids[active], alpha[active], attention[active]
+        row = torch.searchsorted(active, row)
+        denoiser = select_sequences(denoiser, active)
+    hidden = hidden_rows(denoiser, ids, alpha=alpha, attention_mask=attention if state.canvas.has_pads else None)
+    return Prediction(at, hidden[row, at.columns])
+
+
+def map_positions(
+    state: State, prediction: Prediction, vocab_size: int, function: Callable[[Tensor, Positions], Tensor]
+) -> Tensor:
+    """[B, L] one number per predicted position, computed from hidden rows [N, D] in chunks; -inf elsewhere."""
+    size = rows_per_chunk(prediction.hidden.device, vocab_size)
+    chunks = zip(*(x.split(size) for x in (prediction.hidden, *prediction.at)), strict=True)
+    out = torch.full(state.ids.shape, -torch.inf, device=state.ids.device)
+    out[prediction.at] = torch.cat([function(hidden, Positions(row, column)) for hidden, row, column in chunks])
+    return out
+
+
+def write_selected(
+    denoiser: Any, state: State, prediction: Prediction, selected_BL: Tensor, token_sampler: AnyTokenSampler
+) -> State:
+    """Draw and write tokens at the `selected_BL` ones of the predicted positions."""
+    (index,) = selected_BL[prediction.at].nonzero(as_tuple=True)
+    targets = Positions(prediction.at.rows[index], prediction.at.columns[index])
+    return write_targets(denoiser, state, prediction, targets, token_sampler, index)
+
+
+def write_targets(
+    denoiser: Any,
+    state: State,
+    prediction: Prediction,
+    targets: Positions,
+    token_sampler: AnyTokenSampler,
+    index: Tensor | slice = slice(None),
+) -> State:
+    """Draw and write tokens at the `targets`, the rows `index` of the prediction (all by default)."""
+    if isinstance(token_sampler, JointTokenSampler):
+        return state.write(targets, *token_sampler.sample_jointly(denoiser.head, prediction, state, targets))
+    seeds, greedy = state.canvas.seeds[targets.rows], state.in_greedy_tail(token_sampler, targets.rows)
+    hidden = prediction.hidden[index]
+    drawn = token_sampler.sample_from_hidden(denoiser, hidden, seeds, state.call, targets.columns, greedy)
+    return state.write(targets, *drawn)
+
+
 def select_sequences(denoiser: Any, rows: Tensor) -> Any:
-    """The denoiser for some sequences [B'] of the canvas; only a wrapper depends on the sequences."""
+    """The denoiser for the sequences `rows` [B'] of the canvas; only wrappers depend on the sequences."""
     return denoiser.select_sequences(rows) if hasattr(denoiser, "select_sequences") else denoiser
 
 
@@ -362,9 +330,7 @@ def hidden_rows(
     attention_mask: Tensor | None = None,
 ) -> Tensor:
     """Hidden rows [B, L, D] of a denoiser, or [B, K, D] at `positions` [B, K] alone."""
-    if positions is None:
-        return denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
-    if hasattr(denoiser, "hidden_at"):
+    if positions is not None and hasattr(denoiser, "hidden_at"):
         return denoiser.hidden_at(input_ids, positions, alpha=alpha, attention_mask=attention_mask)
     hidden = denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
-    return hidden.take_along_dim(positions[..., None], dim=1)
+    return hidden if positions is None else hidden.take_along_dim(positions[..., None], dim=1)

@@ -1,95 +1,130 @@
-"""Texts that end: where EOS stands, nothing but EOS stands behind it."""
+"""Rows that hold a text and then EOS up to their end, as the length policy `supervised_eos` makes them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import Drawn, JointTokenSampler, Known, Positions, State
-from unmask.samplers.token_sampling import TokenSampler, rows_at_once, sample_tokens
-
-Head = Callable[[Tensor], Tensor]
+from unmask.samplers.base import JointTokenSampler, Positions, Prediction, State, TokenDraw
+from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_tokens
 
 
-class Ending(JointTokenSampler):
-    """A token rule for rows that are a text and then EOS to their end, as `supervised_eos` makes them.
+@dataclass(frozen=True)
+class TextEnds:
+    """What a partly written canvas tells about the end of each text, [B] each.
 
-    A network asked for several tokens at once may end a text in its middle, and go on behind the end. Here one number
-    u decides for all positions of a call: position i is EOS where u < e_i, its chance of EOS. Every position then
-    ends with just the chance it was given, and where these chances rise along the row, as those of an end do, so do
-    the positions together. What is known comes first: all is text before a text's token, all is EOS behind EOS.
+    `last_text` is the last position known to be text, `first_eos` the first known EOS. `mixed` rows have text behind
+    EOS, so their positions tell nothing about each other.
     """
 
-    sees_all: ClassVar[bool] = False
+    eos: int
+    last_text: Tensor
+    first_eos: Tensor
+    mixed: Tensor
 
-    def __init__(self, rule: TokenSampler, eos: int) -> None:
-        self.rule = rule
-        self.soft = TokenSampler() if rule.temperature == 0 else rule.model_copy(update=SOFT)
-        """By which the end is drawn: where every token is the most likely one, EOS is, and hardly any row has text."""
-        self.eos: int = eos
+    @classmethod
+    def of(cls, state: State, eos: int) -> TextEnds:
+        position = torch.arange(state.ids.shape[1], device=state.ids.device)
+        known, is_eos = ~state.masked & state.canvas.attention_mask, state.ids == eos
+        last_text = position.where(known & ~is_eos, -1).amax(dim=1)
+        first_eos = position.where(known & is_eos, len(position)).amin(dim=1)
+        return cls(eos, last_text, first_eos, last_text > first_eos)
 
-    def sample_jointly(self, head: Head, hidden: Tensor, state: State, at: Positions, wanted: Positions) -> Drawn:
-        known = Known.of(state, self.eos)
-        number = torch.zeros_like(state.ids)
-        number[at] = torch.arange(len(at.rows), device=number.device)
-        parts = [
-            self._options(head(hidden[number[row, place]]), state, known, Positions(row, place))
-            for row, place in zip(*(x.split(_size(hidden, head)) for x in wanted), strict=True)
-        ]
-        options = Options(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        ends = self._ends(options.end, state, known, wanted)
-        tokens = options.token.masked_fill(ends, self.eos)
-        return Drawn(tokens, torch.where(ends, options.sure_of_end, options.sure), None)
+    def known(self, at: Positions) -> tuple[Tensor, Tensor]:
+        """[N] whether positions must be text, and [N] whether they must be EOS."""
+        row, column = at
+        follows = ~self.mixed[row]
+        return (column < self.last_text[row]) & follows, (column > self.first_eos[row]) & follows
 
-    def _options(self, logits: Tensor, state: State, known: Known, at: Positions) -> Options:
-        log_p = logits.float().log_softmax(-1)
+    def adjust_prediction(self, log_p: Tensor, at: Positions) -> Tensor:
+        """Log-probabilities [N, V] for ordering positions: where the end is not known, EOS is spread over all tokens.
+
+        EOS at the end of a blank row is the most certain token of all, so a confidence order would write no text.
+        """
+        must_be_text, must_be_eos = self.known(at)
         is_eos = torch.arange(log_p.shape[1], device=log_p.device) == self.eos
-        text = log_p.masked_fill(is_eos & ~known.torn[at.rows, None], -torch.inf).log_softmax(-1)
-        token = self._tokens(text, state, at)
-        end = self.soft.truncate(log_p).softmax(-1)[:, self.eos]
-        return Options(token, log_p.gather(1, token[:, None])[:, 0].exp(), end.double(), log_p[:, self.eos].exp())
+        text = log_p.masked_fill(is_eos, -torch.inf)
+        spread = torch.logaddexp(text, log_p[:, self.eos, None] - math.log(log_p.shape[1]))
+        spread = text.log_softmax(-1).where(must_be_text[:, None], spread)
+        certain = torch.zeros_like(log_p).masked_fill(~is_eos, -torch.inf)
+        spread = certain.where(must_be_eos[:, None], spread)
+        return log_p.where(self.mixed[at.rows, None], spread)
 
-    def _tokens(self, log_p: Tensor, state: State, at: Positions) -> Tensor:
-        if self.rule.temperature == 0:
-            return log_p.argmax(-1)
-        log_w = self.rule.truncate(log_p, state.late(self.rule, at.rows))
-        return sample_tokens(log_w, state.canvas.seeds[at.rows], state.call, at.places)
-
-    def _ends(self, end: Tensor, state: State, known: Known, at: Positions) -> Tensor:
-        """[N] whether positions whose chances of EOS are `end` [N] are EOS."""
-        text, over = known.settled(at)
-        u = uniform(state.canvas.seeds, Purpose.PATH, state.call)[at.rows] if self.rule.temperature else 0.5
-        chance = end.masked_fill(text, 0.0).masked_fill(over, 1.0)
-        return (u < rising(chance, state.ids.shape, at)) & ~known.torn[at.rows]
+    def adjust_planner(self, correct: Tensor, log_p: Tensor, at: Positions) -> Tensor:
+        """[N] a planner's probabilities [N], times the probability that the position is text at all."""
+        must_be_text, must_be_eos = self.known(at)
+        is_text = (1.0 - log_p[:, self.eos].exp()).masked_fill(must_be_text | self.mixed[at.rows], 1.0)
+        return (correct * is_text).masked_fill(must_be_eos, 1.0)
 
 
-SOFT = {"greedy_tail": None, "greedy_above": None}
+class EosTokenSampler(JointTokenSampler):
+    """Draws tokens such that nothing but EOS follows EOS.
 
-
-class Options(NamedTuple):
-    """[N] each: the text's token if there is one and the prediction's chance of it, the chance of EOS by the rule, and
-    by the prediction."""
-
-    token: Tensor
-    sure: Tensor
-    end: Tensor
-    sure_of_end: Tensor
-
-
-def rising(chance: Tensor, shape: torch.Size, at: Positions) -> Tensor:
-    """[N] the chances of positions of canvases, made to rise along each row.
-
-    Half-way between the lowest that rise and are nowhere below them, and the highest that are nowhere above.
+    Drawn independently, the positions of one call may end a text in its middle and continue behind the end. Here one
+    uniform u per sequence and call decides for all of them: position i is EOS where u < e_i, its probability of EOS.
+    Every position is then EOS with its own probability, and the positions agree where the e_i rise along the row. Known
+    tokens come first: all is text before a known text token, all is EOS behind a known EOS.
     """
-    above = torch.full(shape, -torch.inf, dtype=chance.dtype, device=chance.device).index_put(at, chance)
-    below = torch.full_like(above, torch.inf).index_put(at, chance)
+
+    needs_all_masked: ClassVar[bool] = False
+
+    def __init__(self, token_sampler: TokenSampler, eos: int) -> None:
+        self.token_sampler = token_sampler
+        self.eos: int = eos
+        # The end itself is never drawn greedily: EOS is often the most likely token of every position of a blank row.
+        not_greedy = token_sampler.model_copy(update={"greedy_tail": None, "greedy_above": None})
+        self.eos_sampler = TokenSampler() if token_sampler.temperature == 0 else not_greedy
+
+    def sample_jointly(
+        self, head: Callable[[Tensor], Tensor], prediction: Prediction, state: State, targets: Positions
+    ) -> TokenDraw:
+        ends, hidden = TextEnds.of(state, self.eos), prediction.hidden
+        index = torch.zeros_like(state.ids)
+        index[prediction.at] = torch.arange(len(hidden), device=index.device)
+        size = rows_per_chunk(hidden.device, head(hidden[:1]).shape[-1])
+        parts = []
+        for row, column in zip(*(x.split(size) for x in targets), strict=True):
+            log_p = head(hidden[index[row, column]]).float().log_softmax(-1)
+            parts.append(self._draw_text(log_p, state, ends, Positions(row, column)))
+        tokens, confidence, p_eos, eos_confidence = (torch.cat(column) for column in zip(*parts, strict=True))
+        is_eos = self._draw_eos(p_eos, state, ends, targets)
+        return TokenDraw(tokens.masked_fill(is_eos, self.eos), torch.where(is_eos, eos_confidence, confidence))
+
+    def _draw_text(
+        self, log_p: Tensor, state: State, ends: TextEnds, at: Positions
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[N] each: a token of the text, its confidence, the probability of EOS after truncation, and before."""
+        is_eos = torch.arange(log_p.shape[1], device=log_p.device) == self.eos
+        text = log_p.masked_fill(is_eos & ~ends.mixed[at.rows, None], -torch.inf).log_softmax(-1)
+        if self.token_sampler.temperature == 0:
+            token = text.argmax(-1)
+        else:
+            log_w = self.token_sampler.truncate(text, state.in_greedy_tail(self.token_sampler, at.rows))
+            token = sample_tokens(log_w, state.canvas.seeds[at.rows], state.call, at.columns)
+        p_eos = self.eos_sampler.truncate(log_p).softmax(-1)[:, self.eos]
+        return token, log_p.gather(1, token[:, None])[:, 0].exp(), p_eos.double(), log_p[:, self.eos].exp()
+
+    def _draw_eos(self, p_eos: Tensor, state: State, ends: TextEnds, at: Positions) -> Tensor:
+        """[N] whether positions with probabilities `p_eos` [N] of EOS become EOS."""
+        must_be_text, must_be_eos = ends.known(at)
+        p_eos = p_eos.masked_fill(must_be_text, 0.0).masked_fill(must_be_eos, 1.0)
+        u: Tensor | float = 0.5
+        if self.token_sampler.temperature:
+            u = uniform(state.canvas.seeds, Purpose.PATH, state.call)[at.rows]
+        return (u < make_rising(p_eos, state.ids.shape, at)) & ~ends.mixed[at.rows]
+
+
+def make_rising(p: Tensor, shape: torch.Size, at: Positions) -> Tensor:
+    """[N] probabilities [N] at positions of canvases, made non-decreasing along each row.
+
+    The result is half-way between the smallest rising sequence above them and the largest one below.
+    """
+    above = torch.full(shape, -torch.inf, dtype=p.dtype, device=p.device).index_put(at, p)
+    below = torch.full_like(above, torch.inf).index_put(at, p)
     return 0.5 * (above.cummax(dim=1).values[at] + below.flip(1).cummin(dim=1).values.flip(1)[at])
-
-
-def _size(hidden: Tensor, head: Head) -> int:
-    """Rows that go through the head together."""
-    return rows_at_once(hidden.device, head(hidden[:1]).shape[-1])

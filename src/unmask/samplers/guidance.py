@@ -19,12 +19,18 @@ class DenoiserWrapper(ABC):
 
     def __init__(self, denoiser: Any) -> None:
         self.denoiser = denoiser
-        self.config = denoiser.config
-        self.fused = getattr(denoiser, "fused", False)
+
+    @property
+    def config(self) -> Any:
+        return self.denoiser.config
 
     @property
     def device(self) -> torch.device:
         return self.denoiser.device
+
+    @property
+    def fused(self) -> bool:
+        return getattr(self.denoiser, "fused", False)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """Token ids [B, L] to hidden rows [B, L, D'] for `head`."""

@@ -1,8 +1,5 @@
-"""Unmasking as many positions a call as the network is sure of: above a threshold, or within a bound of entropy.
-
-How many calls a walk takes is known at its end. Until then a state says how many it may take at most: those that are
-made, and one for every mask that is left.
-"""
+"""Samplers that choose which positions to unmask: by confidence, margin, entropy or a planner, in a fixed order, or as
+many per call as a threshold or an entropy bound allows."""
 
 from __future__ import annotations
 
@@ -18,24 +15,37 @@ from torch import Tensor
 from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointTokenSampler, Sampler, State
-from unmask.samplers.position_scores import Score, look, part_written, ranks, score, write_chosen
-from unmask.samplers.token_sampling import TokenSampler
+from unmask.samplers.base import (
+    AnyTokenSampler,
+    Canvas,
+    JointTokenSampler,
+    Positions,
+    Prediction,
+    Sampler,
+    State,
+    map_positions,
+    predict_masked,
+    write_selected,
+)
+from unmask.samplers.ending import TextEnds
 from unmask.schedules import LogLinear, Schedule
+
+Score = Literal["confidence", "margin", "entropy", "planner"]
 
 
 @dataclass(frozen=True)
 class OrderedPlan:
-    """How many positions each call writes in each sequence, `portions` [B, C]; `score` [B, L] says which, if it is not
-    the network that is asked."""
+    """`counts` [B, C] positions to write per call; `scores` [B, L] of an order that does not depend on the network."""
 
-    portions: Tensor
-    score: Tensor | None
+    counts: Tensor
+    scores: Tensor | None
 
 
 class OrderedSampler(Sampler):
-    """An order in T calls, which write as many positions each as the schedule `pace` would on average; by default all
-    calls write equally many."""
+    """T calls, each writing the positions with the highest scores, as many as the schedule `pace` unmasks on average.
+
+    The default pace writes equally many per call.
+    """
 
     name: Literal["ordered"] = "ordered"
     order: Literal["confidence", "margin", "entropy", "planner", "left_to_right", "uniform"] = "confidence"
@@ -48,33 +58,41 @@ class OrderedSampler(Sampler):
 
     def begin(self, canvas: Canvas) -> State:
         masks = canvas.masked.sum(dim=1).tolist()
-        of = {n: tokens_per_call(n, self.steps, self.pace) for n in set(masks)}
-        total = max(len(of[n]) for n in masks)
-        planned = torch.tensor([of[n] + [0] * (total - len(of[n])) for n in masks], device=canvas.ids.device)
-        calls = torch.tensor([len(of[n]) for n in masks], device=canvas.ids.device)
-        fixed = FIXED.get(self.order)
-        return State.start(canvas, calls, total, OrderedPlan(planned, None if fixed is None else fixed(canvas)))
+        counts = {n: tokens_per_call(n, self.steps, self.pace) for n in set(masks)}
+        total = max(len(counts[n]) for n in masks)
+        padded = torch.tensor([counts[n] + [0] * (total - len(counts[n])) for n in masks], device=canvas.ids.device)
+        calls = torch.tensor([len(counts[n]) for n in masks], device=canvas.ids.device)
+        return State.start(canvas, calls, total, OrderedPlan(padded, self._fixed_scores(canvas)))
+
+    def _fixed_scores(self, canvas: Canvas) -> Tensor | None:
+        position = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
+        if self.order == "left_to_right":
+            return -position.float().expand(canvas.ids.shape)
+        if self.order == "uniform":
+            return uniform(canvas.seeds[:, None], Purpose.REVEAL, position=position[None])
+        return None
+
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
+        plan: OrderedPlan = state.plan
+        prediction = predict_masked(denoiser, state, fraction_written(state))
+        if plan.scores is None:
+            scores = position_scores(denoiser, state, prediction, self.order, token_sampler)  # type: ignore[arg-type]
+        else:
+            scores = plan.scores.masked_fill(~state.masked, -torch.inf)
+        selected = ranks(scores) < plan.counts[:, state.call, None]
+        return write_selected(denoiser, state, prediction, selected, token_sampler)
 
     def select(self, state: State, rows: Tensor) -> State:
         plan: OrderedPlan = state.plan
-        taken = OrderedPlan(plan.portions[rows], None if plan.score is None else plan.score[rows])
-        return state.select(rows, state.canvas, taken)
-
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
-        plan: OrderedPlan = state.plan
-        seen = look(denoiser, state, part_written(state))
-        if plan.score is None:
-            sure = score(denoiser, state, seen, self.order, rule)  # type: ignore[arg-type]
-        else:
-            sure = plan.score.masked_fill(~state.masked, -torch.inf)
-        return write_chosen(denoiser, state, seen, ranks(sure) < plan.portions[:, state.call, None], rule)
+        scores = None if plan.scores is None else plan.scores[rows]
+        return state.select(rows, state.canvas, OrderedPlan(plan.counts[rows], scores))
 
 
 def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
-    """How many of the masked positions each call writes: at least one, and as near to the schedule as that allows.
+    """How many masked positions each call writes: at least one, and otherwise as close to the schedule as possible.
 
-    Of n masks the schedule leaves n (1 - alpha) on average. With `left` rounded, left + call must fall or stay from
-    each call to the next, and never be below the number of calls.
+    Of n masks the schedule leaves n (1 - alpha) on average. With `left` rounded, left + call must not increase from
+    one call to the next, nor be below the number of calls.
     """
     calls = min(steps or masks, masks)
     call = torch.arange(calls + 1, dtype=torch.float64)
@@ -83,50 +101,42 @@ def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
     return (-left.diff()).long().tolist()
 
 
-def _left_to_right(canvas: Canvas) -> Tensor:
-    return -torch.arange(canvas.ids.shape[1], device=canvas.ids.device).float().expand(canvas.ids.shape)
-
-
-def _by_lot(canvas: Canvas) -> Tensor:
-    position = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
-    return uniform(canvas.seeds[:, None], Purpose.REVEAL, position=position[None])
-
-
-FIXED: dict[str, Callable[[Canvas], Tensor]] = {"left_to_right": _left_to_right, "uniform": _by_lot}
-"""[B, L] scores of orders that do not look at the network."""
-
-
 class AdaptiveSampler(Sampler):
-    """Writes in each call what `chosen` says of the scores of all masked positions, at least the surest of them."""
+    """Writes in each call the positions that `select_positions` returns, at least the one with the highest score.
+
+    The number of calls is known at the end. Until then `calls` is an upper limit: one more call for every mask left.
+    """
 
     adaptive: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def score(self) -> Score:
-        """What makes a position sure."""
+        """The score that orders the positions."""
 
     @abstractmethod
-    def chosen(self, score_BL: Tensor) -> Tensor:
-        """[B, L] the positions to be written, from scores that are minus infinity where nothing is masked."""
+    def select_positions(self, scores_BL: Tensor) -> Tensor:
+        """[B, L] the positions to write, from scores that are -inf where nothing is masked."""
 
     def begin(self, canvas: Canvas) -> State:
         calls = canvas.masked.sum(dim=1)
         return State.start(canvas, calls, int(calls.max()), plan=None)
 
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
+        prediction = predict_masked(denoiser, state, fraction_written(state))
+        scores = position_scores(denoiser, state, prediction, self.score, token_sampler)
+        selected = (self.select_positions(scores) | (ranks(scores) == 0)) & state.masked
+        state = write_selected(denoiser, state, prediction, selected, token_sampler)
+        left = state.masked.sum(dim=1)
+        calls = torch.where(left > 0, state.call + left, state.calls.clamp_max(state.call))
+        return replace(state, calls=calls, total=int(calls.max()))
+
     def select(self, state: State, rows: Tensor) -> State:
         return state.select(rows, state.canvas, None)
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
-        seen = look(denoiser, state, part_written(state))
-        sure = score(denoiser, state, seen, self.score, rule)
-        chosen = (self.chosen(sure) | (ranks(sure) == 0)) & state.masked
-        return _at_most(write_chosen(denoiser, state, seen, chosen, rule))
-
 
 class ThresholdSampler(AdaptiveSampler):
-    """All positions whose most likely token has a probability above a threshold: `by` the network's own `confidence`,
-    or by what its `planner` makes of that."""
+    """Writes all positions where the most likely token is above a threshold, `by` confidence or by the planner."""
 
     name: Literal["threshold"] = "threshold"
     by: Literal["confidence", "planner"] = "confidence"
@@ -140,14 +150,14 @@ class ThresholdSampler(AdaptiveSampler):
     def needs_planner(self) -> bool:
         return self.by == "planner"
 
-    def chosen(self, score_BL: Tensor) -> Tensor:
-        return score_BL > self.above
+    def select_positions(self, scores_BL: Tensor) -> Tensor:
+        return scores_BL > self.above
 
 
 class EntropyBoundedSampler(AdaptiveSampler):
-    """The largest set, in order of entropy, of which (sum of entropies - largest) <= gamma, in nats.
+    """Writes the largest set, in order of entropy, with (sum of entropies - largest entropy) <= gamma nats.
 
-    That difference bounds what drawing the set's tokens independently of one another can cost.
+    That difference bounds the cost of drawing the tokens of the set independently.
     """
 
     name: Literal["entropy_bounded"] = "entropy_bounded"
@@ -157,14 +167,62 @@ class EntropyBoundedSampler(AdaptiveSampler):
     def score(self) -> Score:
         return "entropy"
 
-    def chosen(self, score_BL: Tensor) -> Tensor:
-        entropy, order = (-score_BL).sort(dim=1, stable=True)
+    def select_positions(self, scores_BL: Tensor) -> Tensor:
+        entropy, order = (-scores_BL).sort(dim=1, stable=True)
         before = torch.nn.functional.pad(entropy.cumsum(dim=1)[:, :-1], (1, 0))
         return torch.empty_like(before, dtype=torch.bool).scatter(1, order, before <= self.gamma)
 
 
-def _at_most(state: State) -> State:
-    """The same state, with what is now known of the number of calls."""
-    left = state.masked.sum(dim=1)
-    calls = torch.where(left > 0, state.call + left, state.calls.clamp_max(state.call))
-    return replace(state, calls=calls, total=int(calls.max()))
+def fraction_written(state: State) -> Tensor:
+    """[B] the fraction of the canvas written so far: alpha for samplers that do not follow a schedule."""
+    return 1.0 - state.masked.sum(dim=1) / state.canvas.masked.sum(dim=1).clamp_min(1)
+
+
+def ranks(scores_BL: Tensor) -> Tensor:
+    """[B, L] the rank of each position in its sequence, 0 for the highest score; ties go to the earlier position."""
+    order = scores_BL.argsort(dim=1, descending=True, stable=True)
+    rank = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter(1, order, rank)
+
+
+def position_scores(
+    denoiser: Any, state: State, prediction: Prediction, score: Score, token_sampler: AnyTokenSampler
+) -> Tensor:
+    """[B, L] the score of each masked position, higher is more certain; -inf at all other positions.
+
+    The score `planner` is the probability that the most likely token is correct. If the token sampler fills rows with
+    EOS, an EOS that is not certain yet does not count as certain.
+    """
+    eos = token_sampler.eos if isinstance(token_sampler, JointTokenSampler) else None
+    ends = None if eos is None else TextEnds.of(state, eos)
+
+    def score_rows(hidden_ND: Tensor, at: Positions) -> Tensor:
+        log_p = denoiser.head(hidden_ND).float().log_softmax(-1)
+        if score == "planner":
+            correct = denoiser.plan(hidden_ND, log_p.amax(dim=-1)).float().sigmoid()
+            return correct if ends is None else ends.adjust_planner(correct, log_p, at)
+        return SCORES[score](log_p if ends is None else ends.adjust_prediction(log_p, at))
+
+    return map_positions(state, prediction, denoiser.config.vocab_size, score_rows)
+
+
+def _confidence(log_p_NV: Tensor) -> Tensor:
+    return log_p_NV.amax(dim=-1).exp()
+
+
+def _margin(log_p_NV: Tensor) -> Tensor:
+    """The probability of the most likely token minus that of the second."""
+    first, second = log_p_NV.topk(2, dim=-1).values.exp().unbind(dim=-1)
+    return first - second
+
+
+def _negative_entropy(log_p_NV: Tensor) -> Tensor:
+    return (log_p_NV.exp() * log_p_NV.clamp_min(torch.finfo(log_p_NV.dtype).min)).sum(dim=-1)
+
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "confidence": _confidence,
+    "margin": _margin,
+    "entropy": _negative_entropy,
+}
+"""Scores [N] of log-probabilities [N, V]."""

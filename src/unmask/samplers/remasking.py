@@ -1,12 +1,7 @@
-"""A forward-backward corrector: after each step of ancestral sampling some tokens are masked again and predicted anew.
-
-At level s the forward process masks a fraction of what is written, which is going back to the time at which alpha is
-that much smaller, and one backward step returns to s. True conditionals keep the law of the level.
-"""
+"""Samplers that mask written tokens again: ReMDM (arXiv 2503.00307) and a forward-backward corrector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,16 +13,14 @@ from typing_extensions import Self
 from unmask.process import MAX_STEPS, remask_limit, reveal_probability
 from unmask.random import Purpose
 from unmask.registry import field
-from unmask.samplers.base import Canvas, JointTokenSampler, Sampler, State
-from unmask.samplers.position_scores import look_at_time, lots, start, write_chosen
-from unmask.samplers.token_sampling import TokenSampler
+from unmask.samplers.base import AnyTokenSampler, Canvas, Sampler, State, predict_masked, write_selected
 from unmask.schedules import LogLinear
 
 
 @dataclass(frozen=True)
 class ReMDMPlan:
-    """Of each call [T] in float64: alpha before it, the chance `remask` that a token is masked again, its `limit`, and
-    the chance `reveal` that a masked one is written."""
+    """[T] each, in float64: alpha before each call, the remasking probability rho and its limit, and the probability
+    of unmasking."""
 
     alpha: Tensor
     remask: Tensor
@@ -36,9 +29,11 @@ class ReMDMPlan:
 
 
 class ReMDMSampler(Sampler):
-    """T calls. `cap`: rho is eta where the limit allows; `rescale`: eta times the limit; `conf`: on average as cap, and
-    more for tokens that were unlikely when they were written; `loop`: as cap while alpha is held at `alpha_on` between
-    the times `t_on` and `t_off`, 0 before and after."""
+    """T calls, each of which unmasks some positions and masks written tokens again with probability rho.
+
+    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `conf`: as cap on average, more for tokens with
+    a low confidence. `loop`: as cap while alpha is held at `alpha_on` from time `t_on` to `t_off`, and 0 otherwise.
+    """
 
     name: Literal["remdm"] = "remdm"
     rewrites: ClassVar[bool] = True
@@ -51,79 +46,65 @@ class ReMDMSampler(Sampler):
     alpha_on: float = Field(default=0.9, gt=0, lt=1)
 
     @model_validator(mode="after")
-    def _loops_forward(self) -> Self:
+    def _check_loop(self) -> Self:
         if self.t_off > self.t_on:
-            raise ValueError("a loop begins at t_on and ends at a smaller t_off")
+            raise ValueError(f"t_off must not be above t_on={self.t_on}, got {self.t_off}.")
         return self
 
     def begin(self, canvas: Canvas) -> State:
-        return start(canvas, self.steps, self.plan())
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        return State.start(canvas, calls, int(calls.max()), self.plan())
 
     def plan(self) -> ReMDMPlan:
-        """What does not depend on the canvas, from the first call to the last."""
+        """The probabilities of all calls, which do not depend on the canvas."""
         time = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps
         t, s = time[:-1], time[1:]
-        rate = self.schedule.mask_rate(self._held(time) if self.strategy == "loop" else time)
+        rate = self.schedule.mask_rate(self._loop_times(time) if self.strategy == "loop" else time)
         limit = remask_limit(rate[1:], rate[:-1])
-        remask = RATES[self.strategy](self, limit, t, s)
-        return ReMDMPlan(1.0 - rate[:-1], remask, limit, reveal_probability(rate[1:], rate[:-1], remask))
+        rho = self.eta * limit if self.strategy == "rescale" else limit.clamp_max(self.eta)
+        if self.strategy == "loop":
+            rho = rho.where((t <= self.t_on) & (s >= self.t_off), 0.0)
+        return ReMDMPlan(1.0 - rate[:-1], rho, limit, reveal_probability(rate[1:], rate[:-1], rho))
 
-    def _held(self, time: Tensor) -> Tensor:
-        """The schedule's times [T + 1] of a walk that stands still from `t_on` to `t_off`."""
+    def _loop_times(self, time: Tensor) -> Tensor:
+        """[T + 1] the times of the schedule for a run that holds alpha from `t_on` to `t_off`."""
         hold = self.schedule.inverse(torch.tensor(self.alpha_on, dtype=torch.float64))
         before = hold + (1.0 - hold) * (time - self.t_on) / max(1.0 - self.t_on, torch.finfo(time.dtype).tiny)
         return torch.where(time > self.t_on, before, hold * (time / self.t_off).clamp_max(1.0))
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         plan: ReMDMPlan = state.plan
-        seen = look_at_time(denoiser, state, plan.alpha)
-        chance = lots(state, Purpose.REVEAL)
-        forgotten = state.written & (chance < self._remask(state))
-        chosen = state.masked & (chance < float(plan.reveal[state.call]))
-        return write_chosen(denoiser, state, seen, chosen, rule).remask(forgotten)
+        prediction = predict_masked(denoiser, state, plan.alpha[state.call])
+        u = state.uniforms(Purpose.REVEAL)
+        remasked = state.written & (u < self._remask_probability(state))
+        selected = state.masked & (u < float(plan.reveal[state.call]))
+        return write_selected(denoiser, state, prediction, selected, token_sampler).remask(remasked)
 
-    def _remask(self, state: State) -> Tensor | float:
-        """The chance that a token is masked again, one for all or [B, L]."""
+    def _remask_probability(self, state: State) -> Tensor | float:
+        """The probability of masking a written token again: one for all, or [B, L] for `conf`."""
         rho, limit = float(state.plan.remask[state.call]), float(state.plan.limit[state.call])
         if self.strategy != "conf":
             return rho
-        doubt = (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
-        return (rho * state.written.sum(dim=1, keepdim=True) * doubt).clamp_max(limit)
-
-
-def _cap(sampler: ReMDMSampler, limit: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    return limit.clamp_max(sampler.eta)
-
-
-def _rescale(sampler: ReMDMSampler, limit: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    return sampler.eta * limit
-
-
-def _loop(sampler: ReMDMSampler, limit: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    return _cap(sampler, limit, t, s).where((t <= sampler.t_on) & (s >= sampler.t_off), 0.0)
-
-
-RATES: dict[str, Callable[[ReMDMSampler, Tensor, Tensor, Tensor], Tensor]] = {
-    "cap": _cap,
-    "rescale": _rescale,
-    "conf": _cap,
-    "loop": _loop,
-}
-"""[T] rho from its limits [T] and the times [T] before and after each call."""
+        share = (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
+        return (rho * state.written.sum(dim=1, keepdim=True) * share).clamp_max(limit)
 
 
 @dataclass(frozen=True)
 class CorrectorPlan:
-    """Of each call [T] in float64: the chance `forget` with which it masks what is written, alpha after that, and the
-    chance `reveal` with which it then writes what is masked."""
+    """[T] each, in float64: the probability of masking a written token, alpha after that, and the probability of
+    unmasking."""
 
-    forget: Tensor
+    remask: Tensor
     alpha: Tensor
     reveal: Tensor
 
 
 class CorrectorSampler(Sampler):
-    """T calls, by turns a step of the schedule's and a correction of it by `fraction` of the tokens."""
+    """T calls, alternating between an ancestral step and a forward-backward correction of `fraction` of the tokens.
+
+    At level s the forward process masks a fraction of the written tokens, which goes back to the time with that much
+    smaller an alpha, and one backward step returns to s. True conditionals keep the distribution at that level.
+    """
 
     name: Literal["corrector"] = "corrector"
     rewrites: ClassVar[bool] = True
@@ -132,12 +113,13 @@ class CorrectorSampler(Sampler):
     fraction: float = Field(default=0.1, gt=0, le=1)
 
     def begin(self, canvas: Canvas) -> State:
-        return start(canvas, self.steps, self.plan())
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        return State.start(canvas, calls, int(calls.max()), self.plan())
 
     def plan(self) -> CorrectorPlan:
-        """What does not depend on the canvas, from the first call to the last."""
-        predictions = (self.steps + 1) // 2
-        time = torch.arange(predictions, -1, -1, dtype=torch.float64) / predictions
+        """The probabilities of all calls, which do not depend on the canvas."""
+        ancestral_steps = (self.steps + 1) // 2
+        time = torch.arange(ancestral_steps, -1, -1, dtype=torch.float64) / ancestral_steps
         call = torch.arange(self.steps)
         corrects = call % 2 == 1
         rate = self.schedule.mask_rate(time)
@@ -145,9 +127,10 @@ class CorrectorSampler(Sampler):
         rate_t = torch.where(corrects, 1.0 - (1.0 - self.fraction) * (1.0 - rate_s), rate[call // 2])
         return CorrectorPlan(self.fraction * corrects.double(), 1.0 - rate_t, reveal_probability(rate_s, rate_t))
 
-    def step(self, denoiser: Any, state: State, rule: TokenSampler | JointTokenSampler) -> State:
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         plan: CorrectorPlan = state.plan
-        state = state.remask(state.written & (lots(state, Purpose.MASK) < float(plan.forget[state.call])))
-        seen = look_at_time(denoiser, state, plan.alpha)
-        chosen = state.masked & (lots(state, Purpose.REVEAL) < float(plan.reveal[state.call]))
-        return write_chosen(denoiser, state, seen, chosen, rule)
+        remasked = state.uniforms(Purpose.MASK) < float(plan.remask[state.call])
+        state = state.remask(state.written & remasked)
+        prediction = predict_masked(denoiser, state, plan.alpha[state.call])
+        selected = state.masked & (state.uniforms(Purpose.REVEAL) < float(plan.reveal[state.call]))
+        return write_selected(denoiser, state, prediction, selected, token_sampler)

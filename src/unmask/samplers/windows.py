@@ -1,4 +1,4 @@
-"""Canvases longer than a network sees: window after window, the tail of one the frozen beginning of the next."""
+"""Canvases longer than the network: one window after the other, each continuing the tail of the window before."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from torch import Tensor
 from unmask.random import Purpose, bits
 from unmask.samplers.base import Canvas, Sampler, State
 
-Walk = Callable[[Canvas], Iterator[State]]
-
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of `size` tokens, each `stride` behind the one before; the last ends with the canvas.
+    """Windows of `size` tokens, each starting `stride` tokens after the one before; the last ends with the canvas.
 
-    A sequence is done with the window in which the token `end` stands, if a text ends so.
+    A sequence is finished with the first window that contains the token `end`, if there is one.
     """
 
     size: int
@@ -26,78 +24,83 @@ class Windows:
     end: int | None = None
 
     def starts(self, length: int) -> list[int]:
-        """Where the windows over so many tokens begin."""
+        """The first positions of the windows over `length` tokens."""
         return [*range(0, length - self.size, self.stride), max(0, length - self.size)]
 
 
 @torch.no_grad()
-def run_windows(walk: Walk, sampler: Sampler, canvas: Canvas, windows: Windows) -> Iterator[State]:
-    """Every state of the whole canvas. `walk` is one of the sampler, over the canvas of a window.
+def run_windows(
+    run: Callable[[Canvas], Iterator[State]], sampler: Sampler, canvas: Canvas, windows: Windows
+) -> Iterator[State]:
+    """Yield every state of the whole canvas; `run` runs the sampler on the canvas of one window.
 
-    Until a sequence has come to an end, its calls are those of all its windows; then those that were made.
+    The calls of a sequence are those of all its windows; once it has ended, those that were made.
     """
     starts = windows.starts(canvas.ids.shape[1])
-    calls = _planned(sampler, canvas, windows, starts)
-    state = State.start(canvas, calls.sum(dim=0), _longest(calls), None)
-    walking = torch.arange(len(canvas.ids), device=canvas.ids.device)
+    calls = _planned_calls(sampler, canvas, windows, starts)
+    state = State.start(canvas, calls.sum(dim=0), _total(calls), None)
+    active = torch.arange(len(canvas.ids), device=canvas.ids.device)
     yield state
     for number, start in enumerate(starts):
-        here, before = slice(start, start + windows.size), state
-        for inner in walk(_window(before, walking, here, number)) if len(walking) else ():
-            state = _embed(before, inner, walking, here, calls[:number].sum(dim=0))
+        columns, before = slice(start, start + windows.size), state
+        for inner in run(_window(before, active, columns, number)) if len(active) else ():
+            state = _embed(before, inner, active, columns, calls[:number].sum(dim=0))
             if inner.call >= inner.total:
-                calls[number, walking] = inner.calls
-                walking, calls, state = _closed(state, walking, calls, number, here.stop, windows.end)
+                calls[number, active] = inner.calls
+                active, calls, state = _finish_window(state, active, calls, number, columns.stop, windows.end)
             if inner.call:
                 yield state
 
 
-def _planned(sampler: Sampler, canvas: Canvas, windows: Windows, starts: list[int]) -> Tensor:
-    """[W, B] the calls that each sequence needs in each window; which tokens stand before it does not matter."""
-    position, device = torch.arange(canvas.ids.shape[1], device=canvas.ids.device), canvas.ids.device
-    every, known, calls = torch.arange(len(canvas.ids), device=device), int(canvas.mask_token_id == 0), []
+def _planned_calls(sampler: Sampler, canvas: Canvas, windows: Windows, starts: list[int]) -> Tensor:
+    """[W, B] the calls that each sequence needs in each window, with everything before the window already written."""
+    position = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
+    every, any_token, calls = (
+        torch.arange(len(canvas.ids), device=canvas.ids.device),
+        int(canvas.mask_token_id == 0),
+        [],
+    )
     for number, start in enumerate(starts):
-        behind = position >= (starts[number - 1] + windows.size if number else 0)
-        state = State.start(replace(canvas, ids=canvas.ids.where(behind, known)), every, 0, None)
+        open_ = position >= (starts[number - 1] + windows.size if number else 0)
+        state = State.start(replace(canvas, ids=canvas.ids.where(open_, any_token)), every, 0, None)
         calls.append(sampler.begin(_window(state, every, slice(start, start + windows.size), number)).calls)
     return torch.stack(calls)
 
 
-def _longest(calls: Tensor) -> int:
-    """The calls of a batch that walks its windows together, from those [W, B] of its sequences."""
+def _total(calls: Tensor) -> int:
+    """The calls of the batch, from those [W, B] of its sequences: all finish a window together."""
     return int(calls.max(dim=1).values.sum())
 
 
-def _window(state: State, walking: Tensor, here: slice, number: int) -> Canvas:
-    """The canvas of a window as it is now. The first has the sequences' own random numbers, others have new ones."""
-    part = replace(state.canvas, ids=state.ids, has_pads=False).select(walking, here)
-    return part if number == 0 else replace(part, seeds=bits(part.seeds, Purpose.WINDOW, step=number))
+def _window(state: State, active: Tensor, columns: slice, number: int) -> Canvas:
+    """The canvas of a window. The first keeps the seeds of the sequences; later windows have new ones."""
+    window = replace(state.canvas, ids=state.ids, has_pads=False).select(active, columns)
+    return window if number == 0 else replace(window, seeds=bits(window.seeds, Purpose.WINDOW, step=number))
 
 
-def _embed(base: State, inner: State, walking: Tensor, here: slice, done: Tensor) -> State:
-    """The whole canvas when a window looks like this; calls go on counting from those `done` [B] before it."""
-    at = (walking[:, None], torch.arange(here.start, here.stop, device=walking.device))
-    fresh = inner.order >= 0
-    order, trust = base.order[at], base.confidence[at]
-    order = torch.where(fresh, inner.order + done[walking][:, None], order)
-    trust = torch.where(fresh, inner.confidence, trust)
+def _embed(base: State, inner: State, active: Tensor, columns: slice, calls_before: Tensor) -> State:
+    """The state of the whole canvas for the state of a window; `calls_before` [B] were made for earlier windows."""
+    at = (active[:, None], torch.arange(columns.start, columns.stop, device=active.device))
+    written = inner.order >= 0
+    order = torch.where(written, inner.order + calls_before[active][:, None], base.order[at])
+    confidence = torch.where(written, inner.confidence, base.confidence[at])
     return replace(
         base,
         ids=base.ids.index_put(at, inner.ids),
         order=base.order.index_put(at, order),
-        confidence=base.confidence.index_put(at, trust),
+        confidence=base.confidence.index_put(at, confidence),
         call=base.call + inner.call,
-        idle_calls=base.call + inner.call - done.index_add(0, walking, inner.calls_made),
+        idle_calls=base.call + inner.call - calls_before.index_add(0, active, inner.calls_made),
     )
 
 
-def _closed(
-    state: State, walking: Tensor, calls: Tensor, number: int, stop: int, end: int | None
+def _finish_window(
+    state: State, active: Tensor, calls: Tensor, number: int, stop: int, end: int | None
 ) -> tuple[Tensor, Tensor, State]:
-    """After a window: the sequences that go on, the calls [W, B] of all, and the canvas without what is not needed."""
-    ended = (state.ids[walking, :stop] == end).any(dim=1) if end is not None else torch.zeros_like(walking).bool()
-    finished, calls, real = walking[ended], calls.clone(), state.canvas.attention_mask.clone()
+    """The sequences that continue, the calls [W, B], and the state with everything behind finished texts padded."""
+    ended = (state.ids[active, :stop] == end).any(dim=1) if end is not None else torch.zeros_like(active).bool()
+    finished, calls, attention = active[ended], calls.clone(), state.canvas.attention_mask.clone()
     calls[number + 1 :, finished] = 0
-    real[finished, stop:] = False
-    canvas = replace(state.canvas, attention_mask=real, has_pads=not bool(real.all()))
-    return walking[~ended], calls, replace(state, canvas=canvas, calls=calls.sum(dim=0), total=_longest(calls))
+    attention[finished, stop:] = False
+    canvas = replace(state.canvas, attention_mask=attention, has_pads=not bool(attention.all()))
+    return active[~ended], calls, replace(state, canvas=canvas, calls=calls.sum(dim=0), total=_total(calls))
