@@ -168,7 +168,7 @@ def test_ctrl_c_during_a_memory_measurement(tmp_path):
         assert time.monotonic() - interrupted < 30
         output.seek(0)
         words = output.read()
-    assert words.strip().endswith("unmask: stopped.")
+    assert words.strip().endswith("unmask: interrupted.")
     assert "Traceback" not in words
     assert not _has_child(process.pid)
 

@@ -71,7 +71,7 @@ def test_score_reports_every_unit_with_its_error(run, mdlm_folder, ar_folder):
 
 
 def test_score_explains_the_errors_that_it_shows_and_no_others(run, mdlm_folder, ar_folder):
-    draws, data = "error of the draws", "error of the data"
+    draws, data = "Monte-Carlo error", "data error"
     for folder, texts, said in (
         (mdlm_folder, ["some text"], {draws}),
         (mdlm_folder, ["some text", "other text"], {draws, data}),
@@ -86,7 +86,7 @@ def test_score_explains_the_errors_that_it_shows_and_no_others(run, mdlm_folder,
 def test_score_says_how_to_get_a_smaller_error_where_there_is_one(run, mdlm_folder, ar_folder):
     code, out, _ = run("score", mdlm_folder, "some text", "--precision", 0.3)
     assert code == 0
-    assert "an error of 0.3 bits per token; --precision asks" in " ".join(out.split())
+    assert "an error of 0.3 bits per token; lower --precision" in " ".join(out.split())
     assert "--precision" not in run("score", ar_folder, "some text")[1]
 
 
@@ -151,7 +151,7 @@ def test_lines_of_standard_input_go_to_the_shipped_model(run, shipped_models, mo
     for nothing in (io.StringIO("\n"), None):
         monkeypatch.setattr("sys.stdin", nothing)
         code, _, err = run("score", "-")
-        assert (code, "held no text to score" in err) == (2, True)
+        assert (code, "has no text to score" in err) == (2, True)
 
 
 def test_lines_of_standard_input_end_as_windows_ends_them(run, shipped_models, monkeypatch):
@@ -312,7 +312,7 @@ def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_p
     crowded.room = 0
     code, _, err = run(*filled, "--batch-size", 1)
     assert code == 2
-    assert "Not even a batch of 1" in err
+    assert "A batch of 1 does not fit" in err
     assert "--batch-size" not in err
 
 
@@ -326,9 +326,9 @@ def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_p
         (("sample", "{mdlm}", "--steps", "0"), "--steps"),
         (("fill", "{mdlm}", "nothing to fill"), "no blank"),
         (("fill", "nothing to fill"), "no blank"),
-        (("fill", "{mdlm}"), "is a checkpoint and there is no text behind it"),
+        (("fill", "{mdlm}"), "is a checkpoint; add the text"),
         (("fill", "nowhere", "a [MASK]"), "no checkpoint at 'nowhere'"),
-        (("score", "{mdlm}"), "is a checkpoint and there is no text behind it"),
+        (("score", "{mdlm}"), "is a checkpoint; add the text"),
         (("score", "one text", "another"), "no checkpoint at 'one text'"),
         (("ship", "nowhere", "out"), "'nowhere' is not the folder of a run"),
         (("ship", "{mdlm}", "out"), "is not the folder of a run"),

@@ -60,7 +60,7 @@ def test_an_edit_that_cannot_be_is_one_sentence_and_2(run, tmp_path):
     [
         (("--match", "[a-z"), "regular expression"),
         (("--match", "abc"), "No canvas of 14 tokens"),
-        (("--characters", "many"), "--characters many"),
+        (("--characters", "many"), "--characters must be a length such as 50 or 40-60, got 'many'"),
         (("--characters", "9-3"), "9 to 3"),
         (("--characters", "99999999"), "a token has at most 1 characters"),
         (("--match", "(.{0,1000}a){5}.*"), "too many states"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unmask.checkpoint import load_checkpoint
-from unmask.cli import watching
+from unmask.cli import terminal
 from unmask.config import read_recipe
 from unmask.evaluation import demo
 from unmask.training import Callback, train
@@ -51,12 +51,12 @@ def test_every_part_comes_and_says_how_long_it_takes(run, small_demo):
     code, out, err = run("demo")
     assert code == 0, err
     assert out.count("(about ") == out.count("took ") == 6
-    assert "Three blanks" in out
+    assert "Fill three blanks" in out
     assert "a [MASK]\n  → a " in out
     assert "One. And two. Three.\n  → One." in out
-    assert "autoregressive twin" in out
+    assert "autoregressive" in out
     assert "±" in out
-    assert "unmask train my.txt" in out.partition("What to type next")[2]
+    assert "unmask train my.txt" in out.partition("Try next")[2]
     assert "step 6/6" in err
     assert "\x1b" not in out, "no cursor moves where there is no terminal"
     assert (small_demo / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -134,8 +134,8 @@ def test_ctrl_c_while_it_trains_saves_and_the_next_goes_on(run, small_demo, monk
     monkeypatch.setattr(Callback, "on_step", press_once)
     code, out, err = run("demo", "--json")
     assert (code, out) == (130, "")
-    assert "saved after step 1" in err
-    assert "unmask: stopped" not in err, "it has been said"
+    assert "the checkpoint of step 1 is saved" in err
+    assert "unmask: interrupted" not in err, "it has been said"
     assert not list(small_demo.rglob(".*.tmp"))
     assert load_checkpoint(small_demo).config.length == 32
     code, out, _ = run("demo", "--json")
@@ -151,14 +151,14 @@ def test_ctrl_c_before_leaves_nothing(run, small_demo, monkeypatch):
     monkeypatch.setattr(demo, "fill_blanks", stopped)
     code, _, err = run("demo")
     assert code == 130
-    assert err.endswith("\nunmask: stopped.\n")
+    assert err.endswith("\nunmask: interrupted.\n")
     assert not small_demo.exists()
 
 
 def test_stories_unmask_on_a_terminal(run, small_demo, monkeypatch):
     """The same frames that `sample --watch` shows go to the watcher, story by story."""
     seen = []
-    monkeypatch.setattr(watching, "watch", lambda frames: seen.append(list(frames)) or seen[-1])
+    monkeypatch.setattr(terminal, "watch", lambda frames: seen.append(list(frames)) or seen[-1])
     code, _, err = run("demo")
     assert code == 0, err
     assert len(seen) == demo.STORIES

@@ -86,14 +86,14 @@ def test_edit_helps(run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("edit", "{mdlm}", TEXT, "--span", "here"), "--span here"),
+        (("edit", "{mdlm}", TEXT, "--span", "here"), "--span must be a range of characters"),
         (("edit", "{mdlm}", TEXT, "--span", "5-90"), "not in a text of 21 characters"),
         (("edit", "{mdlm}", TEXT, "--strength", 2), "strength=2"),
         (("edit", "{mdlm}", TEXT, "--strength", 0.5, "--keep", "Tim"), "one of them"),
         (("edit", "{mdlm}", TEXT, "--keep", "Tom"), "'Tom' is not in the text"),
         (("edit", "{ar}", TEXT), "autoregressive"),
         (("edit", "nowhere", TEXT), "no checkpoint at 'nowhere'"),
-        (("edit", "{mdlm}"), "no text behind it"),
+        (("edit", "{mdlm}"), "add the text to edit"),
         (("fill", "{mdlm}", "a[MASK:6-2]"), "[MASK:2-6]"),
         (("fill", "{mdlm}", "a[MASK:47-60]b"), "[MASK:47-60]"),
         (("edit", "{mdlm}", TEXT, "--with", "x" * 30), "No canvas of 21"),

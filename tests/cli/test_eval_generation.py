@@ -79,7 +79,7 @@ def test_json_is_the_same_whatever_the_batch(run, place):
     for size in (1, 4):
         code, out, err = run(*command, "--batch-size", size)
         assert code == 0
-        assert "No row of held-out data" in err
+        assert "No held-out row" in err
         reports.append(json.loads(out)["rows"][0])
     for name in (*FIGURES, "calls"):
         assert reports[0][name] == pytest.approx(reports[1][name], rel=1e-4)
@@ -121,7 +121,7 @@ def test_text_that_is_not_here_is_asked_for(run, place, mdlm_folder):
     assert words in " ".join(err.split())
     code, _, err = run("eval", "generation", "shipped", "--judge", "judge", "-n", 1, "--length", 8, "--steps", 2)
     assert code == 0
-    assert f"No row of held-out data: {words} with --data." in " ".join(err.split())
+    assert f"No held-out row: {words} with --data." in " ".join(err.split())
 
 
 def test_a_checkpoint_called_generation_is_reached_by_its_path(run, place, mdlm_folder):

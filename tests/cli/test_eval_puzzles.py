@@ -32,7 +32,7 @@ def test_all_ways_and_the_twin_stand_in_one_table(run, place, task, calls):
     asked = ("--count", 6, "--steps", 2, "--steps", "none", "--out", "all.json", "--plot", "p.png")
     code, out, err = run("eval", "puzzles", task, "--twin", f"{task}-ar", *asked)
     assert code == 0, err
-    for words in ("uniform", "margin", "threshold", "solved", f"6 held-out items of '{task}'"):
+    for words in ("uniform", "margin", "threshold", "solved", f"6 held-out puzzles of '{task}'"):
         assert words in out
     report = json.loads(Path("all.json").read_text())
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")

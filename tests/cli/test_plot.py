@@ -34,7 +34,7 @@ def test_help_has_examples_and_json(run):
 def test_one_run_is_drawn_beside_its_log_and_several_here(run, runs):
     code, out, _ = run("plot", "run", runs[0])
     assert code == 0
-    assert out == f"Picture: {runs[0] / 'curves.png'}\n"
+    assert out == f"Wrote {runs[0] / 'curves.png'}\n"
     assert (runs[0] / "curves.png").read_bytes().startswith(b"\x89PNG")
     code, _, _ = run("plot", "run", *runs)
     assert code == 0

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from unmask.cli import common, sample, watching
+from unmask.cli import common, sample
+from unmask.cli import terminal as display
 from unmask.pipeline import MaskedDiffusionLM
 
 SMALL = ("--length", 16, "--steps", 4, "--seed", 3)
@@ -22,8 +23,8 @@ def terminal(monkeypatch) -> Console:
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=70, height=30)
     for module in (common, sample):
         monkeypatch.setattr(module, "console", console)
-    monkeypatch.setattr(watching, "standard_output", console)
-    monkeypatch.setattr(watching, "SECONDS", 0.0)
+    monkeypatch.setattr(display, "standard_output", console)
+    monkeypatch.setattr(display, "SECONDS", 0.0)
     return console
 
 
@@ -35,7 +36,7 @@ def test_watch_on_a_terminal(run, terminal, mdlm_folder):
     assert "seed 3" in shown
     assert "seed 4" in shown
     assert shown.count("call 4 of 4") >= 2
-    assert watching.MASK in shown
+    assert display.MASK in shown
 
 
 def test_watch_without_a_terminal_prints_the_texts_alone(run, mdlm_folder, mdlm, tmp_path):
@@ -51,7 +52,7 @@ def test_watch_without_a_terminal_prints_the_texts_alone(run, mdlm_folder, mdlm,
 def test_watch_and_json_do_not_go_together(run, mdlm_folder):
     code, out, err = run("sample", mdlm_folder, "--watch", "--json")
     assert (code, out) == (2, "")
-    assert err == "unmask: --watch is for people and --json for machines; give one of them.\n"
+    assert err == "unmask: --watch and --json cannot be combined; choose one of them.\n"
 
 
 @pytest.mark.parametrize("watched", [[], ["--watch"]])
@@ -59,9 +60,7 @@ def test_pictures_are_of_the_first_text(run, mdlm_folder, mdlm, tmp_path, watche
     paths = {kind: tmp_path / f"walk.{kind}" for kind in ("html", "gif", "png")}
     code, out, err = run("sample", mdlm_folder, *SMALL, *watched, *(x for k, p in paths.items() for x in (f"--{k}", p)))
     assert code == 0
-    assert [line for line in err.splitlines() if line.startswith("Picture: ")] == [
-        f"Picture: {p}" for p in paths.values()
-    ]
+    assert [line for line in err.splitlines() if line.startswith("Wrote ")] == [f"Wrote {p}" for p in paths.values()]
     (one,) = mdlm.sample(1, length=16, steps=4, seed=3)
     assert one.text in out
     page = paths["html"].read_text(encoding="utf-8")

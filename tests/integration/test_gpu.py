@@ -145,12 +145,12 @@ def test_laws_hold_on_the_gpu(axis):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
 def test_a_healthy_checkpoint_passes_the_doctor(folder, dtype, request):
-    from unmask.doctor.checkpoint import admit, examine
+    from unmask.doctor.checkpoint import CheckpointCheck
 
     lm = load(request.getfixturevalue(folder), device="cuda", dtype="float32")
     lm.denoiser.to(dtype)
-    for finding in examine(admit(lm)):
-        assert finding.passed, finding
+    for result in CheckpointCheck(lm).run():
+        assert result.passed, result
 
 
 def test_compiled_random_numbers_are_those_of_the_cpu():

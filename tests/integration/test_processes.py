@@ -139,7 +139,7 @@ def test_a_polite_kill_is_heard_by_all_and_saved_once(folder: Path, alone: Path)
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     os.kill(children[-1], signal.SIGTERM)
     said = finish(process)
-    assert said.count("Go on with") == 1
+    assert said.count("Resume with") == 1
     saved = find_latest(out)
     assert saved is not None
     assert f"after step {int(saved.name.removeprefix('step-'))}." in said

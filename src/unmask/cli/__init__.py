@@ -1,4 +1,4 @@
-"""The command line: one thin module a verb. Heavy packages are imported by the verb that needs them."""
+"""The command line: one module per verb, which parses, calls the library and prints. Torch is imported by the verbs."""
 
 from __future__ import annotations
 
@@ -10,35 +10,25 @@ import typer
 
 from unmask import __version__
 from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, sample, score, ship, train
-from unmask.cli import eval as evaluate
-from unmask.cli import list as listing
+from unmask.cli import eval as eval_verbs
+from unmask.cli import list as list_verb
 from unmask.errors import LoneError, UnmaskError
 
-NAME = "unmask"
-"""What it is called, however it was started."""
-
-UsageError: Any = typer.BadParameter.__base__
-"""Words that make no command. Typer brings a copy of click along, or not, by its version."""
-
-STOPPED = 130
-"""The exit code of Ctrl-C, whether Typer notices it or we do."""
+HELP = "Masked diffusion language models: train, score, generate, fill."
+INTERRUPTED = 130
+UsageError: Any = typer.BadParameter.__base__  # click's class; some versions of Typer bundle their own click
 
 app = typer.Typer(
-    name=NAME,
+    name="unmask",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Masked diffusion language models: train, score, generate, fill.",
+    help=HELP,
 )
 app.command("demo")(demo.demo)
 app.command("train", cls=train.TrainCommand)(train.train)
-app.add_typer(
-    evaluate.app,
-    name="eval",
-    help="Perplexity on held-out text; eval generation: judge what it writes; eval puzzles: count what it solves; "
-    "eval code: fill the blanks of functions.",
-)
+app.add_typer(eval_verbs.app, name="eval")
 app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
 app.command("edit")(edit.edit)
@@ -47,47 +37,42 @@ app.command("convert")(convert.convert)
 app.command("ship")(ship.ship)
 app.add_typer(bench.app, name="bench")
 app.add_typer(plot.app, name="plot")
-app.command("list")(listing.listing)
+app.command("list")(list_verb.list_members)
 app.command("doctor")(doctor.doctor)
 
 
-@app.callback(invoke_without_command=True)
-def about(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
-    """Masked diffusion language models: train, score, generate, fill."""
+@app.callback(invoke_without_command=True, help=HELP)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """Handle the options of `unmask` itself."""
     if version:
         typer.echo(__version__)
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line. Bad input is one sentence and exit code 2; Ctrl-C is 130."""
+    """Run the command line. Bad input prints one sentence and exits with 2; Ctrl-C exits with 130."""
     try:
-        code = app(prog_name=NAME, standalone_mode=False)
+        code = app(prog_name="unmask", standalone_mode=False)
     except UsageError as error:
-        _refuse(error)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already
+            sys.exit(2)
+        message = error.format_message()
+        message = message if message[-1] in ".?" else f"{message}."
+        _exit_with(message if error.ctx is None else f"{message} See '{error.ctx.command_path} --help'.")
     except UnmaskError as error:
-        _stop(str(error), alone=isinstance(error, LoneError))
+        _exit_with(str(error), every_process=isinstance(error, LoneError))
     except OSError as error:
-        where = f" '{error.filename}'" if error.filename else ""
-        _stop(f"The file system refused{where}: {error.strerror or error}; free space or choose another place.")
+        file = f" '{error.filename}'" if error.filename else ""
+        _exit_with(f"Cannot access{file}: {error.strerror or error}; free some space or choose another path.")
     except KeyboardInterrupt:
-        code = STOPPED
-    if code == STOPPED:
-        sys.stderr.write("\nunmask: stopped.\n")
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        sys.stderr.write("\nunmask: interrupted.\n")
     sys.exit(code)
 
 
-def _refuse(error: Any) -> None:
-    """Say what is wrong with the words of a command; for none at all there is its help, which has been shown."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        sys.exit(2)
-    reason = error.format_message()
-    ended = reason if reason[-1] in ".?" else f"{reason}."
-    _stop(ended if error.ctx is None else f"{ended} See '{error.ctx.command_path} --help'.")
-
-
-def _stop(sentence: str, alone: bool = False) -> None:
-    """Say it once, however many processes a launcher started, unless this one is `alone` in knowing it."""
-    if alone or os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"unmask: {sentence}\n")
+def _exit_with(message: str, every_process: bool = False) -> None:
+    """Print an error and exit with 2; of several processes only the first prints, unless `every_process` should."""
+    if every_process or os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"unmask: {message}\n")
     sys.exit(2)

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from unmask.cli.common import Device, Json, print_json, progress
-from unmask.cli.options import grouped
+from unmask.cli.common import Device, Json, option_groups, print_json, progress
 from unmask.errors import UnmaskError
 
 
@@ -82,7 +81,7 @@ def bench() -> None:
 
 
 @app.command("train")
-@grouped
+@option_groups
 def train(
     what: What = None,
     *,
@@ -118,7 +117,7 @@ def train(
 
 
 @app.command("eval")
-@grouped
+@option_groups
 def evaluate(
     what: What = None,
     *,
@@ -149,7 +148,7 @@ def evaluate(
 
 
 @app.command("sample")
-@grouped
+@option_groups
 def sample(
     what: What = None,
     *,

@@ -1,13 +1,17 @@
-"""What the verbs of `unmask eval` leave behind besides words: their report and a picture, as files."""
+"""Options, input, output and progress shared by the verbs."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
@@ -16,71 +20,302 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from unmask.errors import UnmaskError, is_out_of_memory
 
 if TYPE_CHECKING:
+    from unmask.constraints import Constraint
+    from unmask.likelihood import Bound
     from unmask.pipeline import MaskedDiffusionLM
-from pathlib import Path
+    from unmask.samplers.token_sampling import TokenSampler
 
-from unmask.checkpoint import is_checkpoint_name
+console = Console()
+error_console = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
-Seed = Annotated[int, typer.Option(help="Seed; sequence i of several has seed + i.")]
+# ---- options of several verbs ---------------------------------------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Seed = Annotated[int, typer.Option(help="Random seed; sequence i uses seed + i.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="At most this many network calls of a masked model; without it one token a call, the exact law."
-    ),
+    typer.Option(min=1, help="Maximum number of network calls. Default: one token per call, which is exact."),
 ]
 BoundSteps = Annotated[
-    list[int] | None, typer.Option("--steps", min=1, help="Also the bound of the T-step process; repeatable.")
+    list[int] | None,
+    typer.Option("--steps", min=1, help="Also compute the bound of the discrete process with T steps; repeatable."),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="How many at a time; the result does not depend on it.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; the result does not depend on it.")]
 Checkpoint = Annotated[
     str | None,
     typer.Argument(
-        help="A folder written by 'unmask train' or 'unmask convert', or a model that ships with the package "
-        "('unmask list shipped'); without it the shipped model 'stories'.",
+        help="Folder written by 'unmask train' or 'unmask convert', or the name of a shipped model "
+        "('unmask list shipped'). Default: stories.",
         metavar="CKPT",
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU where there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
+Out = Annotated[Path | None, typer.Option(help="Also write the JSON report to this file.")]
 
-console = Console()
-errors = Console(stderr=True)
+ORDER_HELP = (
+    "Order in which positions are unmasked: confidence, margin, entropy, planner (see 'unmask train planner'), "
+    "left_to_right or uniform in --steps calls; threshold or entropy_bounded in as few calls as the network's "
+    "confidence allows. Default: uniform."
+)
+SAMPLER_HELP = "Sampler by name ('unmask list sampler') or with options: 'name: remdm, strategy: loop, eta: 0.05'."
+
+Orders = Annotated[list[str] | None, typer.Option("--order", help=f"{ORDER_HELP} Repeatable.", metavar="ORDER")]
+Samplers = Annotated[list[str] | None, typer.Option("--sampler", help=f"{SAMPLER_HELP} Repeatable.", metavar="SPEC")]
+
+
+def option_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """Let a verb take a dataclass whose fields are command-line options.
+
+    Typer reads options from the signature. The returned function shows Typer the fields of each dataclass parameter,
+    annotated like ordinary options, in place of the parameter, and calls `verb` with the dataclass built from them.
+    Dataclass parameters have no default, so the parameters after one are keyword-only.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    groups: dict[str, Any] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group = parameter.annotation
+        if not is_dataclass(group):
+            options.append(parameter)
+            continue
+        groups[parameter.name] = group
+        types = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            default = parameter.empty if field.default is MISSING else field.default
+            options.append(
+                inspect.Parameter(field.name, parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
+            )
+
+    @wraps(verb)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        verb(**values)
+
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where a network computes, and in what."""
+class ModelOptions:
+    """Device and precision of the network."""
 
     device: Device = None
     dtype: Annotated[
-        Literal["auto", "float32", "bf16"], typer.Option(help="What the network computes in; auto: bf16 on a GPU.")
+        Literal["auto", "float32", "bf16"], typer.Option(help="Compute precision; auto is bf16 on a GPU.")
     ] = "auto"
 
     def load(self, checkpoint: str | None) -> MaskedDiffusionLM:
-        """The checkpoint that is named, there."""
+        """Load a checkpoint with these options."""
         from unmask.pipeline import load
 
         return load(checkpoint, device=self.device, dtype=self.dtype)
 
-    def load_all(self, *checkpoints: str | None) -> list[MaskedDiffusionLM]:
-        """Those of several checkpoints that are named, there."""
-        return [self.load(checkpoint) for checkpoint in checkpoints if checkpoint is not None]
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """How tokens are sampled."""
+
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens with this total probability, in (0, 1].")
+    ] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens below this fraction of the highest probability, in [0, 1].")
+    ] = None
+    greedy_tail: Annotated[
+        float | None, typer.Option(help="Take the most likely token in this last fraction of the calls, in [0, 1].")
+    ] = None
+    greedy_above: Annotated[
+        float | None, typer.Option(help="Take the most likely token if its probability is above this, in [0, 1].")
+    ] = None
+
+    def token_sampler(self) -> TokenSampler:
+        """Validate the options."""
+        from unmask.generation_config import token_rule
+
+        return token_rule(**{field.name: getattr(self, field.name) for field in fields(TokenOptions)})
 
 
-def json_text(result: Any) -> str:
-    """One JSON object, as every verb writes it."""
+@dataclass(frozen=True)
+class SamplingOptions(TokenOptions):
+    """How texts are sampled: tokens, constraints, and the order of unmasking or any sampler."""
+
+    match: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole text matches.", metavar="REGEX")
+    ] = None
+    with_words: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="Whole word that the text contains; repeatable.", metavar="WORD"),
+    ] = None
+    without: Annotated[
+        list[str] | None, typer.Option(help="Whole word that the text does not contain; repeatable.", metavar="WORD")
+    ] = None
+    characters: Annotated[
+        str | None, typer.Option(help="Length of the text in characters: 50, or 40-60.", metavar="N-M")
+    ] = None
+    particles: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Particles per text; more are closer to the model's distribution under the constraints."
+        ),
+    ] = 1
+    order: Annotated[str | None, typer.Option(help=ORDER_HELP, metavar="ORDER")] = None
+    sampler: Annotated[str | None, typer.Option(help=SAMPLER_HELP, metavar="SPEC")] = None
+
+    def arguments(self, steps: int | None) -> dict[str, Any]:
+        """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""
+        from unmask.constraints import Characters, NoWords, Regex, Words
+
+        constraints: list[Constraint] = []
+        if self.match is not None:
+            constraints.append(Regex(self.match))
+        if self.with_words:
+            constraints.append(Words(*self.with_words))
+        if self.without:
+            constraints.append(NoWords(*self.without))
+        if self.characters is not None:
+            found = re.fullmatch(r"(\d+)(?:-(\d+))?", self.characters)
+            if found is None:
+                raise UnmaskError(f"--characters must be a length such as 50 or 40-60, got '{self.characters}'.")
+            constraints.append(Characters(int(found[1]), int(found[2] or found[1])))
+        return {
+            "steps": steps,
+            "order": self.order,
+            "sampler": None if self.sampler is None else parse_sampler(self.sampler),
+            "rule": self.token_sampler(),
+            "constraint": constraints or None,
+            "particles": self.particles,
+        }
+
+
+def describe_sampling(lm: MaskedDiffusionLM, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return `SamplingOptions.arguments` as JSON values, with every option of the sampler."""
+    return {
+        "sampler": lm.sampler(arguments["steps"], arguments["order"], arguments["sampler"]).model_dump(),
+        "rule": arguments["rule"].model_dump(),
+        "constraints": [str(constraint) for constraint in arguments["constraint"] or []],
+        "particles": arguments["particles"],
+    }
+
+
+def parse_sampler(text: str) -> str | Mapping[str, Any]:
+    """Parse a sampler's name, or 'name: ..., option: ...' as a mapping."""
+    import yaml
+
+    if ":" not in text:
+        return text
+    try:
+        spec = yaml.safe_load(text if text.lstrip().startswith("{") else f"{{{text}}}")
+    except yaml.YAMLError:
+        spec = None
+    if not isinstance(spec, Mapping):
+        raise UnmaskError(f"--sampler must be written as 'name: remdm, strategy: cap', got '{text}'.")
+    return spec
+
+
+@dataclass(frozen=True)
+class HeldOutOptions:
+    """Held-out text."""
+
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Held-out text in any format that 'unmask train' reads: files, folders, hf:NAME or '-' for stdin. "
+            "Default: the validation split of the (first) checkpoint's training data."
+        ),
+    ] = None
+    separator: Annotated[
+        str | None, typer.Option(help="Line that separates documents in --data, or 'line', or 'paragraph'.")
+    ] = None
+    field: Annotated[
+        str | None, typer.Option(help="Field with the text in records of --data (JSON, CSV, Parquet, ...).")
+    ] = None
+
+
+# ---- input ----------------------------------------------------------------------------------------------------------
+
+
+def split_arguments(words: list[str], verb: str, blanks: bool = False) -> tuple[str | None, list[str]]:
+    """Split the arguments `[CKPT] TEXT...` into checkpoint and texts; the text '-' stands for the lines of stdin.
+
+    The first of several words is the checkpoint, except that a word with a blank is always a text if the texts have
+    `blanks`.
+    """
+    checkpoint, texts = None, words
+    if not (blanks and ("[MASK" in words[0] or words[0] == "-")):
+        from unmask.checkpoint import is_checkpoint_name
+
+        if len(words) > 1:
+            checkpoint, *texts = words
+        elif is_checkpoint_name(words[0]):
+            raise UnmaskError(f"'{words[0]}' is a checkpoint; add the text to {verb}.")
+        elif blanks:
+            raise UnmaskError(f"The text {words[0]!r} has no blank; mark one with [MASK] or [MASK:n].")
+    if texts == ["-"]:
+        try:
+            texts = [line.rstrip("\r\n") for line in sys.stdin or () if line.strip()]
+            "".join(texts).encode()  # in some locales invalid bytes become surrogates instead of an error
+        except UnicodeError as error:
+            raise UnmaskError("Standard input is not valid UTF-8; convert it first.") from error
+        if not texts:
+            raise UnmaskError(f"Standard input has no text to {verb}; give one text per line.")
+    return checkpoint, texts
+
+
+# ---- output ---------------------------------------------------------------------------------------------------------
+
+
+def format_json(result: Any) -> str:
+    """Format a result as every verb prints it with --json."""
     return json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
 def print_json(result: Any) -> None:
-    """One JSON object on standard output."""
-    sys.stdout.write(json_text(result))
+    """Print a result as JSON."""
+    sys.stdout.write(format_json(result))
+
+
+def check_outputs(out: Path | None, plot: Path | None) -> None:
+    """Raise `UnmaskError` before the work starts if an output file cannot be written."""
+    from unmask.io import check_output_file
+    from unmask.plots.style import check_picture
+
+    if out is not None:
+        check_output_file(out)
+    if plot is not None:
+        check_picture(plot)
+
+
+def print_report(report: dict[str, Any], print_text: Callable[[], None], out: Path | None, as_json: bool) -> None:
+    """Print a report as JSON or text, and write the JSON to the file `out` if it is given."""
+    from unmask.io import atomic_text
+
+    if as_json:
+        print_json(report)
+    else:
+        print_text()
+    if out is not None:
+        atomic_text(out, format_json(report))
+
+
+def format_bound(bound: Bound) -> str:
+    """Format the validation result of a training run."""
+    from unmask.likelihood import format_with_errors
+
+    bits, perplexity = format_with_errors(bound, "bits_per_token"), format_with_errors(bound, "perplexity")
+    return f"Validation: {bits} bits per token, perplexity {perplexity}"
+
+
+# ---- progress and memory --------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def progress(description: str, total: int | None, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """A bar with rate and time left on a terminal; nothing elsewhere. Yields the function that advances it."""
-    if quiet or not errors.is_terminal:
+    """Show a progress bar on a terminal; yields the function that advances it."""
+    if quiet or not error_console.is_terminal:
         yield lambda done: None
         return
     columns = (
@@ -91,95 +326,22 @@ def progress(description: str, total: int | None, quiet: bool = False) -> Iterat
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors, transient=True) as bar:
+    with Progress(*columns, console=error_console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
 
 
 @contextmanager
-def room_for(batch_size: int | None, particles: int = 1) -> Iterator[None]:
-    """Where what is computed in this block, `batch_size` sequences at a time, does not fit, say so in one sentence.
-
-    All `particles` of a sequence are walked at a time.
-    """
+def out_of_memory_advice(batch_size: int | None, particles: int = 1) -> Iterator[None]:
+    """Turn an out-of-memory error into an `UnmaskError` that says which option to lower."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        if particles > 1:
+        if particles > 1:  # the particles of a text are one batch
             raise UnmaskError(f"{particles} particles do not fit into memory; lower --particles.") from None
-        alone = batch_size == 1
-        what = "Not even a batch of 1 fits" if alone else f"A batch of {batch_size or 'the usual size'} does not fit"
-        remedy = "take shorter texts or another --device" if alone else "lower --batch-size"
-        raise UnmaskError(f"{what} into memory; {remedy}.") from None
-
-
-BLANK = "[MASK"
-STDIN = "-"
-
-
-def split_blanks(words: list[str]) -> tuple[str | None, list[str]]:
-    """For texts with blanks: a first word without one is the checkpoint; without it, the shipped model is meant."""
-    first, *others = words
-    if BLANK in first or first == STDIN:
-        return None, _read(words, "fill; give lines with [MASK] or [MASK:n] blanks")
-    if others:
-        return first, _read(others, "fill; give lines with [MASK] or [MASK:n] blanks")
-    if is_checkpoint_name(first):
-        raise UnmaskError(f"'{first}' is a checkpoint and there is no text behind it; add one with a [MASK] blank.")
-    raise UnmaskError(f"The text {first!r} has no blank; mark one with [MASK] or [MASK:n].")
-
-
-def split_texts(words: list[str], verb: str = "score") -> tuple[str | None, list[str]]:
-    """For any texts: of several words the first is the checkpoint; a single one is a text for the shipped model."""
-    first, *others = words
-    if others:
-        return first, _read(others, f"{verb}; give one text a line")
-    if is_checkpoint_name(first):
-        raise UnmaskError(f"'{first}' is a checkpoint and there is no text behind it; add one.")
-    return None, _read(words, f"{verb}; give one text a line")
-
-
-def _read(texts: list[str], purpose: str) -> list[str]:
-    """The texts themselves, or, for a single '-', the lines of standard input."""
-    lines = _lines_of_stdin() if texts == [STDIN] else texts
-    if not lines:
-        raise UnmaskError(f"Standard input held no text to {purpose}.")
-    return lines
-
-
-def _lines_of_stdin() -> list[str]:
-    """Its lines that are not empty. By the locale, bytes that are no text are an error or half surrogate pairs."""
-    try:
-        lines = [line.rstrip("\r\n") for line in sys.stdin or () if line.strip()]
-        "".join(lines).encode()
-    except UnicodeError as error:
-        raise UnmaskError("Standard input is not valid UTF-8; convert it first.") from error
-    return lines
-
-
-Out = Annotated[Path | None, typer.Option(help="Write what --json prints into this file as well.")]
-
-
-def check_outputs(out: Path | None, plot: Path | None) -> None:
-    """Say before the work begins what would be wrong after it."""
-    from unmask.io import check_output_file
-    from unmask.plots.style import check_picture
-
-    if out is not None:
-        check_output_file(out)
-    if plot is not None:
-        check_picture(plot)
-
-
-def deliver(report: dict[str, Any], show: Callable[[], None], out: Path | None, as_json: bool) -> None:
-    """Print a report as JSON, or show it in words, and write it into the file that is named, if one is."""
-    from unmask.io import atomic_text
-
-    if as_json:
-        print_json(report)
-    else:
-        show()
-    if out is not None:
-        atomic_text(out, json_text(report))
+        if batch_size == 1:
+            raise UnmaskError("A batch of 1 does not fit into memory; use shorter texts or another --device.") from None
+        size = "of the default size" if batch_size is None else f"of {batch_size}"
+        raise UnmaskError(f"A batch {size} does not fit into memory; lower --batch-size.") from None

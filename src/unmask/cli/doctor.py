@@ -1,175 +1,37 @@
-"""`unmask doctor`: what is here, whether the mathematics holds here, and whether a checkpoint is well."""
+"""`unmask doctor`: check the installation, the laws on this machine, and a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-
-if TYPE_CHECKING:
-    from unmask.doctor.machine import CheckResult, Extra, Machine
-    from unmask.doctor.report import Report, Verdict
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+import math
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from unmask.cli.common import Device, Json, console, print_json, progress
 
 if TYPE_CHECKING:
-    import torch
-    from rich.console import RenderableType
-
-    from unmask.doctor.checkpoint import CheckpointCheck
-    from unmask.doctor.report import Report, Verdict
-
+    from unmask.doctor import CheckResult
 
 MARKS = {True: "[green]✓[/green]", False: "[bold red]✗[/bold red]", None: "[dim]–[/dim]"}
 
 
-def environment(report: Report) -> Iterator[RenderableType]:
-    """Versions, the machine, and the extras with what is missing of them."""
-    yield "[bold]Environment[/bold]"
-    for finding in report.versions:
-        yield from line(finding)
-    for name, words in _machine(report.machine):
-        yield _fact(name, words)
-    yield "[bold]Extras[/bold]"
-    for extra in report.extras:
-        yield from _extra(extra)
-    if not report.extras:
-        yield "  not known: unmask runs from its source and is not installed"
-
-
-def laws(report: Report) -> Iterator[RenderableType]:
-    """A row an axis, then every broken law with its numbers."""
-    verdicts = report.laws or []
-    seconds = sum(verdict.seconds for verdict in verdicts)
-    yield f"[bold]Laws[/bold] on {report.device}, {seconds:.0f} s"
-    table = Table(box=None, header_style="bold", padding=(0, 0, 0, 2))
-    for column in ("", "axis", "members", "checks", "worst", "limit", "law"):
-        table.add_column(column, justify="left" if column in ("", "axis", "law") else "right")
-    for verdict in verdicts:
-        table.add_row(MARKS[not verdict.broken], *_row(verdict))
-    yield table
-    for verdict in verdicts:
-        for law in verdict.broken:
-            yield f"  {MARKS[False]} {escape(str(law))}"
-    if any(verdict.broken for verdict in verdicts):
-        yield "    next: reinstall unmask; if you changed or registered that member, mend it; else report this"
-
-
-def checkpoint_lines(report: Report) -> Iterator[RenderableType]:
-    """What a checkpoint is, and a line a check."""
-    about = report.about or {}
-    yield f"[bold]Checkpoint[/bold] {escape(about['path'])}"
-    for name, words in _about(about):
-        yield _fact(name, words)
-    yield _fact("text", repr(report.text) if report.text is not None else "none: random tokens")
-    for finding in report.findings or []:
-        yield from line(finding)
-
-
-def summary(report: Report) -> Iterator[RenderableType]:
-    """The last line."""
-    count = report.failures
-    yield f"[bold red]{count} of the checks failed.[/bold red]" if count else "[green]All is well.[/green]"
-
-
-def line(finding: CheckResult) -> Iterator[str]:
-    """One check, and below it what to do if it failed."""
-    figure = "" if finding.value is None else f": {finding.value:.3g}"
-    limit = "" if finding.limit is None else f" (at most {finding.limit:.3g})"
-    yield f"  {MARKS[finding.passed]} {finding.name}: {escape(finding.words)}{figure}{limit}"
-    if finding.failed:
-        yield f"    next: {escape(finding.remedy)}"
-
-
-def _extra(extra: Extra) -> Iterator[str]:
-    here = ", ".join(f"{package.name} {package.version}" for package in extra.packages if package.supported)
-    missing = ", ".join(f"{package.name}{package.wanted}" for package in extra.missing)
-    yield f"  {MARKS[True if not extra.missing else None]} {extra.name}: {here or 'nothing yet'}"
-    if missing:
-        yield f"    missing: {missing}; {escape(extra.install)}"
-
-
-def _machine(machine: Machine) -> Iterator[tuple[str, str]]:
-    yield "platform", machine.platform
-    yield (
-        "processors",
-        f"{machine.cores} cores, torch uses {machine.threads} threads, {_size(machine.memory)} of memory",
-    )
-    for gpu in machine.gpus:
-        yield (
-            "GPU",
-            f"{gpu.name}, {_size(gpu.memory)} ({_size(gpu.free)} free), compute capability {gpu.capability}, "
-            + ("bf16" if gpu.bf16 else "no bf16"),
-        )
-    if machine.driver_unused:
-        yield "GPU", "there is an NVIDIA driver, but this torch cannot use it; install a CUDA build of torch"
-    elif not machine.gpus:
-        yield "GPU", "none"
-    yield "distributed", ", ".join(machine.backends) or "not in this torch"
-    yield "torch.compile", f"CPU: {machine.compiler or 'no C++ compiler'}; GPU: {_triton(machine)}"
-    yield "cache", f"{machine.cache}, {_size(machine.cache_free)} free"
-
-
-def _triton(machine: Machine) -> str:
-    return "triton" if machine.triton else "no triton"
-
-
-def _about(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    conditioned = "conditioned on alpha" if about["conditioned"] else "not conditioned"
-    yield "network", f"{about['network']}, {about['parameters']:,} parameters in {about['precision']}, {conditioned}"
-    yield "rows", f"{about['length']} tokens (at most {about['longest']}), vocabulary {about['vocabulary']:,}"
-    for name in ("schedule", "objective", "policy"):
-        yield name, about[name]
-    yield "tokenizer", _tokenizer(about["tokenizer"])
-    steps = "steps not known" if about["steps"] is None else f"{about['steps']:,} steps"
-    yield "trained", f"{steps}, unmask {about['version']}"
-
-
-def _tokenizer(tokenizer: dict[str, Any] | None) -> str:
-    if tokenizer is None:
-        return "none"
-    mask = f"mask {tokenizer['mask']} = {tokenizer['mask_token_id']}"
-    eos = "no EOS" if tokenizer["eos"] is None else f"EOS {tokenizer['eos']} = {tokenizer['eos_token_id']}"
-    return f"{tokenizer['kind']}, {tokenizer['vocabulary']:,} tokens, {mask}, {eos}"
-
-
-def _row(verdict: Verdict) -> tuple[str, ...]:
-    law = verdict.closest
-    counts = (verdict.axis, str(verdict.members), f"{verdict.checks:,}")
-    return (*counts, f"{law.value:.2g}", f"{law.limit:.2g}", law.name)
-
-
-def _fact(name: str, words: str) -> str:
-    return f"    {name}: {escape(words)}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
-
-
 def doctor(
     checkpoint: Annotated[
-        str | None, typer.Option(help="Examine this checkpoint too, or a model that ships.", metavar="CKPT")
+        str | None, typer.Option(help="Also check this checkpoint or shipped model.", metavar="CKPT")
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="The text to examine it (or the shipped 'stories') with; else the model writes one."),
+        typer.Option(help="Text to check the checkpoint with (default: stories). Default: the model generates one."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave the laws out, which take half a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the laws, which take half a minute.")] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Versions, devices and extras; the laws on this machine; and, if one is named, the health of a checkpoint.
+    """Check versions, devices and extras, the laws on this machine, and optionally a checkpoint.
 
-    Exit code 1 if a check fails; what to do next stands below it.
+    Exits with code 1 if a check fails, and prints what to do about it.
 
     Examples:
 
@@ -181,53 +43,150 @@ def doctor(
     """
     import torch
 
-    pass
-    from unmask.doctor.machine import extras, look, version_findings
-    from unmask.doctor.report import Report
+    from unmask.doctor.checkpoint import CheckpointCheck, describe_checkpoint
+    from unmask.doctor.laws import count_cases, run_laws
+    from unmask.doctor.machine import check_packages, describe_machine, list_extras
     from unmask.models.inference import select_device
+    from unmask.pipeline import load
 
-    where = select_device(device, dtype=torch.float64)  # that of laws and likelihoods
-    patient = None if checkpoint is None and text is None else _admit(checkpoint, text, where)
-    report = Report(version_findings(), look(), extras(), str(where))
-    _show(environment(report), quiet=as_json)
+    where = select_device(device, dtype=torch.float64)  # laws and likelihoods are in float64
+    checks = None
+    if checkpoint is not None or text is not None:
+        checks = CheckpointCheck(load(checkpoint, device=where, dtype="float32"), text)
+    packages = check_packages()
+    results = list(packages)
+    report: dict[str, Any] = {
+        "device": str(where),
+        "versions": [result.as_dict() for result in packages],
+        "machine": describe_machine(),
+        "extras": list_extras(),
+        "laws": None,
+        "checkpoint": None,
+    }
+    if not as_json:
+        _print_environment(packages, report)
     if not quick:
-        report = replace(report, laws=_judge(where, quiet=as_json))
-        _show(laws(report), quiet=as_json)
-    if patient is not None:
-        report = _examine(report, patient, quiet=as_json)
-        _show(checkpoint_lines(report), quiet=as_json)
-    _show(summary(report), quiet=as_json)
+        with progress("laws", count_cases(), quiet=as_json) as advance:
+            report["laws"] = list(run_laws(where, advance))
+        if not as_json:
+            _print_laws(report["laws"], str(where))
+    if checks is not None:
+        found = []
+        with progress("checkpoint", len(checks.checks()), quiet=as_json) as advance:
+            for result in checks.run():
+                found.append(result)
+                advance(1)
+        results += found
+        about = describe_checkpoint(checks.lm)
+        report["checkpoint"] = {"about": about, "text": checks.text, "findings": [one.as_dict() for one in found]}
+        if not as_json:
+            _print_checkpoint(about, checks.text, found)
+    failures = sum(result.passed is False for result in results)
+    failures += sum(len(axis["broken"]) for axis in report["laws"] or [])
     if as_json:
-        print_json(report.as_dict())
-    if report.failures:
+        print_json({"passed": not failures, "failures": failures, **report})
+    else:
+        _print(f"[bold red]{failures} checks failed.[/bold red]" if failures else "[green]All checks passed.[/green]")
+    if failures:
         raise typer.Exit(1)
 
 
-def _admit(checkpoint: str | None, text: str | None, device: torch.device) -> CheckpointCheck:
-    from unmask.doctor.checkpoint import admit
-    from unmask.pipeline import load
-
-    return admit(load(checkpoint, device=device, dtype="float32"), text)
+def _print(content: Any) -> None:
+    console.print(content, highlight=False, soft_wrap=True)
 
 
-def _judge(device: torch.device, quiet: bool) -> list[Verdict]:
-    from unmask.doctor.report import judge, work
-
-    with progress("laws", work(), quiet=quiet) as advance:
-        return list(judge(device, advance))
-
-
-def _examine(report: Report, patient: CheckpointCheck, quiet: bool) -> Report:
-    from unmask.doctor.checkpoint import about, checks, examine
-
-    findings = []
-    with progress("checkpoint", len(checks(patient)), quiet=quiet) as advance:
-        for finding in examine(patient):
-            findings.append(finding)
-            advance(1)
-    return replace(report, about=about(patient.lm), text=patient.text, findings=findings)
+def _print_result(result: CheckResult) -> None:
+    value = "" if result.value is None else f": {result.value:.3g}"
+    limit = "" if result.limit is None else f" (at most {result.limit:.3g})"
+    _print(f"  {MARKS[result.passed]} {result.name}: {escape(result.words)}{value}{limit}")
+    if result.passed is False:
+        _print(f"    next: {escape(result.remedy)}")
 
 
-def _show(lines: Iterable[RenderableType], quiet: bool) -> None:
-    for line in () if quiet else lines:
-        console.print(line, highlight=False, soft_wrap=True)
+def _print_environment(packages: list[CheckResult], report: dict[str, Any]) -> None:
+    _print("[bold]Environment[/bold]")
+    for result in packages:
+        _print_result(result)
+    machine = report["machine"]
+    lines = [
+        f"platform: {machine['platform']}",
+        f"CPU: {machine['cores']} cores, {machine['threads']} torch threads, {_gib(machine['memory'])} of memory",
+    ]
+    for gpu in machine["gpus"]:
+        memory = f"{_gib(gpu['memory'])} ({_gib(gpu['free'])} free)"
+        bf16 = "bf16" if gpu["bf16"] else "no bf16"
+        lines.append(f"GPU: {gpu['name']}, {memory}, compute capability {gpu['capability']}, {bf16}")
+    if machine["driver_unused"]:
+        lines.append("GPU: this build of torch cannot use the NVIDIA driver; install a CUDA build of torch")
+    elif not machine["gpus"]:
+        lines.append("GPU: none")
+    triton = "triton" if machine["triton"] else "no triton"
+    lines += [
+        f"distributed: {', '.join(machine['backends']) or 'not in this build of torch'}",
+        f"torch.compile: CPU: {machine['compiler'] or 'no C++ compiler'}; GPU: {triton}",
+        f"cache: {machine['cache']}, {_gib(machine['cache_free'])} free",
+    ]
+    for line in lines:
+        _print(f"    {escape(line)}")
+    _print("[bold]Extras[/bold]")
+    for extra in report["extras"]:
+        found = [f"{one['name']} {one['version']}" for one in extra["packages"] if one["supported"]]
+        missing = [f"{one['name']}{one['wanted']}" for one in extra["packages"] if not one["supported"]]
+        _print(f"  {MARKS[None if missing else True]} {extra['name']}: {', '.join(found) or 'not installed'}")
+        if missing:
+            _print(f"    missing: {', '.join(missing)}; {escape(extra['install'])}")
+    if not report["extras"]:
+        _print("  not known: unmask is not installed")
+
+
+def _print_laws(axes: list[dict[str, Any]], device: str) -> None:
+    _print(f"[bold]Laws[/bold] on {device}, {sum(axis['seconds'] for axis in axes):.0f} s")
+    table = Table(box=None, header_style="bold", padding=(0, 0, 0, 2))
+    for column in ("", "axis", "members", "checks", "worst", "limit", "law"):
+        table.add_column(column, justify="left" if column in ("", "axis", "law") else "right")
+    for axis in axes:
+        closest = axis["closest"]
+        counts = (axis["axis"], str(axis["members"]), f"{axis['checks']:,}")
+        table.add_row(
+            MARKS[axis["passed"]], *counts, _number(closest["figure"]), _number(closest["limit"]), closest["law"]
+        )
+    _print(table)
+    broken = [law for axis in axes for law in axis["broken"]]
+    for law in broken:
+        numbers = f"{_number(law['figure'])} (at most {_number(law['limit'])})"
+        _print(f"  {MARKS[False]} " + escape(f"{law['subject']}: {law['law']}: {law['words']}: {numbers}"))
+    if broken:
+        _print("    next: reinstall unmask, fix the member if you changed or added it, or report this")
+
+
+def _print_checkpoint(about: dict[str, Any], text: str | None, results: list[CheckResult]) -> None:
+    _print(f"[bold]Checkpoint[/bold] {escape(about['path'])}")
+    conditioned = "conditioned on alpha" if about["conditioned"] else "not conditioned"
+    tokenizer = about["tokenizer"]
+    tokens = "none"
+    if tokenizer is not None:
+        eos = "no EOS" if tokenizer["eos"] is None else f"EOS {tokenizer['eos']} = {tokenizer['eos_token_id']}"
+        mask = f"mask {tokenizer['mask']} = {tokenizer['mask_token_id']}"
+        tokens = f"{tokenizer['kind']}, {tokenizer['vocabulary']:,} tokens, {mask}, {eos}"
+    steps = "unknown steps" if about["steps"] is None else f"{about['steps']:,} steps"
+    for line in (
+        f"network: {about['network']}, {about['parameters']:,} parameters in {about['precision']}, {conditioned}",
+        f"rows: {about['length']} tokens (at most {about['longest']}), vocabulary {about['vocabulary']:,}",
+        f"schedule: {about['schedule']}",
+        f"objective: {about['objective']}",
+        f"policy: {about['policy']}",
+        f"tokenizer: {tokens}",
+        f"trained: {steps}, unmask {about['version']}",
+        f"text: {'random tokens' if text is None else repr(text)}",
+    ):
+        _print(f"    {escape(line)}")
+    for result in results:
+        _print_result(result)
+
+
+def _number(value: float | None) -> str:
+    return f"{math.inf if value is None else value:.2g}"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

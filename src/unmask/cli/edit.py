@@ -1,66 +1,62 @@
-"""`unmask edit`: write a part of a text anew."""
+"""`unmask edit`: rewrite a part of a text."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import Json, Seed, Steps, Where, print_json, progress, room_for, split_texts
-from unmask.cli.options import Constraining, HybridDrawing, Ordering, grouped, told
+from unmask.cli.common import (
+    Json,
+    ModelOptions,
+    SamplingOptions,
+    Seed,
+    Steps,
+    describe_sampling,
+    option_groups,
+    out_of_memory_advice,
+    print_json,
+    progress,
+    split_arguments,
+)
 from unmask.errors import UnmaskError
 
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="The text; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, "
-        "or a model that ships ('unmask list shipped'); without it 'stories'.",
+        help="Text to edit; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder "
+        "or a shipped model ('unmask list shipped'). Default: stories.",
         metavar="[CKPT] TEXT...",
     ),
 ]
+Strength = Annotated[
+    float | None, typer.Option(help="Fraction of the tokens to rewrite, the least likely ones. Default: 0.3.")
+]
+Spans = Annotated[
+    list[str] | None,
+    typer.Option(help="Characters to rewrite: 4-9 is from 4 up to but not including 9, counted from 0; repeatable."),
+]
+Keep = Annotated[
+    list[str] | None, typer.Option(help="Words to keep; everything else is rewritten; repeatable.", metavar="WORDS")
+]
 
 
-@dataclass(frozen=True)
-class Places:
-    """What is written anew."""
-
-    strength: Annotated[
-        float | None, typer.Option(help="The share of the tokens to write anew, the least likely ones; 0.3 by default.")
-    ] = None
-    span: Annotated[
-        list[str] | None,
-        typer.Option(help="Characters to write anew: 4-9 is from 4 to before 9, from 0 on; may be repeated."),
-    ] = None
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(help="Words to keep; all else is written anew; repeatable.", metavar="WORDS"),
-    ] = None
-
-    def chosen(self) -> dict[str, Any]:
-        """What is asked for, as a model takes it; where nothing is, the least likely share."""
-        from unmask.infilling import STRENGTH
-
-        spans = [_span(one) for one in self.span or []] or None
-        strength = STRENGTH if self.strength is None and not self.keep and not spans else self.strength
-        return {"strength": strength, "keep": self.keep or None, "spans": spans}
-
-
-@grouped
+@option_groups
 def edit(
     words: Words,
     *,
-    places: Places,
+    strength: Strength = None,
+    span: Spans = None,
+    keep: Keep = None,
     steps: Steps = None,
     seed: Seed = 0,
-    drawing: HybridDrawing,
-    constraining: Constraining,
-    ordering: Ordering,
-    where: Where,
+    sampling: SamplingOptions,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Write a part of a text anew, where the model finds it least likely or where you say.
+    """Rewrite the least likely tokens of a text, some of its characters, or all but some words.
 
     Examples:
 
@@ -75,25 +71,29 @@ def edit(
         unmask edit "The cat sat on the mat." --strength 0.6 --with fish --min-p 0.1
     """
     from unmask.generation_config import check_seeds
+    from unmask.infilling import STRENGTH
 
-    options, rule, wish = places.chosen(), drawing.rule(), constraining.wish()
-    way = {"steps": steps, **ordering.way()}
-    checkpoint, texts = split_texts(words, "edit")
+    spans = [_parse_span(one) for one in span or []]
+    if strength is None and not spans and not keep:
+        strength = STRENGTH
+    places: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans or None}
+    options = sampling.arguments(steps)
+    checkpoint, texts = split_arguments(words, "edit")
     check_seeds(seed, len(texts))
-    lm = where.load(checkpoint)
-    how: dict[str, Any] = {**options, **way, **wish, "rule": rule}
-    with room_for(1, constraining.particles), progress("editing", len(texts), quiet=as_json) as advance:
-        done = [lm.edit_details(text, **how, seed=seed + i, progress=advance) for i, text in enumerate(texts)]
+    lm = model.load(checkpoint)
+    with out_of_memory_advice(1, sampling.particles), progress("editing", len(texts), quiet=as_json) as advance:
+        edited = [
+            lm.edit_details(text, seed=seed + i, progress=advance, **places, **options) for i, text in enumerate(texts)
+        ]
     if as_json:
-        drawn = {"sampler": lm.sampler(**way).model_dump(), "rule": rule.model_dump()}
-        print_json({**drawn, **told(wish), **options, "texts": [asdict(one) for one in done]})
+        print_json({**describe_sampling(lm, options), **places, "texts": [asdict(one) for one in edited]})
         return
-    for one in done:
+    for one in edited:
         typer.echo(one.text)
 
 
-def _span(text: str) -> tuple[int, int]:
+def _parse_span(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)-(\d+)", text)
     if found is None:
-        raise UnmaskError(f"--span {text} is no span of characters; write it as 4-9.")
+        raise UnmaskError(f"--span must be a range of characters such as 4-9, got '{text}'.")
     return int(found[1]), int(found[2])

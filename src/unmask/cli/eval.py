@@ -1,53 +1,79 @@
-"""`unmask eval`: the perplexity of a checkpoint on held-out text; beside it, `generation`, `puzzles` and `code`."""
+"""`unmask eval`: the perplexity of a checkpoint on held-out text, and the group of the other evaluations."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from typer.core import TyperGroup
 
-from unmask.cli.common import BatchSize, BoundSteps, Checkpoint, Json, Seed, Where, progress, room_for
+from unmask.cli.common import (
+    BatchSize,
+    BoundSteps,
+    Checkpoint,
+    HeldOutOptions,
+    Json,
+    ModelOptions,
+    Seed,
+    console,
+    error_console,
+    option_groups,
+    out_of_memory_advice,
+    print_json,
+    progress,
+)
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_tasks import code, puzzles
-from unmask.cli.options import HeldOut, grouped
 
-DEFAULT = "perplexity"
+if TYPE_CHECKING:
+    from unmask.data.length_policies import Policy
+    from unmask.likelihood import Bound, Evaluation
+
+UNITS = {
+    "bits_per_token": "bits/token",
+    "bits_per_byte": "bits/byte",
+    "bits_per_char": "bits/char",
+    "perplexity": "perplexity",
+}
 
 
 class EvalGroup(TyperGroup):
-    """A group whose first word may be left out: `unmask eval CKPT` is `unmask eval perplexity CKPT`."""
+    """A group with a default command: `unmask eval CKPT` is `unmask eval perplexity CKPT`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+        return super().parse_args(ctx, args if named else ["perplexity", *args])
 
 
-app = typer.Typer(cls=EvalGroup)
+app = typer.Typer(
+    cls=EvalGroup,
+    help="Evaluate a checkpoint: perplexity on held-out text (the default), generation, puzzles or code.",
+)
 app.command("code")(code)
 app.command("generation")(generation)
 app.command("puzzles")(puzzles)
 
 
-@app.command(DEFAULT)
-@grouped
+@app.command("perplexity")
+@option_groups
 def perplexity(
     checkpoint: Checkpoint = None,
     *,
-    held_out: HeldOut,
+    held_out: HeldOutOptions,
     steps: BoundSteps = None,
     precision: Annotated[
-        float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is this many bits per token.")
+        float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is below this, in bits per token.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Only so many rows, evenly spread; bits per byte are then not given.")
+        int | None, typer.Option(min=1, help="Use this many evenly spaced rows; bits per byte are then not reported.")
     ] = None,
     batch_size: BatchSize = None,
     seed: Seed = 0,
-    where: Where,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Bits per token, byte and character and perplexity, each with its error; exit code 1 if the estimators disagree.
+    """Bits per token, byte and character and perplexity with errors; exit with code 1 if two estimators disagree.
 
     Examples:
 
@@ -59,19 +85,72 @@ def perplexity(
 
         unmask eval stories-ar --data book.txt --json
 
-    'unmask eval generation --help' judges the texts that a checkpoint writes, 'unmask eval puzzles --help' counts the
-    puzzles that it solves, 'unmask eval code --help' the blanks of functions that it fills.
+    Other evaluations: 'unmask eval generation --help' for the quality of generated texts, 'unmask eval puzzles --help'
+    for puzzles, 'unmask eval code --help' for blanks in functions.
     """
-    from unmask.cli.report import fill_words, finish, precision_words
     from unmask.evaluation.perplexity import evaluation_rows
     from unmask.likelihood import count_draws
 
-    lm = where.load(checkpoint)
+    lm = model.load(checkpoint)
     table = evaluation_rows(lm, held_out.data, held_out.separator, rows, held_out.field)
-    wanted = tuple(steps or ())
-    total = None if precision else count_draws(lm.config.objective, table, len(wanted))
-    with room_for(batch_size), progress("scoring", total, quiet=as_json) as advance:
+    discrete = tuple(steps or ())
+    total = None if precision else count_draws(lm.config.objective, table, len(discrete))
+    with out_of_memory_advice(batch_size), progress("scoring", total, quiet=as_json) as advance:
         result = lm.evaluate(
-            table, steps=wanted, seed=seed, precision=precision, batch_size=batch_size, progress=advance
+            table, steps=discrete, seed=seed, precision=precision, batch_size=batch_size, progress=advance
         )
-    finish(result, as_json, fill_words(lm.config.policy), precision_words(result.headline, precision))
+    print_evaluation(result, lm.config.policy, precision, as_json)
+
+
+def print_evaluation(result: Evaluation, policy: Policy, precision: float | None, as_json: bool) -> None:
+    """Print bounds with their errors; exit with code 1 if the estimators disagree."""
+    from unmask.likelihood import LEARNT_PADDING_NOTE
+
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        _print_bounds(result)
+        notes = [
+            *_explain_errors(result.headline, precision),
+            *([LEARNT_PADDING_NOTE] if policy.supervises_padding else []),
+        ]
+        for note in notes:
+            console.print(note, style="dim", highlight=False)
+    if result.disagreement:
+        error_console.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
+        raise typer.Exit(1)
+
+
+def _print_bounds(result: Evaluation) -> None:
+    """Print two bounds per table, which fits into 80 columns."""
+    from unmask.likelihood import format_with_errors
+
+    bounds = [*result.bounds.values(), *result.discrete.values()]
+    for start in range(0, len(bounds), 2):
+        shown = bounds[start : start + 2]
+        table = Table(box=None, header_style="bold")
+        table.add_column(f"{result.headline.tokens:,} tokens", no_wrap=True)
+        for bound in shown:
+            table.add_column(bound.estimator, justify="right", no_wrap=True)
+        for unit, label in UNITS.items():
+            table.add_row(label, *(format_with_errors(bound, unit) for bound in shown))
+        console.print(table)
+
+
+def _explain_errors(bound: Bound, precision: float | None) -> list[str]:
+    """Say what the errors after each ± are, and how to make the Monte-Carlo error smaller."""
+    errors = [] if bound.exact else ["± Monte-Carlo error"]
+    if bound.error("bits_per_token", "data") is not None:
+        errors.append("± data error (spread over documents)")
+    notes = [", ".join(errors)] if errors else []
+    if precision is not None and not bound.exact:
+        if (bound.error("bits_per_token") or 0.0) <= precision:
+            notes.append(
+                f"Sampling stopped at an error of {precision:g} bits per token; lower --precision for a smaller one."
+            )
+        else:
+            notes.append(
+                f"The error is above the target of {precision:g} bits per token after {bound.draws:,} draws, the "
+                "maximum."
+            )
+    return notes

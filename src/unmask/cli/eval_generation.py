@@ -1,121 +1,95 @@
-"""`unmask eval generation`: what checkpoints write, as another language model judges it."""
+"""`unmask eval generation`: the quality of generated texts under another language model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-
-from unmask.cli.common import console
-from unmask.evaluation.statistics import format_estimate
-
-if TYPE_CHECKING:
-    from unmask.evaluation.generation import GenerationEvaluation, GenerationResult
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from unmask.checkpoint import DEFAULT_MODEL
-from unmask.cli.common import BatchSize, Json, Out, Seed, Where, check_outputs, deliver, errors, progress, room_for
-from unmask.cli.options import HeldOut, HybridDrawing, Orders, SamplerSpecs, grouped, sampler_spec
+from unmask.cli.common import (
+    BatchSize,
+    HeldOutOptions,
+    Json,
+    ModelOptions,
+    Orders,
+    Out,
+    Samplers,
+    Seed,
+    TokenOptions,
+    check_outputs,
+    console,
+    error_console,
+    option_groups,
+    out_of_memory_advice,
+    parse_sampler,
+    print_report,
+    progress,
+)
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.generation import CheckpointPlan, GenerationEvaluation, Texts
-    from unmask.likelihood import Progress
+    from unmask.evaluation.generation import GenerationEvaluation
     from unmask.pipeline import MaskedDiffusionLM
 
-
-TABLES = (
+COLUMNS = (
     {"perplexity": "perplexity", "entropy": "entropy", "repetition": "repetition"},
     {"distinct_1": "distinct-1", "distinct_2": "distinct-2", "distinct_3": "distinct-3"},
     {"tokens": "tokens", "characters": "characters"},
     {"calls": "calls", "seconds": "seconds"},
 )
-"""Quality, diversity, length and cost, apart, so that a row with its intervals fits 80 characters."""
-
-
-def show_frontier(evaluation: GenerationEvaluation) -> None:
-    """The tables, and what the figures are."""
-    for columns in TABLES:
-        console.print(_table(evaluation.rows, columns))
-    texts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
-    _say(f"judge {evaluation.judge.name}, {texts} texts a row; (low–high): 95% bootstrap intervals over texts.")
-    _say("Per judge token, no end token counted; entropy in nats; calls, seconds, lengths a text; - does not apply.")
-    for row in evaluation.rows:
-        if row.empty:
-            _say(f"{row_name(row)}: {row.empty} of {row.texts} texts are empty.")
-
-
-def row_name(row: GenerationResult) -> str:
-    """What stands before a row, such as ``mdlm, 64 steps``."""
-    return row.name if row.steps is None else f"{row.name}, {row.steps} steps"
-
-
-def _table(rows: list[GenerationResult], columns: dict[str, str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for words in columns.values():
-        table.add_column(words, justify="right")
-    for row in rows:
-        table.add_row(row_name(row), *(format_estimate(row.metrics[name]) for name in columns))
-    return table
-
-
-def _say(words: str) -> None:
-    console.print(words, style="dim", highlight=False, soft_wrap=True, markup=False)
-
+"""Quality, diversity, length and cost: one table each, which fits into 80 columns."""
 
 JudgeName = Annotated[
-    str, typer.Option(help="A causal language model: its folder (one of our AR checkpoints too) or hub name.")
+    str, typer.Option(help="Causal language model that scores the texts: a folder, an AR checkpoint or a Hub name.")
 ]
 Checkpoints = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Folders written by 'unmask train' or 'unmask convert', or models that ship; without any, and without "
-        "--texts, the shipped model 'stories'.",
+        help="Folders written by 'unmask train' or 'unmask convert', or shipped models. Default without --texts: "
+        "stories.",
         metavar="CKPT",
     ),
 ]
 StepCounts = Annotated[
     list[str] | None,
     typer.Option(
-        help="At most this many network calls; repeatable. 'none', and without it: one token a call, the exact law, "
-        "which is also all that an AR checkpoint does."
+        help="Maximum number of network calls; repeatable. 'none', the default, is one token per call, which AR "
+        "checkpoints always use."
     ),
 ]
 TextFiles = Annotated[
     list[Path] | None,
-    typer.Option(help="Also judge these texts: a .json list of strings, or a text a line; repeatable."),
+    typer.Option(help="Also score these texts: a .json list of strings, or one text per line; repeatable."),
 ]
 
 
-@grouped
+@option_groups
 def generation(
     judge: JudgeName,
     checkpoints: Checkpoints = None,
     *,
     steps: StepCounts = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many texts; of held-out data at most as many.")] = 256,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
     texts: TextFiles = None,
-    held_out: HeldOut,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a canvas; the model's own without it.")] = None,
+    held_out: HeldOutOptions,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text. Default: the model's length.")] = None,
     seed: Seed = 0,
-    drawing: HybridDrawing,
+    tokens: TokenOptions,
     orders: Orders = None,
-    samplers: SamplerSpecs = None,
+    samplers: Samplers = None,
     batch_size: BatchSize = None,
     out: Out = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the frontier: a .png, .svg or .pdf.")] = None,
-    where: Where,
+    plot: Annotated[Path | None, typer.Option(help="Plot perplexity against entropy: a .png, .svg or .pdf.")] = None,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Judge perplexity, always beside entropy, repetition, distinct n-grams, length, calls and seconds.
+    """Generative perplexity with entropy, repetition, distinct n-grams, length, calls and seconds.
 
-    The judge counts every token of a text behind its begin token, and no end token. Each figure has a 95% bootstrap
-    interval over texts. Low perplexity with low entropy is no good text: look at both, beside held-out data.
+    The judge scores every token after its begin token, and no end token. Each figure has a 95% bootstrap interval over
+    texts. Low perplexity with low entropy is not quality: compare both with held-out data.
 
     Examples:
 
@@ -131,44 +105,51 @@ def generation(
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt
     """
-    from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, make_plan, parse_steps
+    from unmask.checkpoint import DEFAULT_MODEL
+    from unmask.evaluation.generation import (
+        GenerationEvaluation,
+        GenerationSettings,
+        make_plan,
+        parse_steps,
+        read_texts,
+    )
     from unmask.evaluation.judge import open_judge
+    from unmask.io import unique_names
     from unmask.plots.frontier import draw_frontier
 
-    settings = GenerationSettings(n, seed, drawing.rule(), length, batch_size)
-    named = checkpoints or ([] if texts else [DEFAULT_MODEL])
+    settings = GenerationSettings(n, seed, tokens.token_sampler(), length, batch_size)
     strategies: dict[str, dict[str, Any]] = {order: {"order": order} for order in orders or []}
-    strategies |= {text.removeprefix("name: "): {"sampler": sampler_spec(text)} for text in samplers or []}
-    plan = make_plan(named, parse_steps(steps or ["none"]), length, strategies)
-    given = _read_given(texts or [])
+    strategies |= {text.removeprefix("name: "): {"sampler": parse_sampler(text)} for text in samplers or []}
+    paths = checkpoints or ([] if texts else [DEFAULT_MODEL])
+    plan = make_plan(paths, parse_steps(steps or ["none"]), length, strategies)
+    files = texts or []
+    names = unique_names([path.name for path in files], [str(path) for path in files])
+    given = dict(zip(names, map(read_texts, files), strict=True))
     check_outputs(out, plot)
-    evaluation = GenerationEvaluation(open_judge(judge, where.device, where.dtype), settings)
+    evaluation = GenerationEvaluation(open_judge(judge, model.device, model.dtype), settings)
     work = n * (1 + sum(one.work for one in plan)) + sum(len(one.texts) for one in given.values())
-    with room_for(batch_size), progress("judging", work, quiet=as_json) as advance:
-        _add_models(evaluation, plan, where, held_out, advance)
-        _add_given(evaluation, given, advance)
-    deliver(evaluation.as_dict(), lambda: show_frontier(evaluation), out, as_json)
+    with out_of_memory_advice(batch_size), progress("scoring", work, quiet=as_json) as advance:
+        for number, planned in enumerate(plan):
+            lm = model.load(planned.path)
+            if number == 0:
+                _add_held_out(evaluation, lm, held_out, advance)
+            evaluation.add_model(planned, lm, advance)
+        if not plan and held_out.data:
+            _add_held_out(evaluation, None, held_out, advance)
+        for name, one in given.items():
+            evaluation.add_texts(name, "texts", one, advance)
+    print_report(evaluation.as_dict(), lambda: _print_tables(evaluation), out, as_json)
     if plot is not None:
         draw_frontier(evaluation.rows, plot)
 
 
-def _add_models(
-    evaluation: GenerationEvaluation, plan: Sequence[CheckpointPlan], where: Where, held_out: HeldOut, advance: Progress
+def _add_held_out(
+    evaluation: GenerationEvaluation,
+    lm: MaskedDiffusionLM | None,
+    held_out: HeldOutOptions,
+    advance: Callable[[float], None],
 ) -> None:
-    """What the checkpoints write, behind held-out data in the form of the first one's texts."""
-    for number, planned in enumerate(plan):
-        lm = where.load(planned.path)
-        if number == 0:
-            _add_data(evaluation, lm, held_out, advance)
-        evaluation.add_model(planned, lm, advance)
-    if not plan and held_out.data:
-        _add_data(evaluation, None, held_out, advance)
-
-
-def _add_data(
-    evaluation: GenerationEvaluation, lm: MaskedDiffusionLM | None, held_out: HeldOut, advance: Progress
-) -> None:
-    """Held-out texts; where none are named and the checkpoint's own are gone, a word on it."""
+    """Add a row of held-out texts, or say why there is none if the checkpoint's own data are not available."""
     from unmask.evaluation.generation import reference_texts
 
     settings = evaluation.settings
@@ -177,20 +158,30 @@ def _add_data(
     except UnmaskError as error:
         if held_out.data:
             raise
-        errors.print(f"No row of held-out data: {error}", highlight=False, soft_wrap=True, markup=False)
+        error_console.print(f"No held-out row: {error}", highlight=False, soft_wrap=True, markup=False)
     else:
         evaluation.add_texts("held-out data", "data", texts, advance)
 
 
-def _read_given(files: Sequence[Path]) -> dict[str, Texts]:
-    """The texts of files by their names; those of one name are told apart by the path before it."""
-    from unmask.evaluation.generation import read_texts
-    from unmask.io import unique_names
+def _print_tables(evaluation: GenerationEvaluation) -> None:
+    from unmask.evaluation.statistics import format_estimate
 
-    titles = unique_names([path.name for path in files], [str(path) for path in files])
-    return dict(zip(titles, map(read_texts, files), strict=True))
-
-
-def _add_given(evaluation: GenerationEvaluation, given: Mapping[str, Texts], advance: Progress) -> None:
-    for name, texts in given.items():
-        evaluation.add_texts(name, "texts", texts, advance)
+    names = [row.name if row.steps is None else f"{row.name}, {row.steps} steps" for row in evaluation.rows]
+    for columns in COLUMNS:
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("", no_wrap=True)
+        for heading in columns.values():
+            table.add_column(heading, justify="right")
+        for name, row in zip(names, evaluation.rows, strict=True):
+            table.add_row(name, *(format_estimate(row.metrics[column]) for column in columns))
+        console.print(table)
+    counts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
+    notes = [
+        f"Judge {evaluation.judge.name}, {counts} texts per row; (low–high) is a 95% bootstrap interval over texts.",
+        "Perplexity per judge token without the end token, entropy in nats; lengths, calls and seconds per text.",
+    ]
+    for name, row in zip(names, evaluation.rows, strict=True):
+        if row.empty:
+            notes.append(f"{name}: {row.empty} of {row.texts} texts are empty.")
+    for note in notes:
+        console.print(note, style="dim", highlight=False, soft_wrap=True, markup=False)

@@ -1,108 +1,97 @@
-"""`unmask eval code`: blanks in held-out functions, filled by order, token rule and number of calls."""
+"""`unmask eval puzzles` and `unmask eval code`: accuracy by order, token rule and number of network calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from unmask.cli.common import progress, room_for
-from unmask.cli.options import sampler_spec
+from unmask.cli.common import (
+    BatchSize,
+    Json,
+    ModelOptions,
+    Out,
+    Seed,
+    check_outputs,
+    console,
+    option_groups,
+    out_of_memory_advice,
+    parse_sampler,
+    print_report,
+    progress,
+)
 
 if TYPE_CHECKING:
-    from unmask.evaluation.tasks import Strategy, TaskEvaluation, TaskResult
-    from unmask.pipeline import MaskedDiffusionLM
-
-    Entry = tuple[MaskedDiffusionLM, Sequence[Strategy]]
-from pathlib import Path
-
-from unmask.cli.common import BatchSize, Json, Out, Seed, Where, check_outputs, console, deliver
-from unmask.cli.options import grouped
-
-if TYPE_CHECKING:
-    from unmask.evaluation.tasks import PuzzleEvaluation
-from collections.abc import Sequence
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
     from unmask.evaluation.code import CodeEvaluation
     from unmask.evaluation.statistics import Estimate
+    from unmask.evaluation.tasks import PuzzleEvaluation, Strategy, TaskEvaluation, TaskResult
+    from unmask.pipeline import MaskedDiffusionLM
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The ways in which items are done, every combination of what is named."""
+class StrategyOptions:
+    """Sampling strategies; every combination of the options is evaluated."""
 
     order: Annotated[
         list[str] | None,
         typer.Option(
             help="uniform, left_to_right, confidence, margin, entropy, threshold, entropy_bounded or planner; "
-            "repeatable. Without it, and without --sampler, the first six.",
+            "repeatable. Default without --sampler: the first six.",
         ),
     ] = None
     sampler: Annotated[
-        list[str] | None, typer.Option(help="Any sampler, as 'name: remdm, strategy: loop'; repeatable.")
+        list[str] | None, typer.Option(help="Any sampler, such as 'name: remdm, strategy: loop'; repeatable.")
     ] = None
     rule: Annotated[
-        list[str] | None, typer.Option(help="Tokens: greedy or stochastic; repeatable. Without it both.")
+        list[str] | None, typer.Option(help="Token rule: greedy or stochastic; repeatable. Default: both.")
     ] = None
     steps: Annotated[
         list[str] | None,
-        typer.Option(help="At most this many network calls; repeatable. 'none', and without it: one token a call."),
+        typer.Option(help="Maximum number of network calls; repeatable. 'none', the default, is one token per call."),
     ] = None
 
-    def chosen(self) -> Callable[[MaskedDiffusionLM], list[Strategy]]:
-        """What is asked for, as ways of a model; bad words are refused now."""
+    def load(
+        self, model: ModelOptions, checkpoint: str, twin: str | None
+    ) -> list[tuple[MaskedDiffusionLM, list[Strategy]]]:
+        """Validate the options, and load the checkpoints with the strategies that apply to each."""
         from unmask.evaluation.generation import parse_steps
         from unmask.evaluation.tasks import ORDERS, make_strategies, parse_rules
 
         rules, counts = parse_rules(self.rule or ["greedy", "stochastic"]), parse_steps(self.steps or ["none"])
         orders = self.order or ([] if self.sampler else list(ORDERS))
-        specs = [spec for spec in map(sampler_spec, self.sampler or []) if spec is not None]
-        return lambda lm: make_strategies(lm, orders, specs, rules, counts)
+        samplers = [parse_sampler(text) for text in self.sampler or []]
+        models = [model.load(path) for path in (checkpoint, twin) if path is not None]
+        return [(lm, make_strategies(lm, orders, samplers, rules, counts)) for lm in models]
 
 
-def hold(evaluation: TaskEvaluation, entries: Sequence[Entry], doing: str, batch_size: int | None, quiet: bool) -> None:
-    """Let models do all items, each in its ways, once it is known that every one of them may."""
-    for lm, _ in entries:
-        evaluation.check(lm)
-    work = evaluation.size * sum(len(ways) for _, ways in entries)
-    with room_for(batch_size), progress(doing, work, quiet=quiet) as advance:
-        for lm, ways in entries:
-            evaluation.run(lm, ways, advance)
-
-
-def steps_word(row: TaskResult) -> str:
-    """The number of calls that was asked for, as a table says it."""
-    return "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
-
-
-Run = Annotated[str, typer.Argument(help="A run of 'unmask train sudoku', 'paths', or of their twins.", metavar="CKPT")]
-Count = Annotated[int | None, typer.Option(min=1, help="How many held-out items; 1,000, or all where they are fewer.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw accuracies, and errors against calls: .png, .svg, .pdf.")]
-
-
-@grouped
+@option_groups
 def puzzles(
-    checkpoint: Run,
+    checkpoint: Annotated[
+        str, typer.Argument(help="A run of 'unmask train sudoku', 'sudoku-ar', 'paths' or 'paths-ar'.", metavar="CKPT")
+    ],
     *,
-    twin: Annotated[str | None, typer.Option(help="An autoregressive checkpoint of the same puzzles.")] = None,
-    ways: Ways,
-    count: Count = None,
+    twin: Annotated[str | None, typer.Option(help="Autoregressive checkpoint of the same puzzles.")] = None,
+    strategies: StrategyOptions,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Number of held-out puzzles. Default: 1,000, or all if there are fewer.")
+    ] = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     out: Out = None,
-    plot: Plot = None,
-    where: Where,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot accuracies, and errors against calls: a .png, .svg or .pdf.")
+    ] = None,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Items solved exactly, cells right, answers that break no rule, calls and seconds, for every way to unmask.
+    """Puzzles solved exactly, correct cells, valid answers, calls and seconds for every sampling strategy.
 
-    What is given stands on the canvas, everything else is masked. Items and cells have 95% intervals (Wilson's; a
-    bootstrap over items). An answer may break no rule and not be the expected one only where there are several.
+    The givens are frozen and all other cells are masked. Solved puzzles have a 95% Wilson interval, correct cells a 95%
+    bootstrap interval. A valid answer differs from the expected one only if a puzzle has several solutions.
 
     Examples:
 
@@ -116,84 +105,40 @@ def puzzles(
     from unmask.plots.tasks import draw_puzzles
 
     check_outputs(out, plot)
-    ways_for = ways.chosen()
-    models = where.load_all(checkpoint, twin)
-    evaluation = PuzzleEvaluation.of(models[0], count, seed, batch_size)
-    entries = [(lm, ways_for(lm)) for lm in models]
-    hold(evaluation, entries, "solving", batch_size, quiet=as_json)
-    deliver(evaluation.as_dict(), lambda: _show(evaluation), out, as_json)
+    entries = strategies.load(model, checkpoint, twin)
+    evaluation = PuzzleEvaluation.of(entries[0][0], count, seed, batch_size)
+    _run(evaluation, entries, "solving", batch_size, quiet=as_json)
+    print_report(evaluation.as_dict(), lambda: _print_puzzles(evaluation), out, as_json)
     if plot is not None:
         draw_puzzles(evaluation.rows, evaluation.source.name, plot)
 
 
-def _show(evaluation: PuzzleEvaluation) -> None:
-    """The table, and what was asked."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for words in ("", "tokens"):
-        table.add_column(words, no_wrap=True)
-    for words in ("steps", "solved, %", "cells", "valid", "calls", "ms"):
-        table.add_column(words, justify="right", no_wrap=True)
-    for row in evaluation.rows:
-        table.add_row(*_words(row))
-    console.print(table)
-    console.print(
-        f"{len(evaluation.items)} held-out items of '{evaluation.source.name}'; solved with a 95% interval; % of "
-        "the cells that are asked, % of answers that break no rule; calls and milliseconds an item.",
-        highlight=False,
-    )
-
-
-def _words(row: TaskResult) -> list[str]:
-    """A row of the table."""
-    found = row.metrics
-    solved = found["accuracy"].map(lambda share: 100 * share)
-    shares = [f"{100 * found[name].value:.1f}" for name in ("cells", "valid")]
-    cost = [f"{found['calls'].value:.1f}", f"{1000 * found['seconds'].value:.2f}"]
-    return [
-        row.strategy,
-        row.rule,
-        steps_word(row),
-        f"{solved.value:.1f} ({solved.low:.1f}–{solved.high:.1f})",
-        *shares,
-        *cost,
-    ]
-
-
-CodeRun = Annotated[str, typer.Argument(help="A run of 'unmask train code', or of its twin 'code-ar'.", metavar="CKPT")]
-Kinds = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="What is taken out: expression (2 to 8 tokens), line (6 to 20), lines (21 to 48); repeatable. Without it "
-        "each of them."
-    ),
-]
-CodeCount = Annotated[
-    int, typer.Option(min=1, help="Held-out functions with a blank of each kind, where there are as many.")
-]
-
-
-@grouped
+@option_groups
 def code(
-    checkpoint: CodeRun,
+    checkpoint: Annotated[str, typer.Argument(help="A run of 'unmask train code' or 'code-ar'.", metavar="CKPT")],
     *,
-    twin: Annotated[str | None, typer.Option(help="An autoregressive checkpoint of the same functions.")] = None,
-    kind: Kinds = None,
-    ways: Ways,
-    count: CodeCount = 500,
+    twin: Annotated[str | None, typer.Option(help="Autoregressive checkpoint of the same functions.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Kind of blank: expression (2 to 8 tokens), line (6 to 20) or lines (21 to 48); repeatable. "
+            "Default: all."
+        ),
+    ] = None,
+    strategies: StrategyOptions,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of held-out functions for each kind.")] = 500,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     out: Out = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the rates against calls: .png, .svg, .pdf.")] = None,
-    where: Where,
+    plot: Annotated[Path | None, typer.Option(help="Plot the rates against calls: a .png, .svg or .pdf.")] = None,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """How often a function with a filled blank parses, and the blank holds what it held, for every way to unmask.
+    """How often a function with a filled blank parses, and the blank is restored, for every sampling strategy.
 
-    A blank is a piece of syntax in a function of a package that was held out; its number of tokens is told. A masked
-    model sees the function before and behind it; the twin writes as many tokens from what stands before, and what
-    follows is put behind them. Rates have Wilson's 95% intervals, the share of right tokens one of a bootstrap.
+    A blank is a piece of syntax in a function of a held-out package; its number of tokens is given. A masked model sees
+    the function on both sides of the blank. The autoregressive checkpoint continues the text before it, and the rest of
+    the function is appended. Rates have 95% Wilson intervals, correct tokens a 95% bootstrap interval.
 
     Examples:
 
@@ -209,51 +154,89 @@ def code(
     from unmask.plots.tasks import draw_code
 
     check_outputs(out, plot)
-    ways_for = ways.chosen()
     kinds = parse_kinds(kind or ["expression", "line", "lines"])
-    models = where.load_all(checkpoint, twin)
-    entries = [(lm, ways_for(lm)) for lm in models]
-    evaluation = CodeEvaluation.of(models[0], kinds, count, seed, batch_size)
-    hold(evaluation, entries, "filling", batch_size, quiet=as_json)
-    deliver(evaluation.as_dict(), lambda: _show_code(evaluation), out, as_json)
+    entries = strategies.load(model, checkpoint, twin)
+    evaluation = CodeEvaluation.of(entries[0][0], kinds, count, seed, batch_size)
+    _run(evaluation, entries, "filling", batch_size, quiet=as_json)
+    print_report(evaluation.as_dict(), lambda: _print_code(evaluation), out, as_json)
     if plot is not None:
         draw_code(evaluation.rows, plot)
 
 
-def _show_code(evaluation: CodeEvaluation) -> None:
-    """A table for each kind, which fits 80 characters, and what the figures are."""
+def _run(
+    evaluation: TaskEvaluation,
+    entries: Sequence[tuple[MaskedDiffusionLM, Sequence[Strategy]]],
+    description: str,
+    batch_size: int | None,
+    quiet: bool,
+) -> None:
+    """Evaluate every model with its strategies, after checking that the task suits all of them."""
+    for lm, _ in entries:
+        evaluation.check(lm)
+    work = evaluation.size * sum(len(ways) for _, ways in entries)
+    with out_of_memory_advice(batch_size), progress(description, work, quiet=quiet) as advance:
+        for lm, ways in entries:
+            evaluation.run(lm, ways, advance)
+
+
+def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
+    table = _table("solved, %", "cells", "valid", "calls", "ms")
+    for row in evaluation.rows:
+        found = row.metrics
+        table.add_row(
+            *_strategy_cells(row),
+            _percent(found["accuracy"], digits=1),
+            f"{100 * found['cells'].value:.1f}",
+            f"{100 * found['valid'].value:.1f}",
+            f"{found['calls'].value:.1f}",
+            f"{1000 * found['seconds'].value:.2f}",
+        )
+    console.print(table)
+    console.print(
+        f"{len(evaluation.items)} held-out puzzles of '{evaluation.source.name}'; solved with a 95% interval; % of "
+        "masked cells correct, % of answers valid; calls and milliseconds per puzzle.",
+        highlight=False,
+    )
+
+
+def _print_code(evaluation: CodeEvaluation) -> None:
+    """Print one table per kind of blank, which fits into 80 columns."""
     for kind, blanks in evaluation.blanks.items():
         console.print(f"{kind}: {len(blanks)} blanks in held-out functions", highlight=False)
-        console.print(_table([row for row in evaluation.rows if row.kind == kind]))
+        table = _table("parses, %", "exact, %", "right", "calls", "ms")
+        for row in evaluation.rows:
+            found = row.metrics
+            if row.kind == kind:
+                table.add_row(
+                    *_strategy_cells(row),
+                    _percent(found["parses"]),
+                    _percent(found["exact"]),
+                    f"{100 * found['tokens'].value:.1f}",
+                    f"{found['calls'].value:.1f}",
+                    f"{1000 * found['seconds'].value:.1f}",
+                )
+        console.print(table)
     console.print(
-        "% of functions that ast.parse takes, and of blanks filled with what was there (but for white space), with 95% "
-        "intervals; % of tokens that are right; calls and milliseconds a blank.",
+        "% of functions that parse, and of blanks restored up to white space, with 95% intervals; % of correct tokens; "
+        "calls and milliseconds per blank.",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _table(rows: Sequence[TaskResult]) -> Table:
-    from rich.table import Table
-
+def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for words in ("", "tokens"):
-        table.add_column(words, no_wrap=True)
-    for words in ("steps", "parses, %", "exact, %", "right", "calls", "ms"):
-        table.add_column(words, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_code_words(row))
+    for heading in ("", "tokens"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("steps", *columns):
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def _code_words(row: TaskResult) -> list[str]:
-    """A row of the table."""
-    found = row.metrics
-    cost = [f"{found['calls'].value:.1f}", f"{1000 * found['seconds'].value:.1f}"]
-    shares = [_share(found["parses"]), _share(found["exact"]), f"{100 * found['tokens'].value:.1f}"]
-    return [row.strategy, row.rule, steps_word(row), *shares, *cost]
+def _strategy_cells(row: TaskResult) -> tuple[str, str, str]:
+    return row.strategy, row.rule, "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
 
 
-def _share(rate: Estimate) -> str:
+def _percent(rate: Estimate, digits: int = 0) -> str:
     value, low, high = (100 * (x or 0.0) for x in (rate.value, rate.low, rate.high))
-    return f"{value:.1f} ({low:.0f}–{high:.0f})"
+    return f"{value:.1f} ({low:.{digits}f}–{high:.{digits}f})"

@@ -1,40 +1,51 @@
-"""`unmask fill`: write the blanks of a text."""
+"""`unmask fill`: fill the blanks of texts."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, Json, Seed, Steps, Where, print_json, progress, room_for, split_blanks
-from unmask.cli.options import Constraining, HybridDrawing, Ordering, grouped, told
+from unmask.cli.common import (
+    BatchSize,
+    Json,
+    ModelOptions,
+    SamplingOptions,
+    Seed,
+    Steps,
+    describe_sampling,
+    option_groups,
+    out_of_memory_advice,
+    print_json,
+    progress,
+    split_arguments,
+)
 
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="Texts with [MASK], [MASK:n] or [MASK:n-m] blanks; '-' reads lines from stdin. A first word without a "
-        "blank is the checkpoint: a folder, or a model that ships ('unmask list shipped'); without it 'stories'.",
+        help="Texts with blanks: [MASK], [MASK:n] or [MASK:n-m] tokens; '-' reads one text per line from stdin. A "
+        "first word without a blank is the checkpoint, a folder or a shipped model ('unmask list shipped'). "
+        "Default: stories.",
         metavar="[CKPT] TEXT...",
     ),
 ]
 
 
-@grouped
+@option_groups
 def fill(
     words: Words,
     *,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     steps: Steps = None,
     seed: Seed = 0,
-    drawing: HybridDrawing,
-    constraining: Constraining,
-    ordering: Ordering,
+    sampling: SamplingOptions,
     batch_size: BatchSize = None,
-    where: Where,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Fill the blanks of texts of any lengths.
+    """Fill the blanks of one or more texts.
 
     Examples:
 
@@ -52,19 +63,17 @@ def fill(
     """
     from unmask.generation_config import cooled
 
-    rule = replace(drawing, temperature=cooled(greedy, drawing.temperature)).rule()
-    wish, way = constraining.wish(), ordering.way()
-    checkpoint, lines = split_blanks(words)
-    lm = where.load(checkpoint)
-    options: dict[str, Any] = {"steps": steps, "seed": seed, "rule": rule, **wish, **way}
+    temperature = cooled(greedy, sampling.temperature)
+    options = replace(sampling, temperature=temperature).arguments(steps)
+    checkpoint, texts = split_arguments(words, "fill", blanks=True)
+    lm = model.load(checkpoint)
     with (
-        room_for(batch_size, constraining.particles),
-        progress("filling", len(lines), quiet=as_json) as advance,
+        out_of_memory_advice(batch_size, sampling.particles),
+        progress("filling", len(texts), quiet=as_json) as advance,
     ):
-        done = lm.fill_details(lines, **options, batch_size=batch_size, progress=advance)
+        filled = lm.fill_details(texts, seed=seed, batch_size=batch_size, progress=advance, **options)
     if as_json:
-        how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump()}
-        print_json({**how, **told(wish), "texts": [asdict(one) for one in done]})
+        print_json({**describe_sampling(lm, options), "texts": [asdict(one) for one in filled]})
         return
-    for one in done:
+    for one in filled:
         typer.echo(one.text)

@@ -1,4 +1,4 @@
-"""`unmask list`: what can be named in a recipe or on the command line."""
+"""`unmask list`: components, recipes and shipped models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rich.text import Text
 from unmask.cli.common import Json, console, print_json
 
 
-def listing(
+def list_members(
     axis: Annotated[
-        str | None, typer.Argument(help="schedule, objective, sampler, model, source, ..., recipe or shipped (models).")
+        str | None,
+        typer.Argument(help="schedule, objective, sampler, model, source, ..., recipe, or shipped for the models."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the members of every axis, with their options.
+    """List everything that a recipe or the command line can name, with its options.
 
     Examples:
 
@@ -43,15 +44,11 @@ def listing(
         console.print(f"[bold]{name}[/bold]")
         table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
         for member in known:
-            table.add_row(member, *_about(name, member) if name in registry.AXES else ())
+            if name not in registry.AXES:
+                table.add_row(member)
+                continue
+            component = registry.get(name, member)
+            summary = " ".join((component.__doc__ or "").partition("\n\n")[0].split())
+            options = ", ".join(option for option in component.model_fields if option != "name")
+            table.add_row(member, Text.assemble(summary, (f"  ({options})" if options else "", "dim")))
         console.print(table)
-
-
-def _about(axis: str, member: str) -> tuple[Text]:
-    """What a member says of itself, its docstring up to an empty line, and its options."""
-    from unmask import registry
-
-    found = registry.get(axis, member)
-    options = ", ".join(name for name in found.model_fields if name != "name")
-    about = " ".join((found.__doc__ or "").partition("\n\n")[0].split())
-    return (Text.assemble(about, (f"  ({options})" if options else "", "dim")),)

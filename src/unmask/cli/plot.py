@@ -1,40 +1,46 @@
-"""`unmask plot`: pictures of what was measured, and of how a text was unmasked."""
+"""`unmask plot`: learning curves, and the order in which positions are unmasked."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from unmask.cli.common import Checkpoint, Json, Seed, Steps, Where, console, print_json
-from unmask.cli.options import HybridDrawing, grouped, sampler_spec
+from unmask.cli.common import (
+    Checkpoint,
+    Json,
+    ModelOptions,
+    Seed,
+    Steps,
+    TokenOptions,
+    console,
+    option_groups,
+    parse_sampler,
+    print_json,
+)
 
-if TYPE_CHECKING:
-    from unmask.pipeline import MaskedDiffusionLM
-
-HELP = "Draw what was measured, or how a text is unmasked: unmask plot run DIR, unmask plot order CKPT."
+HELP = "Plot learning curves (unmask plot run DIR) or the order of unmasking (unmask plot order CKPT)."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 
 @app.callback(help=HELP)
 def plot() -> None:
-    """Draw what was measured, or how a text is unmasked."""
+    """Group the kinds of plots."""
 
 
 @app.command("run")
 def run(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that 'unmask train' wrote.", metavar="DIR")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders written by 'unmask train'.", metavar="DIR")],
     out: Annotated[
-        Path | None, typer.Option(help="A .png, .svg or .pdf; DIR/curves.png, or ./curves.png for several.")
+        Path | None,
+        typer.Option(help="A .png, .svg or .pdf. Default: DIR/curves.png, or ./curves.png for several runs."),
     ] = None,
-    x: Annotated[
-        Literal["steps", "tokens", "seconds"], typer.Option("--x", help="What the horizontal axis counts.")
-    ] = "steps",
+    x: Annotated[Literal["steps", "tokens", "seconds"], typer.Option("--x", help="Unit of the x axis.")] = "steps",
     as_json: Json = False,
 ) -> None:
-    """Draw the curves of a run, or of several over one another: loss, validation with its errors, gradients, speed.
+    """Plot the loss, validation bound with errors, gradient norm and speed of one or more runs.
 
     Examples:
 
@@ -55,32 +61,32 @@ def run(
     if as_json:
         print_json({"picture": str(picture), "runs": [one.summary() for one in runs]})
     else:
-        console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+        console.print(f"Wrote {picture}", highlight=False, soft_wrap=True)
 
 
 @app.command("order")
-@grouped
+@option_groups
 def order(
     checkpoint: Checkpoint = None,
     *,
     orders: Annotated[
-        list[str] | None, typer.Option("--order", help="As of 'unmask sample'; repeatable, one panel each.")
+        list[str] | None, typer.Option("--order", help="As in 'unmask sample'; repeatable, one panel each.")
     ] = None,
     samplers: Annotated[
-        list[str] | None, typer.Option("--sampler", help="As of 'unmask sample'; repeatable, one panel each.")
+        list[str] | None, typer.Option("--sampler", help="As in 'unmask sample'; repeatable, one panel each.")
     ] = None,
-    prompt: Annotated[str, typer.Option(help="The text to go on from; blanks in it are written too.")] = "",
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt included.")] = None,
+    prompt: Annotated[str, typer.Option(help="Text to continue; [MASK] blanks in it are filled.")] = "",
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens of the canvas, prompt included.")] = None,
     steps: Steps = None,
     seed: Seed = 0,
-    drawing: HybridDrawing,
+    tokens: TokenOptions,
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("order.png"),
-    where: Where,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Draw which position was written in which network call, coloured by confidence; rings were masked again.
+    """Plot which position is unmasked in which network call, coloured by confidence; rings are remasked later.
 
-    `--steps` is for those that take it; orders that adapt go their own way.
+    Adaptive orders ignore `--steps`.
 
     Examples:
 
@@ -92,30 +98,22 @@ def order(
     from unmask.plots.style import check_picture
 
     check_picture(out)
-    rule = drawing.rule()
-    ways: list[dict[str, Any]] = [{"order": one} for one in orders or []]
-    ways += [{"sampler": sampler_spec(one)} for one in samplers or []]
-    lm = where.load(checkpoint)
-    chosen = [_sampler(lm, steps, way) for way in ways or [{}]]
-    drawn = []
+    rule = tokens.token_sampler()
+    specs: list[dict[str, Any]] = [{"order": one} for one in orders or []]
+    specs += [{"sampler": parse_sampler(one)} for one in samplers or []]
+    lm = model.load(checkpoint)
+    chosen: list[Any] = [
+        lm.sampler(None if lm.causal or lm.sampler(**spec).adaptive else steps, **spec) for spec in specs or [{}]
+    ]
+    panels = []
     for sampler in chosen:
-        way = {} if lm.causal else {"sampler": sampler}
-        frames = list(lm.stream(prompt, length=length, seed=seed, rule=rule, **way))
-        drawn.append(UnmaskingOrder.of(_name(sampler), frames))
-    draw_orders(drawn, out)
+        words = [getattr(sampler, "order", sampler.name), getattr(sampler, "strategy", "")]
+        title = " ".join(words).strip().replace("_", " ")
+        frames = lm.stream(prompt, length=length, seed=seed, rule=rule, sampler=None if lm.causal else sampler)
+        panels.append(UnmaskingOrder.of(title, list(frames)))
+    draw_orders(panels, out)
     if as_json:
-        shown = [{"sampler": one.model_dump(), **asdict(order)} for one, order in zip(chosen, drawn, strict=True)]
+        shown = [{"sampler": one.model_dump(), **asdict(panel)} for one, panel in zip(chosen, panels, strict=True)]
         print_json({"picture": str(out), "walks": shown})
     else:
-        console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
-
-
-def _sampler(lm: MaskedDiffusionLM, steps: int | None, way: dict[str, Any]) -> Any:
-    """The sampler of a panel, in `steps` where it takes them."""
-    return lm.sampler(None if lm.causal or lm.sampler(**way).adaptive else steps, **way)
-
-
-def _name(sampler: Any) -> str:
-    """What a panel is called: the order, or the sampler and its strategy."""
-    words = [getattr(sampler, "order", sampler.name), getattr(sampler, "strategy", "")]
-    return " ".join(words).strip().replace("_", " ")
+        console.print(f"Wrote {out}", highlight=False, soft_wrap=True)

@@ -1,99 +1,80 @@
-"""`unmask sample`: new texts from a checkpoint."""
+"""`unmask sample`: generate texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli import watching
+from unmask.cli import terminal
 from unmask.cli.common import (
     BatchSize,
     Checkpoint,
     Json,
+    ModelOptions,
+    SamplingOptions,
     Seed,
     Steps,
-    Where,
     console,
-    errors,
+    describe_sampling,
+    error_console,
+    option_groups,
+    out_of_memory_advice,
     print_json,
     progress,
-    room_for,
 )
-from unmask.cli.options import Constraining, HybridDrawing, Ordering, grouped, told
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.pipeline import MaskedDiffusionLM
     from unmask.text_processor import Frame, Generation
 
-
-@dataclass(frozen=True)
-class Opening:
-    """The canvas that is written on."""
-
-    prompt: Annotated[str, typer.Option(help="The text to go on from; [MASK] blanks in it are written too.")] = ""
-    suffix: Annotated[str, typer.Option(help="The text to end with; it may have blanks as well.")] = ""
-    length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of the whole canvas, prompt and suffix included; up to a million.")
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="What is longer than the model is written in windows, each so many tokens behind the one before; half "
-            "of the model's length by default.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class Showing:
-    """How people see the text come about."""
-
-    watch: Annotated[bool, typer.Option("--watch", help="See the canvas unmask on the terminal.")] = False
-    html: Annotated[Path | None, typer.Option(help="Write a page that replays the first text, call by call.")] = None
-    gif: Annotated[Path | None, typer.Option(help="Draw the first text being unmasked, as an animation.")] = None
-    png: Annotated[Path | None, typer.Option(help="Draw several moments of it side by side.")] = None
-
-    def pictures(self, as_json: bool) -> list[Path]:
-        """The files to write; what cannot be shown is refused now."""
-        from unmask.plots.replay import check_pictures
-
-        if self.watch and as_json:
-            raise UnmaskError("--watch is for people and --json for machines; give one of them.")
-        return check_pictures(html=self.html, gif=self.gif, png=self.png)
-
-
-Guidance = Annotated[
-    float, typer.Option(min=0.0, help="How much more than by itself the model holds to the prompt; 0: no more.")
+Prompt = Annotated[str, typer.Option(help="Text to continue; [MASK] blanks in it are filled.")]
+Suffix = Annotated[str, typer.Option(help="Text to end with; [MASK] blanks in it are filled.")]
+Length = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of the canvas, prompt and suffix included; at most a million.")
 ]
+Stride = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="A canvas longer than the model is generated in windows that advance by this many tokens. "
+        "Default: half the model's length.",
+    ),
+]
+Guidance = Annotated[float, typer.Option(min=0.0, help="Classifier-free guidance towards the prompt; 0 is off.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show the canvas on the terminal while it is unmasked.")]
+Html = Annotated[Path | None, typer.Option(help="Write a web page that replays the first text call by call.")]
+Gif = Annotated[Path | None, typer.Option(help="Write an animation of the first text.")]
+Png = Annotated[Path | None, typer.Option(help="Write several stages of the first text side by side.")]
 
 
-@grouped
+@option_groups
 def sample(
     checkpoint: Checkpoint = None,
     *,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many texts.")] = 1,
-    opening: Opening,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of texts.")] = 1,
+    prompt: Prompt = "",
+    suffix: Suffix = "",
+    length: Length = None,
+    stride: Stride = None,
     steps: Steps = None,
     seed: Seed = 0,
-    drawing: HybridDrawing,
-    constraining: Constraining,
+    sampling: SamplingOptions,
     guidance: Guidance = 0.0,
-    ordering: Ordering,
     batch_size: BatchSize = None,
-    showing: Showing,
-    where: Where,
+    watch: Watch = False,
+    html: Html = None,
+    gif: Gif = None,
+    png: Png = None,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Generate texts, and see how they come about.
+    """Generate texts.
 
-    On a terminal `--watch` shows masks as dim blocks and tokens in the colour of their confidence, one text after the
-    other; elsewhere it prints the finished texts alone.
+    With `--watch` a terminal shows masks as dim blocks and tokens in the colour of their confidence; without a terminal
+    only the finished texts are printed.
 
     Examples:
 
@@ -117,61 +98,48 @@ def sample(
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
-    pictures = showing.pictures(as_json)
-    rule, wish, way = drawing.rule(), constraining.wish(), ordering.way()
-    seeds = _seeds(seed, n)
-    lm = where.load(checkpoint)
-    options: dict[str, Any] = {**asdict(opening), "steps": steps, "rule": rule, "guidance": guidance, **wish, **way}
-    if showing.watch:
-        _draw(_watch_all(lm, options, seeds), pictures, seed)
-        return
-    with room_for(batch_size, constraining.particles), progress("sampling", n, quiet=as_json) as advance:
-        done, frames = _write(lm, seeds, bool(pictures), options, batch_size=batch_size, progress=advance)
-    if as_json:
-        how = {"sampler": lm.sampler(steps, **way).model_dump(), "rule": rule.model_dump(), "guidance": guidance}
-        print_json({**how, **told(wish), "texts": [asdict(x) for x in done]})
-    else:
-        _print(done)
-    _draw(frames, pictures, seed)
-
-
-def _seeds(first: int, count: int) -> range:
-    """Those of some texts, as far as there are so many."""
     from unmask.generation_config import check_seeds
-
-    check_seeds(first, count)
-    return range(first, first + count)
-
-
-def _write(
-    lm: MaskedDiffusionLM, seeds: range, shown: bool, options: dict[str, Any], **how: Any
-) -> tuple[list[Generation], list[Frame]]:
-    """A text for each seed; where it is to be shown, the first one's frames, of the walk that wrote it."""
     from unmask.pipeline import followed
+    from unmask.plots.replay import check_pictures
 
-    frames = list(followed(lm.stream(**options, seed=seeds[0]), 1, how["progress"])) if shown else []
-    done = [frame.finished(seeds[0]) for frame in frames[-1:]]
-    rest = seeds[len(done) :]
-    return done + (lm.sample(len(rest), seed=rest[0], **options, **how) if rest else []), frames
-
-
-def _print(texts: list[Generation]) -> None:
-    for text in texts:
-        console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
-        typer.echo(text.text)
-
-
-def _watch_all(lm: MaskedDiffusionLM, options: dict[str, Any], seeds: range) -> list[Frame]:
-    """Show one text after the other; the frames of the first are for its pictures."""
-    with room_for(1):
-        first, *_ = [_watch(lm.stream(**options, seed=seed), seed) for seed in seeds]
-    return first
-
-
-def _watch(frames: Iterator[Frame], seed: int) -> list[Frame]:
-    if console.is_terminal:
-        console.rule(f"seed {seed}", style="dim")
-    return watching.show(frames)
+    if watch and as_json:
+        raise UnmaskError("--watch and --json cannot be combined; choose one of them.")
+    pictures = check_pictures(html=html, gif=gif, png=png)
+    options = sampling.arguments(steps)
+    check_seeds(seed, n)
+    lm = model.load(checkpoint)
+    canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "stride": stride}
+    canvas["guidance"] = guidance
+    frames: list[Frame] = []
+    if watch:
+        with out_of_memory_advice(1, sampling.particles):
+            for number in range(seed, seed + n):
+                if console.is_terminal:
+                    console.rule(f"seed {number}", style="dim")
+                shown = terminal.show(lm.stream(**canvas, **options, seed=number))
+                frames = frames or shown
+        _draw(frames, pictures, seed)
+        return
+    texts: list[Generation] = []
+    with (
+        out_of_memory_advice(batch_size, sampling.particles),
+        progress("sampling", n, quiet=as_json) as advance,
+    ):
+        if pictures:  # of the first text, which is then not sampled again
+            frames = list(followed(lm.stream(**canvas, **options, seed=seed), 1, advance))
+            texts = [frames[-1].finished(seed)]
+        if rest := n - len(texts):
+            texts += lm.sample(
+                rest, seed=seed + len(texts), batch_size=batch_size, progress=advance, **canvas, **options
+            )
+    if as_json:
+        about = {**describe_sampling(lm, options), "guidance": guidance}
+        print_json({**about, "texts": [asdict(text) for text in texts]})
+    else:
+        for text in texts:
+            console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
+            typer.echo(text.text)
+    _draw(frames, pictures, seed)
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
@@ -184,4 +152,4 @@ def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
         frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens."
     )
     for path in pictures:
-        errors.print(f"Picture: {path}", style="dim", highlight=False, soft_wrap=True)
+        error_console.print(f"Wrote {path}", style="dim", highlight=False, soft_wrap=True)

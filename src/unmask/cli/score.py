@@ -1,4 +1,4 @@
-"""`unmask score`: the likelihood of a text, with its error."""
+"""`unmask score`: the likelihood of texts, with its error."""
 
 from __future__ import annotations
 
@@ -6,34 +6,46 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import BatchSize, BoundSteps, Json, Seed, Where, progress, room_for, split_texts
-from unmask.cli.options import grouped
-from unmask.likelihood import SCORE_PRECISION
+from unmask.cli.common import (
+    BatchSize,
+    BoundSteps,
+    Json,
+    ModelOptions,
+    Seed,
+    option_groups,
+    out_of_memory_advice,
+    progress,
+    split_arguments,
+)
+from unmask.cli.eval import print_evaluation
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        help="Texts; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder or a "
+        "shipped model ('unmask list shipped'); a single word is a text for 'stories'.",
+        metavar="[CKPT] TEXT...",
+    ),
+]
+Precision = Annotated[
+    float,
+    typer.Option(min=1e-4, help="Target Monte-Carlo error in bits per token; half the error takes 4 times as long."),
+]
 
 
-@grouped
+@option_groups
 def score(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            help="Texts; '-' reads one a line from stdin. Of several words the first is the checkpoint: a folder, or a "
-            "model that ships ('unmask list shipped'); a single word is a text for 'stories'.",
-            metavar="[CKPT] TEXT...",
-        ),
-    ],
+    words: Words,
     *,
-    given: Annotated[str | None, typer.Option(help="Condition on this text, which is read but not counted.")] = None,
+    given: Annotated[str | None, typer.Option(help="Condition on this text, which is not counted.")] = None,
     steps: BoundSteps = None,
-    precision: Annotated[
-        float,
-        typer.Option(min=1e-4, help="Monte-Carlo error to reach, in bits per token; half of it takes 4 times as long."),
-    ] = SCORE_PRECISION,
+    precision: Precision = 0.05,
     batch_size: BatchSize = None,
     seed: Seed = 0,
-    where: Where,
+    model: ModelOptions,
     as_json: Json = False,
 ) -> None:
-    """Bound -log p(text) by two estimators that must agree; exit code 1 if they do not.
+    """Bound -log p(text) with two estimators; exit with code 1 if they disagree.
 
     Examples:
 
@@ -43,13 +55,11 @@ def score(
 
         unmask score runs/mine "of the list." --given "Return a copy " --steps 64 --json
     """
-    from unmask.cli.report import fill_words, finish, precision_words
-
-    checkpoint, lines = split_texts(words)
-    lm = where.load(checkpoint)
-    with room_for(batch_size), progress("drawing", None, quiet=as_json) as advance:
+    checkpoint, texts = split_arguments(words, "score")
+    lm = model.load(checkpoint)
+    with out_of_memory_advice(batch_size), progress("scoring", None, quiet=as_json) as advance:
         result = lm.score_details(
-            lines,
+            texts,
             given,
             steps=tuple(steps or ()),
             precision=precision,
@@ -57,4 +67,4 @@ def score(
             batch_size=batch_size,
             progress=advance,
         )
-    finish(result, as_json, fill_words(lm.config.policy), precision_words(result.headline, precision))
+    print_evaluation(result, lm.config.policy, precision, as_json)

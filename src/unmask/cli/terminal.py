@@ -1,4 +1,4 @@
-"""A canvas that unmasks on the terminal, for every verb that has frames to show."""
+"""Show a canvas on the terminal while it is unmasked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from unmask.text_processor import Frame
 
 SECONDS = 5.0
-"""What a walk takes to be followed, where the network is faster."""
+"""Minimum duration of the display, if no pause is longer than `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 0.25
 REFRESH = 0.05
-MASK = "▄"
-"""Half as high as a line, so that the lines of a masked canvas stay apart."""
+MASK = "▄"  # half a line high, which keeps the lines of a masked canvas apart
 WIDEST_MASK = 4
 
 
@@ -32,16 +31,15 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Frame]:
-    """Show frames as they come, not faster than an eye can follow; the finished canvas stays. Returns all frames.
+    """Show frames as they arrive, slowly enough to follow, and leave the finished canvas. Returns all frames.
 
-    Where the console is no terminal, or one on which nothing can be painted over, nothing is shown and nothing waited
-    for.
+    On a console that is not a terminal, or a dumb one, nothing is shown.
     """
     console = console or standard_output
-    if not can_show(console):
+    if not _can_redraw(console):
         return list(frames)
     seen: list[Frame] = []
-    start = painted = clock()
+    start = last_drawn = clock()
     with Live(console=console, auto_refresh=False) as live:
         for frame in frames:
             seen.append(frame)
@@ -49,33 +47,29 @@ def watch(
             if (wait := due - clock()) > 0:
                 sleep(wait)
             now = clock()
-            if frame.call in (0, frame.calls) or now - painted >= REFRESH:
-                live.update(picture(frame, now - start), refresh=True)
-                painted = now
+            if frame.call in (0, frame.calls) or now - last_drawn >= REFRESH:
+                live.update(Group(_status(frame, now - start), Text(), canvas(frame)), refresh=True)
+                last_drawn = now
     return seen
 
 
 def show(frames: Iterable[Frame]) -> list[Frame]:
-    """Watch a walk on standard output, or print its text where that cannot be. Returns all frames."""
+    """`watch` on standard output, or print the finished text where that cannot be done. Returns all frames."""
     seen = watch(frames)
-    if not can_show(standard_output):
+    if not _can_redraw(standard_output):
         typer.echo(seen[-1].text)
     return seen
 
 
-def can_show(console: Console) -> bool:
-    """Whether a canvas can be painted over an earlier one."""
+def _can_redraw(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def picture(frame: Frame, seconds: float) -> Group:
-    """How far it is, and below that the canvas, whose end a low terminal cuts off."""
-    return Group(_status(frame, seconds), Text(), canvas(frame))
-
-
 def canvas(frame: Frame) -> Text:
-    """The text so far: dim blocks for masks, colour for the confidence of what was written, bold if just now."""
-    mask = _mask(frame)
+    """Render a frame: masks as dim blocks, tokens in the colour of their confidence, new tokens in bold."""
+    widths = [len(piece) for piece in frame.pieces if piece is not None]
+    width = min(WIDEST_MASK, round(sum(widths) / len(widths))) if widths else WIDEST_MASK
+    mask = MASK if width <= 1 else f" {MASK * (width - 1)}"
     text = Text()
     for piece, order, confidence in zip(frame.pieces[: frame.end], frame.order, frame.confidence, strict=False):
         if piece is None:
@@ -83,16 +77,9 @@ def canvas(frame: Frame) -> Text:
         elif order < 0:
             text.append(piece)
         else:
-            fresh = "bold " if order == frame.call - 1 and frame.call < frame.calls else ""
-            text.append(piece, style=fresh + to_hex(confidence_colour(confidence)))
+            new = "bold " if order == frame.call - 1 and frame.call < frame.calls else ""
+            text.append(piece, style=new + to_hex(confidence_colour(confidence)))
     return text
-
-
-def _mask(frame: Frame) -> str:
-    """A block about as wide as the tokens around it, with the blank that most of them begin with."""
-    known = [len(piece) for piece in frame.pieces if piece is not None]
-    width = min(WIDEST_MASK, round(sum(known) / len(known))) if known else WIDEST_MASK
-    return MASK if width <= 1 else f" {MASK * (width - 1)}"
 
 
 def _status(frame: Frame, seconds: float) -> Text:

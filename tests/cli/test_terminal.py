@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.frames import make_frames, story_frames
-from unmask.cli.watching import LONGEST_PAUSE, SECONDS, canvas, show, watch
+from unmask.cli.terminal import LONGEST_PAUSE, SECONDS, canvas, show, watch
 from unmask.plots.style import confidence_colour, to_hex
 
 
@@ -101,7 +101,7 @@ def test_a_dumb_terminal_is_none(monkeypatch):
 
 def test_on_a_dumb_terminal_the_text_is_printed_once(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("unmask.cli.watching.standard_output", terminal())
+    monkeypatch.setattr("unmask.cli.terminal.standard_output", terminal())
     show(iter(story_frames()))
     assert capsys.readouterr().out == f"{story_frames()[-1].text}\n"
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from unmask.cli.options import grouped
+from unmask.cli.common import option_groups
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def call(verb, *arguments: str):
 
 
 def paint(seen: list[object]):
-    @grouped
+    @option_groups
     def verb(wall: str, *, coats: int = 1, glossy: Glossy, quick: bool = False) -> None:
         """Paint a wall."""
         seen.append((wall, coats, glossy, quick))
@@ -62,4 +62,4 @@ def test_two_groups_may_not_share_an_option():
     def verb(*, one: Colour, other: Glossy) -> None: ...
 
     with pytest.raises(ValueError, match="duplicate parameter name: 'hue'"):
-        grouped(verb)
+        option_groups(verb)
