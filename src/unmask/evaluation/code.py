@@ -6,7 +6,7 @@ import ast
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, Literal
@@ -18,13 +18,12 @@ from unmask.data.sources import Document
 from unmask.data.stdlib import FunctionsSource, parse_function, parse_module
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.evaluation.perplexity import training_source
-from unmask.evaluation.statistics import LEVEL
+from unmask.evaluation.statistics import Estimate
 from unmask.evaluation.tasks import (
     TOKEN_RULES,
     Columns,
     Strategy,
     TaskEvaluation,
-    TaskResult,
     default_batch_size,
     summarize,
 )
@@ -191,9 +190,6 @@ class CodeEvaluation(TaskEvaluation):
 
     lm: MaskedDiffusionLM
     blanks: dict[Kind, list[Blank]]
-    seed: int = 0
-    batch_size: int | None = None
-    rows: list[TaskResult] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -205,12 +201,12 @@ class CodeEvaluation(TaskEvaluation):
         batch_size: int | None = None,
     ) -> CodeEvaluation:
         """Blanks in the held-out functions of a checkpoint's training data, at most `count` of each kind."""
-        return cls(lm, {kind: make_blanks(lm, kind, count, seed) for kind in kinds}, seed, batch_size)
+        return cls(lm, {kind: make_blanks(lm, kind, count, seed) for kind in kinds}, seed=seed, batch_size=batch_size)
 
     @property
-    def size(self) -> int:
-        """The number of blanks of all kinds."""
-        return sum(map(len, self.blanks.values()))
+    def groups(self) -> dict[Kind, list[Blank]]:
+        """Blanks by kind."""
+        return self.blanks
 
     def check(self, lm: MaskedDiffusionLM) -> None:
         """Both models must have the same functions and the same tokens."""
@@ -221,24 +217,16 @@ class CodeEvaluation(TaskEvaluation):
                 "data.tokenizer."
             )
 
-    def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
-        """Fill the blanks with each strategy."""
-        self.check(lm)
-        for kind, blanks in self.blanks.items():
-            for strategy in strategies:
-                columns = fill_blanks(lm, blanks, strategy, self.seed, self.batch_size, progress)
-                metrics = summarize(columns, RATES, "right_tokens", "tokens", "tokens")
-                self.add_row(lm, strategy, metrics, len(blanks), kind)
+    def evaluate(
+        self, lm: MaskedDiffusionLM, items: list[Blank], strategy: Strategy, progress: Progress | None
+    ) -> dict[str, Estimate]:
+        """Functions that parse, blanks filled exactly, right tokens, calls and seconds."""
+        columns = fill_blanks(lm, items, strategy, self.seed, self.batch_size, progress)
+        return summarize(columns, RATES, "tokens")
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: settings and results."""
-        return {
-            "source": "functions",
-            "blanks": {kind: len(blanks) for kind, blanks in self.blanks.items()},
-            "seed": self.seed,
-            "interval": {"level": LEVEL},
-            "rows": [row.as_dict() for row in self.rows],
-        }
+    def settings(self) -> dict[str, Any]:
+        """The source and the number of blanks of each kind."""
+        return {"source": "functions", "blanks": {kind: len(blanks) for kind, blanks in self.blanks.items()}}
 
 
 def masked_row(lm: MaskedDiffusionLM, blank: Blank) -> list[int]:

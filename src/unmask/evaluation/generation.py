@@ -238,9 +238,9 @@ class GenerationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        metrics = {name: None if one is None else one.as_dict() for name, one in self.metrics.items()}
-        origin = {"checkpoint": self.checkpoint, "steps": self.steps, "sampler": self.sampler}
-        return {"name": self.name, "kind": self.kind, **origin, "texts": self.texts, "empty": self.empty, **metrics}
+        row = dict(vars(self))
+        metrics = row.pop("metrics")
+        return row | {name: None if one is None else one.as_dict() for name, one in metrics.items()}
 
 
 @dataclass

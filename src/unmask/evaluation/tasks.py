@@ -114,73 +114,79 @@ class TaskResult:
     """The kind of blank, for code."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        row: dict[str, Any] = {
-            "checkpoint": self.checkpoint,
-            "way": self.strategy,
-            "rule": self.rule,
-            "steps": self.steps,
-        }
-        row |= {"items": self.items, "sampler": self.sampler, "causal": self.causal, "adaptive": self.adaptive}
-        row |= {} if self.kind is None else {"kind": self.kind}
-        return row | {name: one.as_dict() for name, one in self.metrics.items()}
+        """For JSON, where the strategy is the `way`."""
+        row = dict(vars(self))
+        row["way"], metrics = row.pop("strategy"), row.pop("metrics")
+        if self.kind is None:
+            del row["kind"]
+        return row | {name: one.as_dict() for name, one in metrics.items()}
 
 
+@dataclass
 class TaskEvaluation(ABC):
-    """The items of a task and the results so far."""
+    """Held-out items of a task, and the results so far."""
 
-    rows: list[TaskResult]
+    seed: int = field(default=0, kw_only=True)
+    batch_size: int | None = field(default=None, kw_only=True)
+    rows: list[TaskResult] = field(default_factory=list, kw_only=True)
 
     @property
     @abstractmethod
-    def size(self) -> int:
-        """The number of items."""
+    def groups(self) -> Mapping[Any, list[Any]]:
+        """The items by kind; None is the kind of a task that has only one."""
 
     @abstractmethod
     def check(self, lm: MaskedDiffusionLM) -> None:
         """Raise `UnmaskError` if a model was trained on other data than the items come from."""
 
     @abstractmethod
-    def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
-        """Evaluate a model with each strategy; `progress` counts items."""
+    def evaluate(
+        self, lm: MaskedDiffusionLM, items: list[Any], strategy: Strategy, progress: Progress | None
+    ) -> dict[str, Estimate]:
+        """The metrics of a model and a strategy on some items."""
 
     @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The source and the number of items, for JSON."""
+
+    @property
+    def size(self) -> int:
+        """The number of items of all kinds."""
+        return sum(map(len, self.groups.values()))
+
+    def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
+        """Evaluate a model with each strategy; `progress` counts items."""
+        self.check(lm)
+        for kind, items in self.groups.items():
+            for strategy in strategies:
+                sampler = strategy.build_sampler(lm)
+                result = TaskResult(
+                    checkpoint=Path(str(lm.path)).name,
+                    strategy="ar" if lm.causal else strategy.name,
+                    rule=strategy.rule,
+                    steps=strategy.steps,
+                    items=len(items),
+                    sampler=sampler.model_dump(mode="json"),
+                    metrics=self.evaluate(lm, items, strategy, progress),
+                    causal=lm.causal,
+                    adaptive=sampler.adaptive,
+                    kind=kind,
+                )
+                self.rows.append(result)
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-
-    def add_row(
-        self,
-        lm: MaskedDiffusionLM,
-        strategy: Strategy,
-        metrics: dict[str, Estimate],
-        items: int,
-        kind: str | None = None,
-    ) -> None:
-        """Add the result of one strategy."""
-        sampler = strategy.build_sampler(lm)
-        self.rows.append(
-            TaskResult(
-                checkpoint=Path(str(lm.path)).name,
-                strategy="ar" if lm.causal else strategy.name,
-                rule=strategy.rule,
-                steps=strategy.steps,
-                items=items,
-                sampler=sampler.model_dump(mode="json"),
-                metrics=metrics,
-                causal=lm.causal,
-                adaptive=sampler.adaptive,
-                kind=kind,
-            )
-        )
+        """For JSON: settings and results."""
+        shared = {"seed": self.seed, "interval": {"level": LEVEL}, "rows": [row.as_dict() for row in self.rows]}
+        return self.settings() | shared
 
 
-def summarize(columns: Columns, rates: Sequence[str], correct: str, total: str, accuracy: str) -> dict[str, Estimate]:
-    """Rates with Wilson intervals, `accuracy` = correct / total with a bootstrap interval over items, mean costs."""
-    share = bootstrap_ratio(columns[correct], columns[total], bootstrap_weights(len(columns[total])))
+def summarize(columns: Columns, rates: Sequence[str], unit: str) -> dict[str, Estimate]:
+    """Rates with Wilson intervals, the share of right units with a bootstrap interval over items, and mean costs."""
+    share = bootstrap_ratio(columns[f"right_{unit}"], columns[unit], bootstrap_weights(len(columns[unit])))
     assert share is not None
     return {
         **{name: wilson(columns[name]) for name in rates},
-        accuracy: share,
+        unit: share,
         **{name: Estimate(float(columns[name].mean())) for name in ("calls", "seconds")},
     }
 
@@ -196,9 +202,6 @@ class PuzzleEvaluation(TaskEvaluation):
 
     source: PuzzleSource
     items: list[str]
-    seed: int = 0
-    batch_size: int | None = None
-    rows: list[TaskResult] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -211,36 +214,29 @@ class PuzzleEvaluation(TaskEvaluation):
             raise UnmaskError(
                 f"--count must be at most {source.validation}, the number of held-out items, got {count}."
             )
-        return cls(source, list(islice(source.items(held_out=True), count)), seed, batch_size)
+        return cls(source, list(islice(source.items(held_out=True), count)), seed=seed, batch_size=batch_size)
 
     @property
-    def size(self) -> int:
-        """The number of puzzles."""
-        return len(self.items)
+    def groups(self) -> dict[None, list[str]]:
+        """All puzzles are of one kind."""
+        return {None: self.items}
 
     def check(self, lm: MaskedDiffusionLM) -> None:
         """A model of other puzzles may have been trained on the items held out here."""
         if puzzle_source(lm) != self.source:
             raise UnmaskError(f"'{lm.path}' was trained on other puzzles; give a checkpoint of the same data.source.")
 
-    def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
-        """Solve the puzzles with each strategy."""
-        self.check(lm)
-        rows = puzzle_rows(lm, self.items)
-        for strategy in strategies:
-            columns = solve(lm, self.source, rows, strategy, self.seed, self.batch_size, progress)
-            metrics = summarize(columns, ("accuracy", "valid"), "right_cells", "cells", "cells")
-            self.add_row(lm, strategy, metrics, len(self.items))
+    def evaluate(
+        self, lm: MaskedDiffusionLM, items: list[str], strategy: Strategy, progress: Progress | None
+    ) -> dict[str, Estimate]:
+        """Puzzles solved, answers that break no rule, right cells, calls and seconds."""
+        rows = puzzle_rows(lm, items)
+        columns = solve(lm, self.source, rows, strategy, self.seed, self.batch_size, progress)
+        return summarize(columns, ("accuracy", "valid"), "cells")
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: settings and results."""
-        return {
-            "source": self.source.model_dump(mode="json"),
-            "items": len(self.items),
-            "seed": self.seed,
-            "interval": {"level": LEVEL},
-            "rows": [row.as_dict() for row in self.rows],
-        }
+    def settings(self) -> dict[str, Any]:
+        """The source and the number of puzzles."""
+        return {"source": self.source.model_dump(mode="json"), "items": len(self.items)}
 
 
 def puzzle_rows(lm: MaskedDiffusionLM, items: list[str]) -> Rows:
