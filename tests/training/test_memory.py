@@ -19,7 +19,7 @@ from unmask.training.memory import largest_that_fits, measure_or_explain, step_o
 from unmask.training.step import TrainStep
 from unmask.training.validation import measure_bound
 
-ALONE = SimpleNamespace(rank=0, world_size=1, has_failed=False, sum_array=lambda values: values)
+ALONE = SimpleNamespace(rank=0, world_size=1, has_failed=False, sum=lambda tensors: tensors)
 
 
 @dataclasses.dataclass

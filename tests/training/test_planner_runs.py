@@ -1,4 +1,4 @@
-"""`unmask train planner` from end to end: the denoiser stays as it is, and the order opens with the checkpoint."""
+"""`unmask train planner` from end to end: the denoiser stays unchanged and samplers can use the planner."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def recipe(text: Path, folder: Path, *overrides: str) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def crooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smoke model with a weakness for one letter: where it says 'c' it is sure of it, and seldom right."""
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smoke model with a bias for one letter: its 'c' is confident and usually wrong."""
     smoke = load_checkpoint("smoke")
     with torch.no_grad():
         smoke.model.output_layer.linear.bias[smoke.tokenizer.convert_tokens_to_ids("c")] += 4.0
-    folder = tmp_path_factory.mktemp("models") / "crooked"
+    folder = tmp_path_factory.mktemp("models") / "biased"
     save_checkpoint(folder, smoke.model, smoke.tokenizer, smoke.config)
     return folder
 
 
 @pytest.fixture(scope="module")
-def planned(crooked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has trained a planner for the crooked model, on what the smoke model was trained on."""
+def planned(biased: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that trained a planner for the biased model, on the data of the smoke model."""
     out = tmp_path_factory.mktemp("runs") / "planned"
     longer = ["training.steps=120", "training.batch_size=16", "training.validation_rows=64", "training.log_every=10"]
-    train(recipe_from("planner", str(crooked), [*longer, "data.source.count=1000"]), out)
+    train(recipe_from("planner", str(biased), [*longer, "data.source.count=1000"]), out)
     return out
 
 
-def test_the_denoiser_is_bit_for_bit_what_it_was(planned: Path, crooked: Path) -> None:
-    before, after = weights(crooked), weights(planned)
+def test_the_denoiser_is_unchanged_bit_for_bit(planned: Path, biased: Path) -> None:
+    before, after = weights(biased), weights(planned)
     assert set(after) - set(before) == {name for name in after if name.startswith("planner.")}
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     state = load_file(planned / "latest" / "state" / "model.safetensors")
@@ -64,8 +64,8 @@ def test_the_denoiser_is_bit_for_bit_what_it_was(planned: Path, crooked: Path) -
     assert float(after["planner.outer.weight"].abs().max()) > 0.01
 
 
-def test_the_checkpoint_is_judged_as_the_denoiser_is(planned: Path, crooked: Path) -> None:
-    then, now = unmask.load(crooked, device="cpu"), unmask.load(planned, device="cpu")
+def test_the_checkpoint_is_evaluated_as_the_denoiser(planned: Path, biased: Path) -> None:
+    then, now = unmask.load(biased, device="cpu"), unmask.load(planned, device="cpu")
     assert (now.config.objective, now.config.schedule) == (then.config.objective, then.config.schedule)
     assert (now.config.policy, now.config.length) == (then.config.policy, then.config.length)
     assert now.denoiser.config.dropout == then.denoiser.config.dropout
@@ -73,22 +73,22 @@ def test_the_checkpoint_is_judged_as_the_denoiser_is(planned: Path, crooked: Pat
     assert now.generate(2, steps=4, length=12) == then.generate(2, steps=4, length=12)
 
 
-def test_the_auto_classes_open_it_and_it_is_saved_again(planned: Path, tmp_path: Path) -> None:
+def test_the_auto_classes_open_and_save_it(planned: Path, tmp_path: Path) -> None:
     opened = AutoModelForMaskedLM.from_pretrained(planned)
     opened.save_pretrained(tmp_path / "again")
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "again").state_dict()
     assert all(torch.equal(again[name], weight) for name, weight in weights(planned).items())
 
 
-def test_export_leaves_the_planner_out(planned: Path, crooked: Path, tmp_path: Path) -> None:
+def test_export_leaves_the_planner_out(planned: Path, biased: Path, tmp_path: Path) -> None:
     export(planned, tmp_path / "planned.safetensors")
-    export(crooked, tmp_path / "plain.safetensors")
+    export(biased, tmp_path / "plain.safetensors")
     left, right = (load_file(tmp_path / f"{name}.safetensors") for name in ("planned", "plain"))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_planner_learns_to_foresee(planned: Path) -> None:
+def test_a_planner_beats_confidence(planned: Path) -> None:
     records = read_log(planned)
     losses = [record["bits_per_token"] for record in records if "loss" in record]
     assert losses[-1] < 0.75 * losses[0]
@@ -111,7 +111,7 @@ def test_stop_and_resume_equals_an_unbroken_run(text: Path, mdlm_folder: Path, t
     assert_same_tensors(whole, broken)
 
 
-def test_what_a_planners_recipe_leaves_out_is_the_checkpoints(text: Path, tmp_path: Path) -> None:
+def test_settings_that_the_planner_recipe_leaves_out_are_the_checkpoints(text: Path, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "base", policy="supervised_eos")
     opened = load_checkpoint(folder)
     source = {"name": "text", "paths": [str(text)], "separator": "line"}
@@ -137,16 +137,8 @@ def test_what_a_planners_recipe_leaves_out_is_the_checkpoints(text: Path, tmp_pa
         recipe_from("planner", str(folder))
 
 
-def test_a_recipe_may_need_its_overrides(text: Path, tmp_path: Path) -> None:
-    (tmp_path / "half.yaml").write_text("data: {source: {name: text}}")
-    whole = recipe_from(str(tmp_path / "half.yaml"), None, [f"data.source.paths=['{text}']"])
-    assert whole.data.source.paths == [str(text)]
-    with pytest.raises(UnmaskError, match="paths"):
-        recipe_from(str(tmp_path / "half.yaml"), None)
-
-
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["objective=subs"], "model.planner is not trained by the objective 'subs'; set objective=planner"),
         (
@@ -157,20 +149,20 @@ def test_a_recipe_may_need_its_overrides(text: Path, tmp_path: Path) -> None:
         (["model.planner.width=0"], "width"),
     ],
 )
-def test_what_cannot_plan_is_refused(
-    text: Path, mdlm_folder: Path, tmp_path: Path, overrides: list[str], said: str
+def test_recipes_without_a_trainable_planner_are_refused(
+    text: Path, mdlm_folder: Path, tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    with pytest.raises(UnmaskError, match=said):
+    with pytest.raises(UnmaskError, match=message):
         train(recipe(text, mdlm_folder, *overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_causal_network_has_nothing_to_plan(text: Path, ar_folder: Path, tmp_path: Path) -> None:
+def test_an_autoregressive_model_has_no_planner(text: Path, ar_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnmaskError, match="reads left to right, and the objective 'planner' needs both ways"):
         train(recipe(text, ar_folder), tmp_path / "run")
 
 
-def test_training_a_planned_network_further_leaves_the_planner_behind(planned: Path, tmp_path: Path) -> None:
+def test_fine_tuning_drops_the_planner(planned: Path, tmp_path: Path) -> None:
     letters = tmp_path / "letters.txt"
     letters.write_text("\n".join(["abcdefgh" * 5] * 40))
     lines = "data.source.separator=line"
@@ -180,7 +172,7 @@ def test_training_a_planned_network_further_leaves_the_planner_behind(planned: P
     assert load_checkpoint(tmp_path / "replanned").model.planner.inner.out_features == 3
 
 
-def test_the_command_line_trains_and_unmasks_by_a_planner(run, shipped_models, text: Path, tmp_path: Path) -> None:
+def test_the_command_line_trains_and_uses_a_planner(run, shipped_models, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, said, err = run("train", "planner", text, *SHORT, "--out", out, "--json")
     assert code == 0, err
@@ -197,7 +189,7 @@ def test_the_command_line_trains_and_unmasks_by_a_planner(run, shipped_models, t
     assert [walk["name"] for walk in json.loads(said)["walks"]] == ["planner", "threshold"]
 
 
-def test_the_words_of_a_finished_run(run, tmp_path: Path) -> None:
+def test_the_report_of_a_finished_run(run, tmp_path: Path) -> None:
     data = ("--from", "smoke", "data.source.count=200")
     code, said, err = run("train", "planner", *data, *SHORT, "--out", tmp_path / "run", "--verbose")
     assert code == 0, err
@@ -221,7 +213,7 @@ def test_the_words_of_a_finished_run(run, tmp_path: Path) -> None:
         ("eval", "generation", "--judge", "AR", "--data", "TEXT"),
     ],
 )
-def test_without_a_planner_it_is_one_sentence_before_any_call(
+def test_a_missing_planner_is_reported_before_any_network_call(
     run,
     mdlm_folder: Path,
     ar_folder: Path,

@@ -49,23 +49,10 @@ LATEST = "latest"
 BEST = "best"
 CHUNK = 1 << 22
 FINGERPRINT_ROWS = 64
-MAY_CHANGE = (
-    "expect",
-    "training.steps",
-    "training.accumulation",
-    "training.shard",
-    "training.precision",
-    "training.log_every",
-    "training.validate_every",
-    "training.validation_rows",
-    "training.save_every",
-    "training.keep",
-    "training.keep_best",
-    "training.trackers",
-    "training.sample_every",
-    "training.samples",
-    "training.deterministic",
-)
+MAY_CHANGE = ("expect", "training.steps", "training.accumulation", "training.shard", "training.precision",
+              "training.log_every", "training.validate_every", "training.validation_rows", "training.save_every",
+              "training.keep", "training.keep_best", "training.trackers", "training.sample_every", "training.samples",
+              "training.deterministic")  # fmt: skip
 """Recipe keys that may change when a run is resumed."""
 
 Resume = bool | Literal["auto"]

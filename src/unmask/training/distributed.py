@@ -12,8 +12,6 @@ from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
@@ -83,10 +81,6 @@ class Distributed:
             for total in totals.values():
                 dist.all_reduce(total, group=self._group)
         return totals
-
-    def sum_array(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The sum of an array over all processes."""
-        return self.sum({"values": torch.from_numpy(values)})["values"].numpy()
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, by rank."""

@@ -146,29 +146,12 @@ FORWARD_AND_BACKWARD = 6
 """Floating-point operations per weight and token: a multiplication and an addition, once forward, twice backward."""
 
 PEAK_TERAFLOPS = {
-    "B200": 2250,
-    "B100": 1750,
-    "H200 NVL": 835,
-    "H200": 989,
-    "GH200": 989,
-    "H100 PCIe": 756,
-    "H100 NVL": 835,
-    "H100": 989,
-    "H20": 148,
-    "A100": 312,
-    "A40": 150,
-    "A30": 165,
-    "A10G": 70,
-    "A10": 125,
-    "L40S": 362,
-    "L40": 181,
-    "L4": 121,
-    "RTX A6000": 155,
-    "RTX 6000 Ada": 364,
-    "RTX 5090": 210,
-    "RTX 4090": 165,
-    "RTX 3090": 71,
-}
+    "B200": 2250, "B100": 1750,
+    "H200": 989, "H200 NVL": 835, "GH200": 989, "H100": 989, "H100 PCIe": 756, "H100 NVL": 835, "H20": 148,
+    "A100": 312, "A40": 150, "A30": 165, "A10G": 70, "A10": 125, "RTX A6000": 155,
+    "L40S": 362, "L40": 181, "L4": 121, "RTX 6000 Ada": 364,
+    "RTX 5090": 210, "RTX 4090": 165, "RTX 3090": 71,
+}  # fmt: skip
 """Peak of dense bf16 matrix products with float32 accumulation, as published by NVIDIA."""
 
 

@@ -48,7 +48,8 @@ def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -
         own = measure_or_explain(
             measure, draws.rows_per_call(rows.length, device), rows.length, train_step, distributed
         )
-    total = NatTotals(distributed.sum_array(own.nats), distributed.sum_array(own.tokens))
+    sums = distributed.sum({"nats": torch.from_numpy(own.nats), "tokens": torch.from_numpy(own.tokens)})
+    total = NatTotals(sums["nats"].numpy(), sums["tokens"].numpy())
     return summarise(name, total, rows, draws, estimator.exact)
 
 
