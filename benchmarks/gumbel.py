@@ -40,7 +40,7 @@ def gumbel(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 def naive_walk(lm: MaskedDiffusionLM, n: int, steps: int, dtype: torch.dtype, seed: int) -> Tensor:
     """[n, L] canvases by `steps` steps of the posterior, one call for what has changed in each."""
     generator = torch.Generator(lm.device).manual_seed(seed)
-    mask, length = lm.text_processor.mask, lm.config.length
+    mask, length = lm.text_processor.mask_token_id, lm.config.length
     ids = torch.full((n, length), mask, device=lm.device)
     log_p = _log_predictions(lm, ids)
     times = torch.arange(steps, -1, -1, dtype=torch.float64) / steps

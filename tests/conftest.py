@@ -1,4 +1,4 @@
-"""Small checkpoints that every test may open: random networks whose heads are not zero, so that they say something."""
+"""Small checkpoints for all tests (random networks with heads that are not zero), and a runner for CLI verbs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask import checkpoint as shelf
-from unmask import registry
+from unmask import checkpoint, registry
 from unmask.checkpoint import CheckpointConfig, save_checkpoint
 from unmask.cli import main
 from unmask.pipeline import MaskedDiffusionLM, load
@@ -19,7 +18,7 @@ LENGTH = 48
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Token caches of the tests stay out of the user's own."""
+    """Keep the token caches of the tests apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -52,12 +51,16 @@ def ar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shipped_models(mdlm_folder: Path, ar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A shelf with small random models in the place of the large ones, and the smoke model itself."""
-    root = tmp_path / "shelf"
+    """Small random models in place of the large shipped ones, and the smoke model itself."""
+    root = tmp_path / "shipped"
     root.mkdir()
-    for name, folder in {"stories": mdlm_folder, "stories-ar": ar_folder, "smoke": shelf.SHIPPED / "smoke"}.items():
+    for name, folder in {
+        "stories": mdlm_folder,
+        "stories-ar": ar_folder,
+        "smoke": checkpoint.SHIPPED / "smoke",
+    }.items():
         (root / name).symlink_to(folder)
-    monkeypatch.setattr(shelf, "SHIPPED", root)
+    monkeypatch.setattr(checkpoint, "SHIPPED", root)
     return root
 
 
@@ -73,7 +76,7 @@ def ar(ar_folder: Path) -> MaskedDiffusionLM:
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Run a verb in this process; gives (exit code, standard output, standard error)."""
+    """Run a verb in this process; returns (exit code, standard output, standard error)."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
@@ -90,7 +93,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(run):
-    """Run a verb that must refuse what it is told, in one sentence and with exit code 2; gives the sentence."""
+    """Run a verb with bad input: one sentence and exit code 2; returns the sentence."""
 
     def call(*arguments: object) -> str:
         code, out, err = run(*arguments)
@@ -103,7 +106,7 @@ def refused(run):
 
 @pytest.fixture
 def place(runs, tmp_path, monkeypatch):
-    """A working folder of its own, in which the runs that a module has made (`runs`) stand by their names."""
+    """A working folder with links to the runs of a module (`runs`), by name."""
     monkeypatch.chdir(tmp_path)
     for folder in runs.iterdir():
         Path(folder.name).symlink_to(folder)

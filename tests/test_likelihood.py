@@ -152,5 +152,5 @@ def test_texts_that_cannot_be_scored_are_named(mdlm):
         mdlm.score("")
     with pytest.raises(UnmaskError, match="shorten"):
         mdlm.score("x" * 40, given="y" * 40)
-    with pytest.raises(UnmaskError, match="2 texts and 1 conditions"):
+    with pytest.raises(UnmaskError, match="Got 1 conditions for 2 texts"):
         mdlm.score(["a", "b"], given=["c"])

@@ -1,6 +1,8 @@
-"""Token by token: what each position of a canvas shows, joined, is the text of the canvas."""
+"""Blanks, canvases, and the piece of text that each position shows."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import make_checkpoint
 from unmask import registry
+from unmask.checkpoint import CheckpointConfig
+from unmask.data.encoding import encode
+from unmask.data.sources import Document
+from unmask.errors import UnmaskError
 from unmask.pipeline import load
-from unmask.text_processor import GLYPH, PieceReader, decode_canvas
+from unmask.text_processor import GLYPH, PieceReader, TextProcessor, decode_canvas, parse_blanks
 
 
 @pytest.fixture(scope="module")
@@ -22,27 +28,80 @@ def joined(pieces: list[str | None]) -> str:
     return "".join(GLYPH if piece is None else piece for piece in pieces)
 
 
-def test_a_letter_belongs_to_the_last_of_its_tokens(byte):
+def test_blanks_are_parsed():
+    assert parse_blanks("[MASK]a[MASK:12][MASK]") == [1, "a", 12, 1]
+    assert parse_blanks("[mask] x") == ["[mask] x"]
+    assert parse_blanks("[MASK:2-6]a[MASK:3-3]") == [range(2, 7), "a", 3]
+    assert parse_blanks("") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a [MASK:0] b", r"blank must be .*, got \[MASK:0\]"),
+        ("a [MASK:x] b", r"blank must be .*, got \[MASK:x\]"),
+        ("a [MASK:] b", r"blank must be .*, got \[MASK:\]"),
+        ("a[MASK:6-2]", r"write it as \[MASK:2-6\]"),
+        ("a[MASK:2-66]", "65 possible lengths, the maximum is 64"),
+    ],
+)
+def test_bad_blanks_are_refused(text, message):
+    with pytest.raises(UnmaskError, match=message):
+        parse_blanks(text)
+
+
+def test_a_space_before_a_blank_belongs_to_the_blank_if_tokens_begin_with_spaces(mdlm):
+    """Byte-level BPE writes ' time' as one token, so a blank after a space could only be a word without one."""
+    tokenizer = registry.build("tokenizer", {"name": "bpe", "vocab_size": 300}).build(
+        lambda: iter([Document("one", "a time and a time and a time again " * 9)])
+    )
+    mask = tokenizer.mask_token_id
+    config = SimpleNamespace(mask_token_id=mask, max_length=32, vocab_size=len(tokenizer))
+    processor = TextProcessor(tokenizer, config, CheckpointConfig(length=32))
+    a, again, space = encode(tokenizer, ["a", " again", " "])
+    for text, expected in {
+        "a [MASK] again": [*a, mask, *again],
+        "a [MASK] [MASK:2]": [*a, mask, mask, mask],
+        "a[MASK]": [*a, mask],
+        "": [],
+    }.items():
+        assert processor.join(processor.parse(text)) == expected
+    assert processor.join(processor.parse("[MASK] again "))[-1:] == space, "no blank follows"
+    bytewise = mdlm.text_processor
+    assert bytewise.join(bytewise.parse("a [MASK]")) == [97, 32, bytewise.mask_token_id], "spaces are tokens"
+
+
+@pytest.mark.parametrize("policy", ["packed", "padded"])
+def test_a_canvas_knows_its_given_tokens_and_where_a_text_may_not_end(tmp_path, policy):
+    processor = load(make_checkpoint(tmp_path / policy, policy=policy), device="cpu").text_processor
+    mask, eos = processor.mask_token_id, processor.eos_token_id
+    rows = [[97, mask, mask, 98, mask, eos], [mask, mask], [97, mask, eos]]
+    canvas = processor.canvas(rows, 0, torch.device("cpu"))
+    assert canvas.condition.nonzero().tolist() == [[0, 0], [0, 3], [2, 0]]
+    assert canvas.attention_mask.sum(dim=1).tolist() == [6, 2, 3]
+    if policy == "packed":
+        assert canvas.no_eos is None, "EOS separates texts"
+    else:
+        assert canvas.no_eos.nonzero().tolist() == [[0, 1], [0, 2]]
+
+
+def test_a_character_belongs_to_the_last_of_its_tokens(byte):
     reader = PieceReader(byte, byte.mask_token_id)
     ids = [*"aé€😀".encode(), byte.mask_token_id, byte.eos_token_id, ord("b")]
     assert reader.read(ids) == ["a", "", "é", "", "", "€", "", "", "", "😀", None, "\n", "b"]
     assert reader.read([*"é".encode()[:1], byte.mask_token_id, ord("b")]) == ["�", None, "b"]
+    assert reader.read([0xFF, 0xFF, *"€".encode(), ord("x")]) == ["", "", "", "", "��€", "x"]
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xe2\x82\xac", b"\xe2\x28\xa1", b"ab\xf0\x9f", b"\xff" * 9 + "né".encode()])
-def test_broken_letters_are_shown_as_the_text_shows_them(byte, raw):
+def test_invalid_bytes_are_shown_as_in_the_text(byte, raw):
     pieces = PieceReader(byte, byte.mask_token_id).read(list(raw))
     assert len(pieces) == len(raw)
     assert joined(pieces) == decode_canvas(byte, list(raw), byte.mask_token_id)
 
 
-def test_a_letter_behind_broken_ones_still_belongs_to_its_last_token(byte):
-    pieces = PieceReader(byte, byte.mask_token_id).read([0xFF, 0xFF, *"€".encode(), ord("x")])
-    assert pieces == ["", "", "", "", "��€", "x"]
-
-
-def test_tokens_that_read_differently_among_others():
-    """WordPiece: a token brings the blank before it, unless it goes on with a word."""
+def test_pieces_of_tokens_that_depend_on_their_neighbours():
+    """WordPiece puts a space before a token unless it continues a word."""
     words = {"[UNK]": 0, "un": 1, "##able": 2, "to": 3, "[MASK]": 4, "[EOS]": 5}
     raw = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     raw.decoder = decoders.WordPiece()
@@ -51,8 +110,8 @@ def test_tokens_that_read_differently_among_others():
 
 
 @pytest.mark.parametrize("policy", ["packed", "supervised_eos"])
-def test_frames_are_their_pieces(tmp_path, policy, monkeypatch):
-    """A random model of bytes writes much that is no letter, and ends early where EOS, which it likes, ends a text."""
+def test_the_pieces_of_a_frame_make_up_its_text(tmp_path, policy, monkeypatch):
+    """A random byte-level model that likes EOS writes invalid characters and early ends."""
     lm = load(make_checkpoint(tmp_path / "lm", policy=policy), device="cpu")
     eos, early = lm.tokenizer.eos_token_id, 0
     head, bias = lm.denoiser.head, 5.0 * (torch.arange(lm.denoiser.config.vocab_size) == eos)
@@ -62,9 +121,8 @@ def test_frames_are_their_pieces(tmp_path, policy, monkeypatch):
             assert len(frame.pieces) == 40
             assert joined(frame.pieces[: frame.end]) == frame.text
             assert [piece is None for piece in frame.pieces] == [i == lm.tokenizer.mask_token_id for i in frame.ids]
-            if policy == "packed":
-                assert frame.end == 40
-            elif frame.end < 40:
+            assert policy == "supervised_eos" or frame.end == 40
+            if frame.end < 40:
                 early += 1
                 assert frame.ids.index(eos) == frame.end
     assert (early > 0) == (policy == "supervised_eos")

@@ -1,7 +1,7 @@
-"""A checkpoint is a folder: config.json and model.safetensors, tokenizer files, and unmask.json, the card.
+"""Checkpoint folders: config.json, model.safetensors, tokenizer files and unmask.json.
 
-The card holds what the network does not: the schedule and objective it was trained on, the length policy, and the
-protocol under which its figures count. `unmask.load` and the Auto classes of transformers open the same folder.
+unmask.json is the `CheckpointConfig`: schedule, objective, length policy and protocol of the training run.
+`unmask.load` and the Auto classes of transformers open the same folder.
 """
 
 from __future__ import annotations
@@ -27,49 +27,47 @@ from unmask.schedules import LogLinear
 
 SHIPPED = Path(str(files("unmask") / "shipped"))
 DEFAULT_MODEL = "stories"
-"""The model that is meant where none is named."""
 DEFAULT_AR_MODEL = "stories-ar"
-"""Its autoregressive twin."""
+"""The autoregressive model trained on the same data."""
 CONFIG_FILE = "unmask.json"
-"""The file by which a folder is known as a checkpoint."""
 
 
 def shipped_models() -> list[str]:
-    """The models that are there."""
+    """The names of the models that ship with the package."""
     return sorted(file.parent.name for file in SHIPPED.glob(f"*/{CONFIG_FILE}"))
 
 
-def find_checkpoint(what: str | Path | None = None) -> Path:
-    """The folder of a checkpoint: one on disk, a model that ships by its name, or the default where none is named.
+def find_checkpoint(name: str | Path | None = None) -> Path:
+    """The folder of a checkpoint: a path, the name of a shipped model, or (None) the default model.
 
-    A checkpoint folder on disk comes before a shipped model of the same name; a folder that is none does not.
+    A checkpoint folder on disk precedes a shipped model of the same name.
     """
-    named = DEFAULT_MODEL if what is None else what
-    if not isinstance(named, str | PathLike):
-        raise UnmaskError(f"{named!r} is no name of a checkpoint; give a folder or a model that ships, as a string.")
+    if not isinstance(name, str | PathLike | None):
+        raise UnmaskError(f"A checkpoint must be a path or a name, got {name!r}.")
+    named = DEFAULT_MODEL if name is None else name
     path = Path(named)
-    if str(path) in shipped_models() and (what is None or not is_checkpoint(path)):
+    if str(path) in shipped_models() and (name is None or not is_checkpoint(path)):
         return SHIPPED / path
-    if what is None or not str(named) or not path.exists():
+    if name in (None, "") or not path.exists():
         raise UnmaskError(
-            f"There is no checkpoint at '{named}'; give the folder that 'unmask train' or 'convert' wrote, or a model "
-            f"that ships with the package: {', '.join(shipped_models()) or 'here are none'}."
+            f"There is no checkpoint at '{named}'; give a folder written by 'unmask train' or 'unmask convert', or a "
+            f"shipped model: {', '.join(shipped_models()) or 'none'}."
         )
     return path
 
 
 def is_checkpoint(what: str | Path) -> bool:
-    """Whether a folder on disk is a checkpoint, or a run that shows one."""
+    """Whether a folder on disk is a checkpoint or a run with one."""
     return (Path(what) / CONFIG_FILE).is_file()
 
 
 def is_checkpoint_name(what: str) -> bool:
-    """Whether a word names a checkpoint: on disk or among the shipped models."""
+    """Whether this names a checkpoint, on disk or among the shipped models."""
     return is_checkpoint(what) or what in shipped_models()
 
 
 class CheckpointConfig(BaseModel):
-    """What unmask.json holds."""
+    """The content of unmask.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -78,13 +76,13 @@ class CheckpointConfig(BaseModel):
     policy: field("policy") = Packed()  # type: ignore[valid-type]
     length: int = Field(ge=1)
     protocol: dict[str, Any] = Field(default_factory=dict)
-    """How the data were made: source, tokenizer, split; and where converted weights came from."""
+    """Source, tokenizer and split of the data; the origin of converted weights."""
     version: str = __version__
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint: the Hugging Face model (in eval mode), its tokenizer (None if it has none), its card."""
+    """A loaded checkpoint: the Hugging Face model in eval mode, its tokenizer (or None) and its config."""
 
     model: Any
     tokenizer: Any
@@ -100,9 +98,9 @@ def write_checkpoint(
     state_dict: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Put the files of a checkpoint into an existing folder; `state_dict` replaces the model's own weights.
+    """Write the files of a checkpoint into an existing folder; `state_dict` replaces the weights of the model.
 
-    The options are those of `save_pretrained`, such as `max_shard_size`.
+    `options` are those of `save_pretrained`, such as `max_shard_size`.
     """
     with silence_transformers():
         model.save_pretrained(folder, state_dict=state_dict, **options)
@@ -118,10 +116,7 @@ def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: Chec
 
 
 def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
-    """Open a checkpoint folder, a run folder, which shows its last checkpoint, or a shipped model (see `shelf`).
-
-    Weights are opened in float32, in whatever precision they were written.
-    """
+    """Load a checkpoint folder, the last checkpoint of a run folder, or a shipped model; weights become float32."""
     path = find_checkpoint(folder)
     config = read_checkpoint_config(path)
     model = load_network(path, causal=config.objective.causal, dtype=torch.float32)
@@ -129,11 +124,11 @@ def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
 
 
 def read_checkpoint_config(path: Path) -> CheckpointConfig:
-    """The card of a checkpoint folder."""
+    """Read unmask.json of a checkpoint folder."""
     file = path / CONFIG_FILE
     if not file.is_file():
         raise UnmaskError(
-            f"'{path}' is not a checkpoint: it has no {CONFIG_FILE}; make one with 'unmask train' or 'convert'."
+            f"'{path}' is not a checkpoint, it has no {CONFIG_FILE}; create one with 'unmask train' or 'convert'."
         )
     try:
         return CheckpointConfig(**json.loads(file.read_text(encoding="utf-8")))

@@ -1,20 +1,19 @@
-"""Which tokens of a text are written anew: those of some characters, the least likely ones, or all but some words."""
+"""Blanks of open length, edits and rewrites: which positions of a text are masked, and how many there are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, islice, product
+from itertools import islice, product
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from unmask.constraints import Automaton, Banned, Constraint, Vocabulary
-from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
 from unmask.generation_config import Constraints
 from unmask.objectives.base import Noise
@@ -22,411 +21,318 @@ from unmask.objectives.subs import MaskCount
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, van_der_corput
-from unmask.text_processor import UNFINISHED, Part, PieceReader, TextProcessor, checked_text
+from unmask.text_processor import REPLACEMENT, PieceReader, Template, TextProcessor
 
-TOGETHER = 64
-"""Combinations up to which the lengths of several blanks are chosen together."""
-MOST = TOGETHER**2
-"""Combinations among which one that will do is looked for."""
-DRAWS, FIRST = 16, 4
-"""Draws of the bound, of which the first few tell which quarter of the lengths is worth the others."""
-ROWS_AT_ONCE = 64
+MAX_JOINT_COMBINATIONS = 64
+"""Up to this many combinations, the lengths of several blanks are chosen jointly."""
+MAX_COMBINATIONS = MAX_JOINT_COMBINATIONS**2
+"""Combinations searched for one that satisfies the constraint."""
+DRAWS, FIRST_DRAWS = 16, 4
+"""Draws of the bound per candidate; after the first ones, the best quarter of the candidates gets the rest."""
+ROWS_PER_CALL = 64
+EDIT_PASSES = 8
+"""Rows that score the tokens of a text: row g masks the tokens g, g + 8, g + 16, ..."""
+DEFAULT_STRENGTH = 0.3
 
-Nats = Callable[[list[list[Part]], range], list[float]]
-"""Draws, by their numbers, of the bound of the known tokens of texts, summed."""
-
-
-class Demand(NamedTuple):
-    """What else is asked of a text whose blanks have lengths: whether it `fits`, and the reason where it does not."""
-
-    fits: Callable[[list[Part]], bool]
-    reason: Callable[[list[Part]], str]
-
-
-NOTHING = Demand(lambda parts: True, lambda parts: "")
-
-
-def settle(parts: Sequence[Part], nats: Nats, room: float = math.inf, demand: Demand = NOTHING) -> list[Part]:
-    """A text whose blanks have one length each, with which they fit into the room that there is for all of them and
-    into what else is asked: of all combinations the best where they are few.
-
-    Otherwise one blank after the other, from the left, those to its right as short as they may be.
-    """
-    every = combinations(parts, room)
-    fitting = filter(demand.fits, every)
-    chosen, count = next(fitting, None), math.prod(map(len, _choices(parts)))
-    if chosen is None and count > MOST:
-        raise UnmaskError(f"None of the {MOST} lengths of the blanks that were tried will do; narrow their ranges.")
-    if chosen is None:
-        longest = max(every, key=_size)
-        raise UnmaskError(f"No length of the blanks will do; with the longest: {demand.reason(longest)}")
-    if count <= TOGETHER:
-        return _best([chosen, *fitting], nats)
-    for place, part in enumerate(parts):
-        if isinstance(part, range):
-            tried = [[*chosen[:place], one, *chosen[place + 1 :]] for one in part]
-            chosen = _best([one for one in tried if _size(one) <= room and demand.fits(one)], nats)
-    return chosen
-
-
-def combinations(parts: Sequence[Part], room: float) -> list[list[Part]]:
-    """A text with every length of its blanks for which there is room, from the shortest on; of very many the first."""
-    every = [list(one) for one in islice(product(*_choices(parts)), MOST) if _size(one) <= room]
-    if not every:
-        raise UnmaskError(_too_long(parts, room))
-    return every
-
-
-def _choices(parts: Sequence[Part]) -> list[list[Part]]:
-    return [list(part) if isinstance(part, range) else [part] for part in parts]
-
-
-def _size(parts: Sequence[Part]) -> int:
-    """Tokens of all blanks."""
-    return sum(part for part in parts if isinstance(part, int))
-
-
-def _too_long(parts: Sequence[Part], room: float) -> str:
-    longest = max((part for part in parts if isinstance(part, range)), key=lambda part: part.start)
-    named = f"[MASK:{longest.start}-{longest.stop - 1}]"
-    return f"There is room for {max(0, room)} tokens in blanks, and {named} does not fit in; shorten it or the text."
-
-
-def _best(candidates: list[list[Part]], nats: Nats) -> list[Part]:
-    if len(candidates) == 1:
-        return candidates[0]
-    first = nats(candidates, range(FIRST))
-    hopeful = sorted(range(len(candidates)), key=first.__getitem__)[: max(2, math.ceil(len(candidates) / 4))]
-    others = nats([candidates[i] for i in hopeful], range(FIRST, DRAWS))
-    total = {i: first[i] + more for i, more in zip(hopeful, others, strict=True)}
-    return candidates[min(total, key=total.__getitem__)]
-
-
-def nats_of_known(denoiser: Any, schedule: Schedule, text_processor: TextProcessor, device: torch.device) -> Nats:
-    """The judge of lengths that a network is."""
-    if text_processor.config.objective.causal:
-        raise UnmaskError("An autoregressive model cannot tell how long a blank is; give a number, as in [MASK:3].")
-
-    def nats(candidates: list[list[Part]], draws: range) -> list[float]:
-        numbers = torch.tensor(draws, device=device)
-        return [
-            _nats(denoiser, schedule, text_processor, text_processor.blank_ids(parts), numbers) for parts in candidates
-        ]
-
-    return nats
-
-
-@torch.no_grad()
-def _nats(denoiser: Any, schedule: Schedule, text_processor: TextProcessor, ids: list[int], draws: Tensor) -> float:
-    """The bound of the tokens that are no masks, given that the masks stay; the frame of the row is not counted."""
-    device = draws.device
-    row = torch.tensor(text_processor.blank_row(ids), device=device)
-    known = (row != text_processor.mask) & (torch.arange(len(row), device=device) < len(ids))
-    total = 0.0
-    for draw in draws.split(ROWS_AT_ONCE):
-        batch = Batch.of(row.expand(len(draw), -1), frozen=~known.expand(len(draw), -1))
-        terms = MaskCount().loss(denoiser, batch, schedule, _noise(draw, known))
-        total += float(terms.total)
-    return total
-
-
-def _noise(draw: Tensor, known: Tensor) -> Noise:
-    """For the draws [B]: times that every few spread evenly, and numbers [B, L] of a known token wherever it stands."""
-    number = known.cumsum(dim=0) - 1
-    u = uniform(0, Purpose.MASK, draw[:, None], position=number[None])
-    return Noise((van_der_corput(DRAWS, draw.device)[draw % DRAWS] + 0.5) / DRAWS, u)
-
-
-Rows = Callable[[list[int]], list[list[int]]]
-"""The rows that can be made of the tokens of a text."""
-
-
-class TemplateLayout:
-    """Lays out texts for a network. Of the lengths that a blank may have it takes the likeliest with which a row can
-    satisfy the constraint."""
-
-    def __init__(
-        self, text_processor: TextProcessor, denoiser: Any, device: torch.device, constraint: Constraints
-    ) -> None:
-        self.text_processor, self.denoiser, self.device = text_processor, denoiser, device
-        self._terms = cache(lambda longest: text_processor.terms(constraint, longest))
-
-    def open_rows(self, prompts: Sequence[str], suffix: str, length: int | None) -> list[list[int]]:
-        """A row for each prompt."""
-        self._read([*prompts, suffix])
-        return [self.open_row(one, suffix, length) for one in prompts]
-
-    def open_row(self, prompt: str, suffix: str, length: int | None) -> list[int]:
-        """A prompt and a suffix, either with blanks, and masks between them."""
-        room, row = self.text_processor.room(length), self.text_processor.open_ids
-        tails = cache(lambda: self._possible(suffix, room))
-
-        def with_a_tail(ids: list[int]) -> list[list[int]]:
-            return [row(ids, room, tail) for tail in tails() if len(ids) + len(tail) <= room]
-
-        head = self._settled(prompt, room, with_a_tail, beside=self._least(suffix))
-        tail = self._settled(suffix, room, lambda ids: [row(head, room, ids)], beside=len(head))
-        return row(head, room, tail)
-
-    def blank_rows(self, texts: Sequence[str]) -> list[list[int]]:
-        """A row for each text with blanks, framed."""
-        self._read(texts)
-        return [self._blank_row(text) for text in texts]
-
-    def _blank_row(self, text: str) -> list[int]:
-        frame = self.text_processor.blank_row
-        return frame(self._settled(text, self.text_processor.limit, lambda ids: [frame(ids)]))
-
-    def _read(self, texts: Sequence[str]) -> None:
-        """Find what is wrong with the blanks of any text before the network is asked about one."""
-        for text in texts:
-            parts = self.text_processor.parts(text)
-            if _is_open(parts) and not self.text_processor.known(parts):
-                raise UnmaskError(
-                    "A text of blanks alone does not tell how long they are; give a number, as in [MASK:3]."
-                )
-
-    def _settled(self, text: str, room: int, rows: Rows, beside: int = 0) -> list[int]:
-        """The tokens of a text with blanks, each as long as it is to be; all are at most as many as there is room, of
-        which some is needed `beside` open ones."""
-        text_processor, parts = self.text_processor, self.text_processor.parts(text)
-        if _is_open(parts):
-            nats = nats_of_known(
-                text_processor.goes_on(self.denoiser), text_processor.config.schedule, text_processor, self.device
-            )
-            parts = settle(parts, nats, self._spare(parts, room - beside), self._demand(room, rows))
-        return text_processor.blank_ids(parts, room)
-
-    def _possible(self, text: str, room: int) -> list[list[int]]:
-        """The tokens of a text with blanks, for all lengths that these may have, the shortest first."""
-        parts = self.text_processor.parts(text)
-        every = combinations(parts, self._spare(parts, room)) if _is_open(parts) else [parts]
-        return [self.text_processor.blank_ids(one, room) for one in every]
-
-    def _least(self, text: str) -> int:
-        """Tokens of a text whose blanks are as short as they may be."""
-        parts = self.text_processor.parts(text)
-        blanks = (part.start if isinstance(part, range) else part for part in parts if not isinstance(part, str))
-        return self.text_processor.known(parts) + sum(blanks)
-
-    def _spare(self, parts: Sequence[Part], room: int) -> int:
-        """Room for blanks."""
-        return min(room, self.text_processor.limit) - self.text_processor.known(parts)
-
-    def _demand(self, room: int, rows: Rows) -> Demand:
-        """Of a text whose blanks have lengths, that one of its rows can satisfy the constraint."""
-        terms = self._terms(room)
-        if terms is None:
-            return NOTHING
-
-        def made_of(parts: list[Part]) -> list[list[int]]:
-            return [self.text_processor.without_end(row) for row in rows(self.text_processor.blank_ids(parts))]
-
-        def fits(parts: list[Part]) -> bool:
-            return any(map(terms.accept, made_of(parts)))
-
-        return Demand(fits, lambda parts: terms.reason(made_of(parts)[-1]))
-
-
-def prompts_of(prompt: str, prompts: Iterable[str] | None) -> list[str]:
-    """The one prompt, or all of several."""
-    if prompts is None:
-        return [prompt]
-    if prompt:
-        raise UnmaskError("There is a prompt and a list of prompts; give one of them.")
-    several = [] if isinstance(prompts, str) or not isinstance(prompts, Iterable) else list(prompts)
-    if not several:
-        raise UnmaskError(f"prompts={prompts!r} is no list of texts; give at least one, or a single prompt=.")
-    return several
-
-
-def _is_open(parts: Sequence[Part]) -> bool:
-    """Whether a blank has several lengths."""
-    return any(isinstance(part, range) for part in parts)
-
-
-PASSES = 8
-"""Network rows by which the tokens of a text are judged: each hides every eighth of them."""
-STRENGTH = 0.3
-
+Nats = Callable[[list[Template], range], list[float]]
+"""(templates, draws): the bound of the known tokens of each template, summed over the draws."""
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Edges(Constraint):
-    """The edges of kept words: at these positions of the canvas no token has a letter at its end (`side` -1, before a
-    word) or at its beginning (`side` 0, behind one)."""
+# -- blanks of open length
 
-    places: tuple[int, ...]
+
+class TemplateLayout:
+    """Turns templates into rows of token ids.
+
+    A blank of open length gets the length that makes the known tokens most likely, among those with which the row can
+    satisfy the constraint.
+    """
+
+    def __init__(self, processor: TextProcessor, denoiser: Any, device: torch.device, constraint: Constraints) -> None:
+        self.processor, self.denoiser, self.device = processor, denoiser, device
+        self._constraints = cache(lambda longest: processor.compile_constraints(constraint, longest))
+
+    def prompt_rows(self, prompts: Sequence[Template], suffix: Template, length: int) -> list[list[int]]:
+        """A row of `length` tokens for each prompt: prompt, masks, suffix."""
+        return [self._prompt_row(prompt, suffix, length) for prompt in prompts]
+
+    def _prompt_row(self, prompt: Template, suffix: Template, length: int) -> list[int]:
+        row = self.processor.prompt_row
+
+        @cache
+        def suffixes() -> list[list[int]]:
+            every = combinations(suffix, self._room(suffix, length)) if is_open(suffix) else [suffix]
+            return [self._join(one, length) for one in every]
+
+        def rows_with_suffix(ids: list[int]) -> list[list[int]]:
+            return [row(ids, tail, length) for tail in suffixes() if len(ids) + len(tail) <= length]
+
+        shortest = _known_size(suffix) + sum(
+            part.start if isinstance(part, range) else part for part in suffix if not isinstance(part, list)
+        )
+        head = self._with_lengths(prompt, length, rows_with_suffix, reserved=shortest)
+        tail = self._with_lengths(suffix, length, lambda ids: [row(head, ids, length)], reserved=len(head))
+        return row(head, tail, length)
+
+    def text_row(self, template: Template) -> list[int]:
+        """The row of a whole text."""
+        row = self.processor.text_row
+        return row(self._with_lengths(template, self.processor.max_length, lambda ids: [row(ids)]))
+
+    def _with_lengths(
+        self, template: Template, room: int, rows: Callable[[list[int]], list[list[int]]], reserved: int = 0
+    ) -> list[int]:
+        """Token ids of a template after its blanks got their lengths.
+
+        `rows` are the rows that ids may become, one of which must satisfy the constraint; `reserved` of the `room` is
+        left to other tokens.
+        """
+        if is_open(template):
+            constraints = self._constraints(room)
+
+            def unended(candidate: Template) -> list[list[int]]:
+                return [self.processor.without_eos(row) for row in rows(self.processor.join(candidate))]
+
+            def accepts(candidate: Template) -> bool:
+                return constraints is None or any(map(constraints.accept, unended(candidate)))
+
+            def reason(candidate: Template) -> str:
+                return "" if constraints is None else constraints.reason(unended(candidate)[-1])
+
+            free = self._room(template, room - reserved)
+            template = choose_lengths(template, self._known_nats, free, accepts, reason)
+        return self._join(template, room)
+
+    def _known_nats(self, candidates: list[Template], draws: range) -> list[float]:
+        processor, draw = self.processor, torch.tensor(draws, device=self.device)
+        schedule = processor.config.schedule
+        return [known_nats(self.denoiser, schedule, processor, processor.join(one), draw) for one in candidates]
+
+    def _room(self, template: Template, room: int) -> int:
+        """Tokens that the blanks of a template may have."""
+        return min(room, self.processor.max_length) - _known_size(template)
+
+    def _join(self, template: Template, room: int) -> list[int]:
+        blanks = _blank_size(template)
+        if blanks and (total := blanks + _known_size(template)) > room:
+            raise UnmaskError(f"The text has {total} tokens with its blanks, and there is room for {room}; shorten it.")
+        return self.processor.join(template)
+
+
+def is_open(template: Template) -> bool:
+    """Whether a blank of the template has several possible lengths."""
+    return any(isinstance(part, range) for part in template)
+
+
+def _known_size(template: Template) -> int:
+    return sum(len(part) for part in template if isinstance(part, list))
+
+
+def _blank_size(template: Template) -> int:
+    return sum(part for part in template if isinstance(part, int))
+
+
+def choose_lengths(
+    template: Template,
+    nats: Nats,
+    room: float = math.inf,
+    accepts: Callable[[Template], bool] = lambda _: True,
+    reason: Callable[[Template], str] = lambda _: "",
+) -> Template:
+    """Give every blank the length with the lowest bound of the known tokens, at most `room` tokens in all.
+
+    Few combinations are compared jointly; otherwise one blank after the other, from the left, with the blanks to its
+    right as short as possible. `reason` says why a template is not accepted.
+    """
+    candidates = combinations(template, room)
+    accepted = filter(accepts, candidates)
+    chosen, count = next(accepted, None), math.prod(map(len, _choices(template)))
+    if chosen is None and count > MAX_COMBINATIONS:
+        raise UnmaskError(
+            f"None of the first {MAX_COMBINATIONS} combinations of blank lengths satisfies the constraint; narrow the "
+            "ranges."
+        )
+    if chosen is None:
+        longest = max(candidates, key=_blank_size)
+        raise UnmaskError(f"No length of the blanks satisfies the constraint; with the longest: {reason(longest)}")
+    if count <= MAX_JOINT_COMBINATIONS:
+        return _best([chosen, *accepted], nats)
+    for place, part in enumerate(template):
+        if isinstance(part, range):
+            tried: list[Template] = [[*chosen[:place], one, *chosen[place + 1 :]] for one in part]
+            chosen = _best([one for one in tried if _blank_size(one) <= room and accepts(one)], nats)
+    return chosen
+
+
+def combinations(template: Template, room: float) -> list[Template]:
+    """The template with all lengths of its blanks that fit, shortest first, among the first `MAX_COMBINATIONS`."""
+    every = islice(product(*_choices(template)), MAX_COMBINATIONS)
+    fitting = [list(one) for one in every if _blank_size(list(one)) <= room]
+    if not fitting:
+        longest = max((part for part in template if isinstance(part, range)), key=lambda part: part.start)
+        blank = f"[MASK:{longest.start}-{longest.stop - 1}]"
+        raise UnmaskError(f"There is room for {max(0, room)} tokens in blanks, too few for {blank}; shorten the text.")
+    return fitting
+
+
+def _choices(template: Template) -> list[Any]:
+    return [list(part) if isinstance(part, range) else [part] for part in template]
+
+
+def _best(candidates: list[Template], nats: Nats) -> Template:
+    if len(candidates) == 1:
+        return candidates[0]
+    first = nats(candidates, range(FIRST_DRAWS))
+    best = sorted(range(len(candidates)), key=first.__getitem__)[: max(2, math.ceil(len(candidates) / 4))]
+    others = nats([candidates[i] for i in best], range(FIRST_DRAWS, DRAWS))
+    total = {i: first[i] + more for i, more in zip(best, others, strict=True)}
+    return candidates[min(total, key=total.__getitem__)]
+
+
+@torch.no_grad()
+def known_nats(denoiser: Any, schedule: Schedule, processor: TextProcessor, ids: list[int], draws: Tensor) -> float:
+    """The bound of the known tokens of a text while its blanks stay masked, summed over draws [R].
+
+    A known token has the same random numbers whatever the length of the blanks before it. EOS tokens that the length
+    policy appends are not counted.
+    """
+    row = torch.tensor(processor.text_row(ids), device=draws.device)
+    known = (row != processor.mask_token_id) & (torch.arange(len(row), device=draws.device) < len(ids))
+    number = known.cumsum(dim=0) - 1
+    total = 0.0
+    for draw in draws.split(ROWS_PER_CALL):
+        u = uniform(0, Purpose.MASK, draw[:, None], position=number[None])
+        noise = Noise((van_der_corput(DRAWS, draw.device)[draw % DRAWS] + 0.5) / DRAWS, u)
+        batch = Batch.of(row.expand(len(draw), -1), frozen=~known.expand(len(draw), -1))
+        total += float(MaskCount().loss(denoiser, batch, schedule, noise).total)
+    return total
+
+
+# -- edits
+
+
+def mask_spans(processor: TextProcessor, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
+    """Mask the tokens of a text that hold a character of one of the spans (start, end), end excluded."""
+    if not isinstance(spans, Sequence) or not all(map(_is_span, spans)):
+        raise UnmaskError(f"spans must be pairs (start, end) of character positions, got {spans!r}.")
+    for start, end in spans:
+        if not 0 <= start < end <= len(text):
+            raise UnmaskError(f"A span must satisfy 0 <= start < end <= {len(text)}, got ({start}, {end}).")
+    pieces = [piece or "" for piece in PieceReader(processor.tokenizer, processor.mask_token_id).read(ids)]
+    if "".join(pieces) != text:
+        raise UnmaskError("This tokenizer does not reproduce the text, so spans do not apply; edit by strength.")
+    masked, at = [], 0
+    for token, piece in zip(ids, pieces, strict=True):
+        end = at + max(1, len(piece))  # the leading bytes of a character have no piece; they count as the character
+        masked.append(processor.mask_token_id if any(at < stop and start < end for start, stop in spans) else token)
+        at += len(piece)
+    return masked
+
+
+def _is_span(span: Any) -> bool:
+    return isinstance(span, Sequence) and len(span) == 2 and all(isinstance(one, Integral) for one in span)
+
+
+def mask_unlikely(processor: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:
+    """Mask the fraction `strength` of the tokens, those that the network finds least likely."""
+    if not isinstance(strength, Real) or not 0 < strength <= 1:
+        raise UnmaskError(f"strength must be in (0, 1], got {strength!r}.")
+    log_p = token_log_probs(denoiser, torch.tensor(processor.text_row(ids)), len(ids))
+    count = max(1, round(strength * len(ids)))
+    chosen = set(log_p.argsort(stable=True)[:count].tolist())
+    return [processor.mask_token_id if place in chosen else token for place, token in enumerate(ids)]
+
+
+@torch.no_grad()
+def token_log_probs(denoiser: Any, row: Tensor, count: int) -> Tensor:
+    """[count] log p of each of the first tokens of a row [L], given the tokens that are not masked with it.
+
+    One network call of up to eight rows; row g masks the tokens g, g + 8, g + 16, ...
+    """
+    device = getattr(denoiser, "device", row.device)
+    row, passes = row.to(device), min(EDIT_PASSES, count)
+    position = torch.arange(len(row), device=device)
+    masked = (position % passes == torch.arange(passes, device=device)[:, None]) & (position < count)
+    ids = row.expand(passes, -1).masked_fill(masked, denoiser.config.mask_token_id)
+    alpha = 1.0 - masked.float().mean(dim=1)
+    hidden = denoiser.hidden(ids, alpha=alpha)[position[:count] % passes, position[:count]]
+    log_p = denoiser.head(hidden).float().log_softmax(-1)
+    return log_p.gather(1, row[:count, None])[:, 0]
+
+
+# -- rewrites
+
+
+@dataclass(frozen=True)
+class WordBoundary(Constraint):
+    """No token at these positions has a letter or digit at its end (`side` -1) or at its beginning (`side` 0)."""
+
+    positions: tuple[int, ...]
     side: Literal[-1, 0]
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        return Banned(list(_goes_on(vocabulary, self.side)), self.places).automaton(vocabulary)
+        banned = []
+        for token, piece in enumerate(vocabulary.token_bytes[1]):
+            text = (piece or b"").decode(errors="replace")  # a part of a character, or no text at all, may be a letter
+            if token != vocabulary.mask and (not text or text[self.side].isalnum() or text[self.side] == REPLACEMENT):
+                banned.append(token)
+        return Banned(banned, self.positions).automaton(vocabulary)
 
     def __repr__(self) -> str:
         return "kept words that stay words"
 
 
-def _goes_on(vocabulary: Vocabulary, side: int) -> Iterator[int]:
-    """The tokens that have a letter at this side, or may: a part of one, or nothing at all."""
-    for token, piece in enumerate(vocabulary.token_bytes[1]):
-        letters = (piece or b"").decode(errors="replace")
-        if token != vocabulary.mask and (not letters or letters[side].isalnum() or letters[side] == UNFINISHED):
-            yield token
+def mask_around(processor: TextProcessor, text: str, keep: Any) -> tuple[list[int], list[WordBoundary]]:
+    """Mask all of a text but the words to keep, wherever they occur; each gap keeps its number of tokens.
 
-
-@dataclass(frozen=True)
-class Draft:
-    """The tokens of a text, with masks where it is to be written anew, and the edges of what is kept."""
-
-    ids: list[int]
-    edges: tuple[Edges, ...] = ()
-
-
-def opened_up(
-    text_processor: TextProcessor,
-    denoiser: Any,
-    text: str,
-    spans: Sequence[Span] | None,
-    strength: float | None,
-    keep: Sequence[str] | str | None,
-) -> Draft:
-    """A text that is to be written anew in some places, by the one of three ways that is given."""
-    if sum(one is not None for one in (spans, strength, keep)) > 1:
-        raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
-    ids = tokens(text_processor, text)
-    if keep is not None:
-        return around(text_processor, text, kept_words(keep))
-    if spans is not None:
-        return Draft(without_spans(text_processor, text, ids, spans))
-    return Draft(without_unlikely(text_processor, denoiser, ids, STRENGTH if strength is None else strength))
-
-
-def kept_words(keep: Any) -> list[str]:
-    """The words that a user wants to keep: one or several."""
+    Kept words are encoded separately, with the space before them if tokens begin with spaces. The boundaries forbid
+    that a blank continues a kept word that ends in the text.
+    """
     words = [keep] if isinstance(keep, str) else keep
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-        raise UnmaskError(f"keep={keep!r} are no words; give one, or a list of them.")
-    return list(words)
-
-
-def without_spans(text_processor: TextProcessor, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
-    """The tokens `ids` of a text, masked where they hold one of the characters from `start` to before `end`.
-
-    A token is masked as a whole, so that a letter beside a span may be written anew too.
-    """
-    if not isinstance(spans, Sequence) or not all(map(_is_span, spans)):
-        raise UnmaskError(f"spans={spans!r} are no places of a text; give pairs (start, end) of characters.")
-    for start, end in spans:
-        if not 0 <= start < end <= len(text):
-            raise UnmaskError(
-                f"The span {start} to {end} is not in a text of {len(text)} characters; count from 0, start before end."
-            )
-    pieces = [piece or "" for piece in PieceReader(text_processor.tokenizer, text_processor.mask).read(ids)]
-    if "".join(pieces) != text:
-        raise UnmaskError("This tokenizer does not give back the characters of the text; edit it by strength instead.")
-    out, at = [], 0
-    for token, piece in zip(ids, pieces, strict=True):
-        reach = at + max(1, len(piece))  # a part of a letter has no piece of its own: it is where the letter will be
-        out.append(text_processor.mask if any(at < end and start < reach for start, end in spans) else token)
-        at += len(piece)
-    return out
-
-
-def _is_span(asked: Any) -> bool:
-    return isinstance(asked, Sequence) and len(asked) == 2 and all(isinstance(one, Integral) for one in asked)
-
-
-def without_unlikely(text_processor: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:
-    """The tokens `ids` of a text with the share `strength` of them masked that the network finds least likely."""
-    if not isinstance(strength, Real) or not 0 < strength <= 1:
-        raise UnmaskError(f"strength={strength} is no share of the tokens; give a number above 0 and at most 1.")
-    row = torch.tensor(text_processor.blank_row(ids))
-    count = max(1, round(strength * len(ids)))
-    chosen = log_chances(denoiser, row, len(ids)).argsort(stable=True)[:count].tolist()
-    return [text_processor.mask if place in set(chosen) else token for place, token in enumerate(ids)]
-
-
-@torch.no_grad()
-def log_chances(denoiser: Any, row: Tensor, count: int) -> Tensor:
-    """[count] log p of each of the first tokens of a row [L] given the others, but for those hidden with it.
-
-    Pass g hides the tokens g, g + 8, g + 16, ...: one network call of (at most) eight rows.
-    """
-    device = getattr(denoiser, "device", row.device)
-    row, passes = row.to(device), min(PASSES, count)
-    place = torch.arange(len(row), device=device)
-    hidden = (place % passes == torch.arange(passes, device=device)[:, None]) & (place < count)
-    ids = row.expand(passes, -1).masked_fill(hidden, denoiser.config.mask_token_id)
-    alpha = 1.0 - hidden.float().mean(dim=1)
-    which = place[:count] % passes
-    rows = denoiser.hidden(ids, alpha=alpha)[which, place[:count]]
-    log_p = denoiser.head(rows).float().log_softmax(-1)
-    return log_p.gather(1, row[:count, None])[:, 0]
-
-
-def around(text_processor: TextProcessor, text: str, keep: Sequence[str]) -> Draft:
-    """Every place of the kept words in a text, and blanks of as many tokens as the text between them has.
-
-    Kept words become tokens of their own, so that none of them reaches beyond; where tokens begin with the space before
-    a word, it is kept along. A word that ends in the text does not go on in a blank.
-    """
-    held = _merged([_with_space(text_processor, text, span) for word in keep for span in _places(text, word)])
-    parts: list[Part] = []
-    at = 0
-    for start, end in [*held, (len(text), len(text))]:
-        if start > at:
-            parts.append(len(encode(text_processor.tokenizer, [text[at:start]])[0]))
-        if end > start:
-            parts.append(text[start:end])
+        raise UnmaskError(f"keep must be a string or a list of strings, got {keep!r}.")
+    pieces, at = [], 0
+    for start, end in [*_occurrences(processor, text, words), (len(text), len(text))]:
+        pieces += [(at, start, False), (start, end, True)]
         at = end
-    if all(isinstance(part, str) for part in parts):
-        raise UnmaskError("All of the text is to be kept, so nothing is left to rewrite; keep less.")
-    return Draft(text_processor.blank_ids(parts), _edges(text_processor, text, held, parts))
+    pieces = [(start, end, kept) for start, end, kept in pieces if end > start]
+    if all(kept for _, _, kept in pieces):
+        raise UnmaskError("keep covers the whole text, so nothing is left to rewrite; keep less.")
+    ids: list[int] = []
+    before: list[int] = []
+    after: list[int] = []
+    encoded = processor.encode([text[start:end] for start, end, _ in pieces])
+    for (start, end, kept), tokens in zip(pieces, encoded, strict=True):
+        if kept and _is_boundary(text, start, start - 1):
+            before.append(len(ids) - 1)
+        ids += tokens if kept else [processor.mask_token_id] * len(tokens)
+        if kept and _is_boundary(text, end - 1, end):
+            after.append(len(ids))
+    boundaries = []
+    for side, positions in ((-1, before), (0, after)):
+        masked = tuple(p for p in positions if 0 <= p < len(ids) and ids[p] == processor.mask_token_id)
+        boundaries += [WordBoundary(masked, side)] if masked else []  # type: ignore[arg-type]
+    return ids, boundaries
 
 
-def _with_space(text_processor: TextProcessor, text: str, span: Span) -> Span:
-    start, end = span
-    return (start - 1, end) if text_processor.spaces_lead and text[:start].endswith(" ") else span
-
-
-def _edges(text_processor: TextProcessor, text: str, held: list[Span], parts: list[Part]) -> tuple[Edges, ...]:
-    """Where a kept span begins or ends a word, the blank beside it must not go on with it."""
-    ends = list(accumulate(len(text_processor.blank_ids([part])) for part in parts))
-    kept = list(zip(held, [i for i, part in enumerate(parts) if isinstance(part, str)], strict=True))
-    before = tuple(ends[i - 1] - 1 for (start, _), i in kept if _is_edge(text, start, start - 1) and parts[i - 1])
-    behind = tuple(ends[i] for (_, end), i in kept if _is_edge(text, end - 1, end) and parts[i + 1])
-    return tuple(edges for edges in (Edges(before, -1), Edges(behind, 0)) if edges.places)
-
-
-def _is_edge(text: str, inside: int, outside: int) -> bool:
-    """Whether the character at one place belongs to a word that the one at the other does not go on with."""
-    return 0 <= outside < len(text) and text[inside].isalnum() and not text[outside].isalnum()
-
-
-def tokens(text_processor: TextProcessor, text: str) -> list[int]:
-    """The tokens of a text that a masked model is to change."""
-    if text_processor.config.objective.causal:
-        raise UnmaskError("An autoregressive model cannot see what stands behind a token; edit with a masked one.")
-    ids = encode(text_processor.tokenizer, [checked_text(text)])[0]
-    if not ids:
-        raise UnmaskError(f"The text {text!r} has no tokens to change; give some text.")
-    return ids
-
-
-def _places(text: str, word: str) -> list[Span]:
-    if not word or word not in text:
-        raise UnmaskError(f"{word!r} is not in the text, so it cannot be kept; give words as they stand there.")
-    starts = [start for start in range(len(text)) if text.startswith(word, start)]
-    return [(start, start + len(word)) for start in starts]
-
-
-def _merged(spans: list[Span]) -> list[Span]:
-    """The same characters in spans that do not overlap, in order."""
-    out: list[Span] = []
+def _occurrences(processor: TextProcessor, text: str, words: Sequence[str]) -> list[Span]:
+    """The characters of all occurrences of the words, as spans that neither overlap nor touch."""
+    spans = []
+    for word in words:
+        if not word or word not in text:
+            raise UnmaskError(f"keep must consist of words of the text, got {word!r}.")
+        starts = [start for start in range(len(text)) if text.startswith(word, start)]
+        spans += [(processor.with_leading_space(text, start), start + len(word)) for start in starts]
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            out.append((start, end))
-    return out
+            merged.append((start, end))
+    return merged
+
+
+def _is_boundary(text: str, inside: int, outside: int) -> bool:
+    """Whether a word of the text ends between two neighbouring characters."""
+    return 0 <= outside < len(text) and text[inside].isalnum() and not text[outside].isalnum()

@@ -320,8 +320,8 @@ def test_a_batch_size_that_does_not_fit_is_to_be_lowered(run, mdlm_folder, tmp_p
     ("arguments", "words"),
     [
         (("sample", "nowhere"), "no checkpoint at 'nowhere'"),
-        (("sample", "{mdlm}", "--top-p", "1.5"), "top_p=1.5"),
-        (("sample", "{ar}", "--length", "9999"), "not written window by window"),
+        (("sample", "{mdlm}", "--top-p", "1.5"), "got 1.5"),
+        (("sample", "{ar}", "--length", "9999"), "length must be at most 48"),
         (("sample", "{mdlm}", "--prompt", "x" * 60), "prompt"),
         (("sample", "{mdlm}", "--steps", "0"), "--steps"),
         (("fill", "{mdlm}", "nothing to fill"), "no blank"),

@@ -155,7 +155,7 @@ def test_help_of_both(run):
         (("mdlm", "--judge", "judge", "--steps", 0), "--steps must be an integer"),
         (("mdlm", "--judge", "judge", "--steps", "few"), "got 'few'"),
         (("mdlm", "--judge", "judge", "--top-p", 2), "top_p"),
-        (("ar", "--judge", "judge", "--length", 4000), "longer than the 48"),
+        (("ar", "--judge", "judge", "--length", 4000), "length must be at most 48"),
         (("mdlm", "--judge", "judge", "--data", "nowhere.txt"), "nowhere.txt"),
         (("mdlm", "--judge", "judge", "--plot", "f.jpg"), "must end in .png, .svg or .pdf"),
         (("mdlm", "--judge", "judge", "--out", "."), "'.' is a folder"),

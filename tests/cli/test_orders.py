@@ -55,10 +55,10 @@ def test_pictures_of_walks_that_adapt_and_mask_again(run, mdlm_folder, tmp_path)
         (("--sampler", "name: remdm, eta: 3"), "got 3"),
         (("--order", "margin", "--sampler", "remdm"), "give one of them"),
         (("--order", "threshold", "--steps", "4"), "leave out steps=4"),
-        (("--min-p", "2"), "min_p=2"),
-        (("--greedy-tail", "-1"), "greedy_tail=-1"),
-        (("--greedy-above", "1.5"), "greedy_above=1.5"),
-        (("--sampler", "remdm", "--with", "a", "--particles", "2"), "cannot resample"),
+        (("--min-p", "2"), "got 2"),
+        (("--greedy-tail", "-1"), "got -1"),
+        (("--greedy-above", "1.5"), "got 1.5"),
+        (("--sampler", "remdm", "--with", "a", "--particles", "2"), "does not support particles"),
     ],
 )
 def test_bad_words_are_one_sentence_and_exit_code_two(run, mdlm_folder, asked, words):

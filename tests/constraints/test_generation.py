@@ -7,9 +7,10 @@ import re
 import pytest
 
 from tests.conftest import make_checkpoint
+from unmask import infilling
 from unmask.constraints import Allowed, Banned, Characters, Constraint, Fixed, NoWords, Regex, Words
 from unmask.errors import UnmaskError
-from unmask.infilling import TemplateLayout
+from unmask.infilling import TemplateLayout, combinations
 from unmask.pipeline import load
 
 LENGTH = 20
@@ -36,7 +37,7 @@ def test_every_text_matches(mdlm, constraint, holds, steps):
             assert holds(one.text), one.text
             assert one.text.startswith(prompt)
             assert len(one.ids) == LENGTH
-            assert mdlm.text_processor.mask not in one.ids
+            assert mdlm.text_processor.mask_token_id not in one.ids
             assert one.calls == max(one.order) + 1
 
 
@@ -160,8 +161,8 @@ CONTRADICT = "given tokens contradict"
             lambda lm: lm.rewrite("One day Tim went.", ["Tim"], constraint=NoWords("Tim")),
             r"NoWords\(.*\) and kept words that stay words cannot hold together",
         ),
-        (lambda lm: lm.fill("a[MASK:1-6]b", constraint=Regex("a")), f"No length of the blanks will do.*{CONTRADICT}"),
-        (lambda lm: lm.fill("a[MASK:1-6]b", constraint=Characters(9, 9)), "No length of the blanks will do"),
+        (lambda lm: lm.fill("a[MASK:1-6]b", constraint=Regex("a")), f"No length of the blanks satisfies.*{CONTRADICT}"),
+        (lambda lm: lm.fill("a[MASK:1-6]b", constraint=Characters(9, 9)), "No length of the blanks satisfies"),
         (
             lambda lm: lm.generate(prompt="a[MASK:1-6]b", length=9, constraint=Regex("a[0-9]*")),
             "No length of the blanks",
@@ -241,12 +242,17 @@ def test_the_end_of_a_text_with_blanks_is_none_of_a_constraint(ending, texts):
         assert "bc" in ending.rewrite("abcd", keep=["bc"], constraint=constraint)
 
 
-def test_lengths_of_a_suffix_are_counted_up_for_a_constraint_alone(ending, monkeypatch):
-    monkeypatch.setattr(TemplateLayout, "_possible", lambda *_: pytest.fail("thousands of lengths were counted up"))
-    layout = TemplateLayout(ending.text_processor, ending.denoiser, ending.device, None)
+def test_the_lengths_of_a_suffix_are_enumerated_for_a_constraint_only(ending, monkeypatch):
+    enumerated, processor = [], ending.text_processor
+    monkeypatch.setattr(
+        infilling, "combinations", lambda template, room: enumerated.append(template) or combinations(template, room)
+    )
+    layout = TemplateLayout(processor, ending.denoiser, ending.device, None)
+    suffix = processor.parse("c[MASK:3-4]d[MASK:3-4]")
     for prompt in ("a", "a[MASK:2-9]b"):
-        (row,) = layout.open_rows([prompt], "c[MASK:3-4]d[MASK:3-4]", 30)
-        assert row.count(ending.text_processor.mask) > 6
+        (row,) = layout.prompt_rows([processor.parse(prompt)], suffix, 30)
+        assert row.count(processor.mask_token_id) > 6
+    assert enumerated == [suffix, processor.parse("a[MASK:2-9]b"), suffix], "once for each choice"
 
 
 def test_open_blanks_leave_room_for_what_stands_beside_them(ending):
@@ -258,7 +264,7 @@ def test_open_blanks_leave_room_for_what_stands_beside_them(ending):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"particles": 0}, "particles=0"),
+        ({"particles": 0}, "particles must be"),
         ({"particles": 2}, "give a constraint"),
         ({"particles": 2, "constraint": Words("a"), "temperature": 0.0}, "temperature 0"),
     ],

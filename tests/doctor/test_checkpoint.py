@@ -17,7 +17,7 @@ from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.models.dit import DiT
 from unmask.objectives.subs import MaskCount
-from unmask.pipeline import MaskedDiffusionLM, load
+from unmask.pipeline import MaskedDiffusionLM, build_pipeline, load
 
 TEXT = "some text of some tokens"
 
@@ -47,7 +47,7 @@ def not_applicable(results: dict[str, CheckResult]) -> set[str]:
 
 def with_card(lm: MaskedDiffusionLM, **changes: object) -> MaskedDiffusionLM:
     card = CheckpointConfig(**{**lm.config.model_dump(), **changes})
-    return MaskedDiffusionLM(lm.denoiser, lm.tokenizer, card, lm.path)
+    return build_pipeline(lm.denoiser, lm.tokenizer, card, lm.path)
 
 
 @pytest.mark.parametrize("text", [TEXT, None])

@@ -30,7 +30,7 @@ from unmask.evaluation.code import (
 )
 from unmask.evaluation.tasks import ORDERS, Strategy, make_strategies
 from unmask.laws.tables import TableConfig
-from unmask.pipeline import MaskedDiffusionLM
+from unmask.pipeline import MaskedDiffusionLM, build_pipeline
 
 TOKENIZER = registry.build("tokenizer", "byte").build(lambda: iter(()))
 LENGTH, MASK, EOS = 160, TOKENIZER.mask_token_id, TOKENIZER.eos_token_id
@@ -127,7 +127,7 @@ def model(network: Planted, **card: object) -> MaskedDiffusionLM:
     objective = "ar" if isinstance(network, KnowsBefore) else "subs"
     protocol = {"data": {"source": {"name": "functions"}}}
     options = {"policy": "supervised_eos", "length": LENGTH, "protocol": protocol, "objective": objective, **card}
-    return MaskedDiffusionLM(network, TOKENIZER, CheckpointConfig(**options), Path("planted"))
+    return build_pipeline(network, TOKENIZER, CheckpointConfig(**options), Path("planted"))
 
 
 def function(name: str) -> str:
@@ -191,7 +191,7 @@ def test_a_function_must_fit_into_a_row_with_its_eos():
 def test_a_token_that_includes_the_end_of_the_def_line_is_never_blanked():
     words = ["def f(x):", "\n    y = x", " + 1", "\n    return", " y", " + x", "\n"]
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids, **_: "".join(words[i] for i in ids))
-    lm = SimpleNamespace(text_processor=SimpleNamespace(tokenizer=tokenizer, mask=99))
+    lm = SimpleNamespace(text_processor=SimpleNamespace(tokenizer=tokenizer, mask_token_id=99))
     document = Document("zipfile:f", "".join(words))
     (found,) = {make_blank(lm, document, list(range(7)), "expression", seed) for seed in range(20)}
     assert (found.start, found.end) == (4, 6)
@@ -267,13 +267,13 @@ def test_fill_rows_passes_ids_unchanged_and_checks_them():
     assert network.seen[-1][len(blank.ids) :] == [MASK] * (len(row) - len(blank.ids)), "a short row may continue"
     with pytest.raises(UnmaskError, match=f"has {LENGTH + 1} tokens and this model reads {LENGTH}"):
         lm.fill_rows([[MASK] * (LENGTH + 1)])
-    with pytest.raises(UnmaskError, match="cannot see what stands after a blank"):
+    with pytest.raises(UnmaskError, match="cannot see the text after a blank"):
         model(KnowsBefore()).fill_rows([row])
 
 
 def test_bad_input_is_refused():
     tokenizer = registry.build("tokenizer", {"name": "char", "alphabet": "abc"}).build(lambda: iter(()))
-    other = MaskedDiffusionLM(KnowsBefore(), tokenizer, model(KnowsBefore()).config)
+    other = build_pipeline(KnowsBefore(), tokenizer, model(KnowsBefore()).config)
     evaluation = CodeEvaluation.of(model(Knows()), ["line"])
     stdlib_model = model(Knows(), protocol={"data": {"source": {"name": "stdlib"}}})
     for call, words in (

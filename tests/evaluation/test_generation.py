@@ -26,8 +26,8 @@ from unmask.evaluation.generation import (
     reference_texts,
 )
 from unmask.evaluation.judge import open_judge
-from unmask.generation_config import token_rule
 from unmask.pipeline import load
+from unmask.samplers.token_sampling import TokenSampler
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_empty_texts_have_no_perplexity_and_no_nan(judge):
 
 
 def test_a_row_measures_the_texts_of_the_model(judge, mdlm_folder, mdlm):
-    rule = token_rule(0.7)
+    rule = TokenSampler(temperature=0.7)
     evaluation = GenerationEvaluation(judge, GenerationSettings(5, seed=3, rule=rule, length=20, batch_size=2))
     (plan,) = make_plan([str(mdlm_folder)], [4, None], 20)
     done = []

@@ -75,7 +75,7 @@ def test_weight_zero_is_exactly_the_plain_sampler(mdlm):
 def test_guided_rows_of_any_prompt_do_not_depend_on_their_neighbours(mdlm):
     prompts = ["a", "def f(", "x" * 19, ""]
     options = {"length": 20, "steps": 5, "guidance": 1.0}
-    with pytest.raises(Exception, match="give a prompt"):
+    with pytest.raises(Exception, match="needs a prompt"):
         mdlm.sample(1, prompts=prompts, **options)
     together = mdlm.sample(1, prompts=prompts[:3], seed=7, **options)
     for i, one in enumerate(together):

@@ -9,8 +9,6 @@ import torch
 
 from unmask.constraints import Allowed, Vocabulary, Words, compile_constraints
 from unmask.constraints.sampling import ConstrainedTokenSampler
-from unmask.errors import UnmaskError
-from unmask.generation_config import token_rule
 from unmask.laws.tables import ConstantDenoiser, random_causal_table, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
@@ -132,21 +130,3 @@ def test_constraints_are_kept_by_greedy_rules(rule):
     )
     plain = sample(AncestralSampler(), random_table(), canvas, rule).ids
     assert torch.equal(sample(AncestralSampler(), random_table(), canvas, free).ids, plain)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"min_p": -0.1}, "min_p=-0.1"),
-        ({"min_p": 1.5}, "min_p=1.5"),
-        ({"min_p": math.nan}, "min_p=nan"),
-        ({"greedy_tail": 1.1}, "greedy_tail=1.1 .* from 0 to 1"),
-        ({"greedy_tail": -1.0}, "greedy_tail=-1"),
-        ({"greedy_above": 2.0}, "greedy_above=2.0 .* from 0 to 1"),
-        ({"greedy_above": -0.5}, "greedy_above=-0.5"),
-    ],
-)
-def test_impossible_rules_are_named(options, words):
-    with pytest.raises(UnmaskError, match=words) as caught:
-        token_rule(**options)
-    assert str(caught.value).count(";") == 1

@@ -144,7 +144,7 @@ def test_the_front_door_writes_any_length(mdlm):
     for i, one in enumerate(done):
         assert len(one.ids) == 150
         assert bytes(one.ids[:6]) == b"def f("
-        assert mdlm.text_processor.mask not in one.ids
+        assert mdlm.text_processor.mask_token_id not in one.ids
         assert one.calls == max(one.order) + 1
         assert min(one.order[6:]) >= 0
         assert all(0 < c <= 1 for c in one.confidence)
@@ -153,7 +153,7 @@ def test_the_front_door_writes_any_length(mdlm):
     first = mdlm.sample(1, prompt="def f(", length=LENGTH, steps=8, seed=4)[0]
     assert done[0].ids[:LENGTH] == first.ids
     other = mdlm.sample(1, prompt="def f(", length=150, steps=8, seed=4, stride=10)[0]
-    assert len(mdlm.sample(1, length=150, steps=2, stride=mdlm.text_processor.limit)[0].ids) == 150
+    assert len(mdlm.sample(1, length=150, steps=2, stride=mdlm.text_processor.max_length)[0].ids) == 150
     assert other.ids[LENGTH:] != done[0].ids[LENGTH:]
     frames = list(mdlm.stream("def f(", length=150, steps=8, seed=4))
     assert frames[-1].ids == done[0].ids

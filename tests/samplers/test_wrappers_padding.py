@@ -16,7 +16,7 @@ def learnt(tmp_path_factory):
 
 
 def test_rows_are_shown_with_masks_behind_them(learnt):
-    view, mask = MaskPaddedDenoiser(learnt.denoiser, LENGTH), learnt.text_processor.mask
+    view, mask = MaskPaddedDenoiser(learnt.denoiser, LENGTH), learnt.text_processor.mask_token_id
     ids = torch.randint(0, 200, (2, 7))
     real = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     shown = torch.full((2, LENGTH), mask)
@@ -31,8 +31,8 @@ def test_a_blank_is_filled_as_in_a_canvas_whose_rest_is_masked(learnt):
     (one,) = learnt.fill_details(["The [MASK:3] sat"], seed=4, steps=1)
     assert len(one.ids) == len("The ") + 3 + len(" sat")
     assert one.calls == 1
-    row = learnt.text_processor.blank_ids(learnt.text_processor.parts("The [MASK:3] sat"))
-    z = torch.tensor([row + [learnt.text_processor.mask] * (LENGTH - len(row))])
+    row = learnt.text_processor.join(learnt.text_processor.parse("The [MASK:3] sat"))
+    z = torch.tensor([row + [learnt.text_processor.mask_token_id] * (LENGTH - len(row))])
     logits = learnt.denoiser.head(learnt.denoiser.hidden(z)).detach()[0]
     logits[:, learnt.tokenizer.eos_token_id] = -torch.inf  # no end before a text that is known
     p = logits.softmax(-1)
@@ -61,7 +61,7 @@ def test_whoever_writes_looks_at_rows_of_the_length_that_was_learnt(learnt, monk
 def test_a_short_canvas_is_the_beginning_of_a_row(learnt):
     """What stands behind it is masked and stays so: one call gives the first tokens what a whole canvas gives them."""
     (short,) = learnt.sample(1, length=12, steps=1, seed=3)
-    z = torch.full((1, LENGTH), learnt.text_processor.mask)
+    z = torch.full((1, LENGTH), learnt.text_processor.mask_token_id)
     p = learnt.denoiser.head(learnt.denoiser.hidden(z)).detach()[0].softmax(-1)
     assert len(short.ids) == 12
     for place, token in enumerate(short.ids):

@@ -134,9 +134,10 @@ class TokenOptions:
 
     def token_sampler(self) -> TokenSampler:
         """Validate the options."""
-        from unmask.generation_config import token_rule
+        from unmask.generation_config import GenerationConfig
 
-        return token_rule(**{field.name: getattr(self, field.name) for field in fields(TokenOptions)})
+        options = {field.name: getattr(self, field.name) for field in fields(TokenOptions)}
+        return GenerationConfig.parse(options, TokenOptions).token_sampler
 
 
 @dataclass(frozen=True)

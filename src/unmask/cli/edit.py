@@ -71,11 +71,11 @@ def edit(
         unmask edit "The cat sat on the mat." --strength 0.6 --with fish --min-p 0.1
     """
     from unmask.generation_config import check_seeds
-    from unmask.infilling import STRENGTH
+    from unmask.infilling import DEFAULT_STRENGTH
 
     spans = [_parse_span(one) for one in span or []]
     if strength is None and not spans and not keep:
-        strength = STRENGTH
+        strength = DEFAULT_STRENGTH
     places: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans or None}
     options = sampling.arguments(steps)
     checkpoint, texts = split_arguments(words, "edit")

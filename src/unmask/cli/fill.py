@@ -61,9 +61,9 @@ def fill(
 
         cat lines.txt | unmask fill - --greedy --json
     """
-    from unmask.generation_config import cooled
+    from unmask.generation_config import greedy_temperature
 
-    temperature = cooled(greedy, sampling.temperature)
+    temperature = greedy_temperature(greedy, sampling.temperature)
     options = replace(sampling, temperature=temperature).arguments(steps)
     checkpoint, texts = split_arguments(words, "fill", blanks=True)
     lm = model.load(checkpoint)

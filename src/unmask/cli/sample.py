@@ -99,7 +99,7 @@ def sample(
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
     from unmask.generation_config import check_seeds
-    from unmask.pipeline import followed
+    from unmask.pipeline import with_progress
     from unmask.plots.replay import check_pictures
 
     if watch and as_json:
@@ -126,7 +126,7 @@ def sample(
         progress("sampling", n, quiet=as_json) as advance,
     ):
         if pictures:  # of the first text, which is then not sampled again
-            frames = list(followed(lm.stream(**canvas, **options, seed=seed), 1, advance))
+            frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance))
             texts = [frames[-1].finished(seed)]
         if rest := n - len(texts):
             texts += lm.sample(

@@ -165,7 +165,7 @@ def make_blanks(lm: MaskedDiffusionLM, kind: Kind, count: int, seed: int = 0) ->
 
 def make_blank(lm: MaskedDiffusionLM, document: Document, ids: list[int], kind: Kind, seed: int) -> Blank | None:
     """One blank of a kind in a function, or None if it has none of the right size."""
-    pieces = PieceReader(lm.text_processor.tokenizer, lm.text_processor.mask).read(ids)
+    pieces = PieceReader(lm.text_processor.tokenizer, lm.text_processor.mask_token_id).read(ids)
     sizes = [len(piece or "") for piece in pieces]
     starts = [0, *accumulate(sizes)][:-1]
     # A token that is part of a character decodes to nothing, and counts as the character that follows.
@@ -231,7 +231,7 @@ class CodeEvaluation(TaskEvaluation):
 
 def masked_row(lm: MaskedDiffusionLM, blank: Blank) -> list[int]:
     """The function with masks in the blank, framed as in training; an autoregressive model sees only the prefix."""
-    masks = [lm.text_processor.mask] * len(blank.target)
+    masks = [lm.text_processor.mask_token_id] * len(blank.target)
     if lm.causal:
         return [*blank.ids[: blank.start], *masks]
     eos = lm.text_processor.tokenizer.eos_token_id

@@ -167,7 +167,7 @@ def generate_texts(
         rule=settings.rule,
         batch_size=settings.batch_size,
         progress=progress,
-        batches=note_batch,
+        on_batch=note_batch,
         sampler=sampler,
     )
     calls = np.array([one.calls for one in done], dtype=np.float64)

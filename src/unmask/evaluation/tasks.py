@@ -269,7 +269,7 @@ def solve(
     sampler = strategy.build_sampler(lm)
     run_sampler = configure_sampler(sampler, SamplingOptions(TOKEN_RULES[strategy.rule]), lm.device)
     calls = min(getattr(sampler, "steps", None) or rows.length, rows.length)
-    denoiser = lm.ready(len(rows) * rows.length * calls)
+    denoiser = lm.prepare_denoiser(len(rows) * rows.length * calls)
     mask = lm.denoiser.config.mask_token_id
     size = batch_size or default_batch_size(lm)
     batches: list[Columns] = []

@@ -16,7 +16,7 @@ from unmask.data.rows import Rows
 from unmask.likelihood import BATCH_SIZE, Bound, Draws, NatTotals, accumulate_nats, device_of, eval_mode, summarise
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
-from unmask.pipeline import MaskedDiffusionLM
+from unmask.pipeline import build_pipeline
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, low_discrepancy, van_der_corput
@@ -62,7 +62,7 @@ def generate_samples(
     take part. Torch's generator is not used.
     """
     with train_step.averaged() as denoiser, eval_mode(denoiser):
-        lm = MaskedDiffusionLM(denoiser, tokenizer, config)
+        lm = build_pipeline(denoiser, tokenizer, config)
         length, steps = (min(SAMPLE_STEPS, lm.row_length), None) if lm.causal else (lm.row_length, SAMPLE_STEPS)
         return lm.generate(count, length=length, steps=steps, seed=seed)
 

@@ -1,0 +1,109 @@
+"""Generation options: types, bounds, combinations, and unknown names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from unmask.constraints import Words
+from unmask.errors import UnmaskError
+from unmask.generation_config import MAX_COUNT, GenerationConfig, check_integer, check_seeds, greedy_temperature
+from unmask.samplers.token_sampling import TokenSampler
+
+
+def parse(**options):
+    return GenerationConfig.parse(options, lambda length, prompt: None)
+
+
+def test_the_options_make_a_token_sampler():
+    options = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "greedy_tail": 0.2, "greedy_above": 0.8}
+    assert parse(**options).token_sampler == TokenSampler(**options)
+    assert parse(rule=TokenSampler(top_k=2)).token_sampler == TokenSampler(top_k=2)
+    assert parse().token_sampler == TokenSampler()
+
+
+def test_numpy_scalars_are_numbers():
+    config = parse(seed=np.int64(3), top_k=np.int32(2), temperature=np.float32(0.5))
+    assert (config.seed, config.top_k, config.temperature) == (3, 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature must be greater than or equal to 0, got -1"),
+        ({"temperature": math.inf}, "temperature must be a finite number, got inf"),
+        ({"temperature": None}, "temperature must be a valid number, got None"),
+        ({"top_k": 0}, "top_k must be greater than or equal to 1, got 0"),
+        ({"top_k": "5"}, "top_k must be a valid integer, got '5'"),
+        ({"top_p": 0.0}, "top_p must be greater than 0, got 0.0"),
+        ({"top_p": 1.5}, "top_p must be less than or equal to 1, got 1.5"),
+        ({"top_p": "0.5"}, "top_p must be a valid number, got '0.5'"),
+        ({"min_p": -0.1}, "min_p must be greater than or equal to 0"),
+        ({"min_p": math.nan}, "min_p must be .*, got nan"),
+        ({"greedy_tail": 1.1}, "greedy_tail must be less than or equal to 1"),
+        ({"greedy_above": 2.0}, "greedy_above must be less than or equal to 1"),
+        ({"rule": 3}, "rule must be a.* TokenSampler, got 3"),
+        ({"rule": TokenSampler(top_k=2), "min_p": 0.5}, "one or the other"),
+        ({"particles": 2.5}, "particles must be a valid integer, got 2.5"),
+        ({"particles": 0}, "particles must be greater than or equal to 1, got 0"),
+        ({"best_of": 0}, "best_of must be greater than or equal to 1"),
+        ({"best_of": MAX_COUNT + 1, "score": len}, "best_of must be less than or equal to 1000000"),
+        ({"best_of": 2}, "best_of=2 needs a score"),
+        ({"score": 3, "best_of": 2}, "score must be callable, got 3"),
+        ({"score": len}, "several texts"),
+        ({"score": len, "best_of": 2, "particles": 2}, "one of them"),
+        ({"guidance": -1.0}, "guidance must be greater than or equal to 0"),
+        ({"guidance": math.nan}, "guidance must be .*, got nan"),
+        ({"guidance": None}, "guidance must be a valid number, got None"),
+        ({"stride": 0}, "stride must be greater than or equal to 1"),
+        ({"batch_size": 0}, "batch_size must be greater than or equal to 1, got 0"),
+        ({"batch_size": 1.5}, "batch_size must be a valid integer, got 1.5"),
+        ({"seed": None}, "seed must be a valid integer, got None"),
+        ({"seed": 2**63}, "seed must be less than or equal to 9223372036854775807"),
+        ({"constraint": 3}, "3"),
+        ({"constraint": []}, "constraint"),
+        ({"temprature": 3}, "no option 'temprature'. Did you mean 'temperature'"),
+        ({"lenght": 3}, "no option 'lenght'. Did you mean 'length'"),
+        ({"wish": 3}, "no option 'wish'. Choose one of: .*top_p"),
+    ],
+)
+def test_bad_options_are_one_sentence(options, message):
+    with pytest.raises(UnmaskError, match=message) as caught:
+        parse(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("score", [lambda text: None, lambda text: "good", lambda text: math.nan])
+def test_a_score_is_a_finite_number(score):
+    assert parse(score=len, best_of=2).score_text("abc") == 3.0
+    with pytest.raises(UnmaskError, match=r"score must return a finite number, got .* for 'abc'"):
+        parse(score=score, best_of=2).score_text("abc")
+
+
+def test_constraints_are_added():
+    one, other = Words("a"), Words("b")
+    assert parse(constraint=one).with_constraints([other]).constraint == [one, other]
+    assert parse().with_constraints([other]).constraint == [other]
+    assert parse().with_constraints([]).constraint is None
+
+
+def test_integers_and_seeds_have_bounds():
+    check_integer("n", MAX_COUNT)
+    check_seeds(2**63 - 3, 3)
+    for wrong, message in (
+        (lambda: check_integer("n", 0), "n must be from 1 to 1000000, got 0"),
+        (lambda: check_integer("n", MAX_COUNT + 1), "n must be from 1 to 1000000, got 1000001"),
+        (lambda: check_integer("n", 1.5), "n must be an integer, got 1.5"),
+        (lambda: check_seeds(2**63 - 2, 3), r"at most 2\*\*63 - 3 for 3 texts"),
+        (lambda: check_seeds(-(2**63) - 1), "seed must be from"),
+    ):
+        with pytest.raises(UnmaskError, match=message):
+            wrong()
+
+
+def test_greedy_is_temperature_0():
+    assert (greedy_temperature(True, 1.0), greedy_temperature(False, 0.5)) == (0.0, 0.5)
+    with pytest.raises(UnmaskError, match=r"greedy means temperature=0, got temperature=0\.5"):
+        greedy_temperature(True, 0.5)
