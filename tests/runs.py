@@ -74,7 +74,7 @@ def everything(out: Path) -> dict[str, torch.Tensor]:
     latest = find_latest(out)
     assert latest is not None
     files = [latest / "model.safetensors", *sorted((latest / "state").glob("*.safetensors"))]
-    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
+    return {f"{file.relative_to(latest)}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def assert_same_tensors(one: Path, other: Path) -> None:

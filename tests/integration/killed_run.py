@@ -1,6 +1,6 @@
-"""Trains a small model in child processes that are killed at random moments. Run by test_kills.py: FOLDER KILLS.
+"""Train a small model in child processes that are killed at random moments. Run by test_kills.py: FOLDER KILLS.
 
-The parent only imports, so that a child costs a fork and not a start of Python, and moments are spread over the run.
+The parent imports everything, so that a child is a fork without the start of Python and kills fall within training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unmask.training.checkpointing import find_latest
 
 STEPS = 300
 REACH = 10
-"""Steps after which a child is killed at the latest, as its checkpoints tell: twenty of them do not reach the end."""
+"""Steps after which a child is killed at the latest, so that twenty of them do not reach the end."""
 
 
 def recipe(folder: Path) -> Recipe:
@@ -37,7 +37,7 @@ def recipe(folder: Path) -> Recipe:
 
 
 def in_child(folder: Path, out: Path) -> int:
-    """Start or continue the run in a process of its own."""
+    """Start or continue the run in a child process."""
     pid = os.fork()
     if pid:
         return pid
@@ -49,7 +49,7 @@ def in_child(folder: Path, out: Path) -> int:
 
 
 def step_of(out: Path) -> int:
-    """How far the newest checkpoint is."""
+    """The step of the newest checkpoint."""
     latest = find_latest(out)
     return int(latest.name.removeprefix("step-")) if latest else 0
 
@@ -67,7 +67,7 @@ def timed(folder: Path, out: Path) -> tuple[float, float]:
 
 
 def wait(out: Path, seconds: float) -> None:
-    """Wait that long, but not until the run has come too far."""
+    """Wait for some seconds, or until the run has advanced by `REACH` steps."""
     end, begin = time.monotonic() + seconds, step_of(out)
     while time.monotonic() < end and step_of(out) < begin + REACH:
         time.sleep(0.002)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-import pytest
 import torch
 from torch import nn
 
 from unmask.training.ema import EMA
-
-
-def test_the_decay_grows_to_its_limit() -> None:
-    ema = EMA({"w": nn.Parameter(torch.zeros(1))}, 0.9)
-    assert ema.decay_at(1) == pytest.approx(2 / 11)
-    assert ema.decay_at(20) == pytest.approx(21 / 30)
-    assert ema.decay_at(1000) == 0.9
 
 
 def test_updates_follow_the_recursion() -> None:

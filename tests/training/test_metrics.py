@@ -107,7 +107,7 @@ def test_flops_are_those_that_torch_counts(model, objective, schedule):
         found = objective.loss(denoiser, Batch.of(ids), schedule, noise)
         found.loss.backward()
     counted = counter.get_total_flops() / int(found.count)
-    tolerance = 0.05 if objective.trains_planner else 0.01  # a planner counts masked tokens, whose number is random
+    tolerance = 0.05 if objective.trains_planner else 0.01  # a planner counts a random number of tokens
     assert flops_per_token(denoiser.config, LENGTH, objective, schedule) == pytest.approx(counted, rel=tolerance)
 
 

@@ -77,11 +77,11 @@ def test_stop_and_resume_equals_an_unbroken_run(text: Path, tmp_path: Path, obje
     assert result.bound == expected.bound
     tensors = everything(whole)
     if changes.get("optimizer"):
-        assert "optimizer.safetensors:blocks.0.attn_qkv.weight.momentum_buffer" in tensors
+        assert "state/optimizer.safetensors:blocks.0.attn_qkv.weight.momentum_buffer" in tensors
     if changes.get("schedule"):
         one, other = (read_checkpoint_config(out).schedule for out in (whole, broken))
         assert one == other
-        assert one.knots == tuple(tensors["trainer.safetensors:schedule.knots"].tolist())
+        assert one.knots == tuple(tensors["state/trainer.safetensors:schedule.knots"].tolist())
         assert one.knots != read_checkpoint_config(whole / "checkpoints" / "step-00000005").schedule.knots
 
 

@@ -262,7 +262,7 @@ class Trackers(Callback):
     def on_begin(self, step: int, steps: int) -> None:
         for name in self._names:
             try:
-                with redirect_stdout(sys.stderr):  # standard output may be somebody's JSON
+                with redirect_stdout(sys.stderr):  # standard output is for --json
                     self._trackers[name] = _open_tracker(name, self._out.absolute(), self._recipe, step)
             except Exception as error:
                 reason = str(error).strip().partition("\n")[0] or type(error).__name__

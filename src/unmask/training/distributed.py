@@ -47,7 +47,7 @@ class Distributed:
         self._pending: tuple[Tensor, Any] | None = None
 
     def any(self, flag: bool) -> bool:
-        """Whether any process set its flag in the previous call, so that nobody waits; alone, in this call.
+        """Whether any process set its flag in the previous call, which avoids waiting; for one process, in this call.
 
         All processes must call it equally often.
         """
@@ -275,11 +275,6 @@ class DeepSpeedLayout(ParameterLayout):
                     safe_set_full_optimizer_state(parameter, value, key)
 
 
-def make_layout(accelerator: Accelerator) -> ParameterLayout:
-    """The parameter layout of a launch."""
-    return DeepSpeedLayout() if accelerator.distributed_type == DistributedType.DEEPSPEED else ParameterLayout()
-
-
 def _inner_optimizers(optimizer: Any) -> tuple[Any, Any]:
     """DeepSpeed's optimizer inside Accelerate's, and torch's inside that."""
     outer = optimizer
@@ -295,7 +290,7 @@ def _state_of(name: str, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -
 
 @contextmanager
 def unsharded(module: Any) -> Iterator[None]:
-    """Gather the root parameters of an FSDP2 module, whose blocks gather theirs when called."""
+    """Gather the root parameters of an FSDP2 module; its blocks gather theirs when called."""
     if not hasattr(module, "unshard"):
         yield
         return

@@ -24,16 +24,12 @@ class EMA:
             self.weights = {name: live.detach().float().clone() for name, live in parameters.items()}
         self._parameters = list(parameters.values())
 
-    def decay_at(self, n: int) -> float:
-        """The decay of the n-th update, n = 1, 2, ...; it is lower at first, so that the start is forgotten soon."""
-        return min(self.decay, (1 + n) / (10 + n))
-
     @torch.no_grad()
     def update(self, n: int) -> None:
-        """Average in the parameters after the n-th optimizer step."""
+        """Average in the parameters after the n-th optimizer step, n = 1, 2, ... The decay is lower at first."""
         if self.decay:
             live, average = self._tensors()
-            torch._foreach_lerp_(average, live, 1.0 - self.decay_at(n))
+            torch._foreach_lerp_(average, live, 1.0 - min(self.decay, (1 + n) / (10 + n)))
 
     @contextmanager
     def applied(self) -> Iterator[None]:

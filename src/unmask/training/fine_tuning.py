@@ -1,4 +1,4 @@
-"""Fine-tuning: a recipe whose network, tokenizer, objective and data layout come from a checkpoint."""
+"""Fine-tuning: recipes that take network, tokenizer, objective and data layout from a checkpoint."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ScheduleLearner:
         return self._refresh() if due else self.schedule
 
     def restore(self) -> Learned:
-        """The schedule of a checkpoint whose state was copied into `tensors`."""
+        """The schedule of a checkpoint, after its state was copied into `tensors`."""
         times = tuple(self.tensors["knots"].tolist())
         if times != self.schedule.times:
             self.schedule = self.schedule.model_copy(update={"knots": times})

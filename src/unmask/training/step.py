@@ -18,7 +18,14 @@ from unmask.optimizers.base import OptimizerComponent, set_learning_rate
 from unmask.process import Batch
 from unmask.schedules import Learned, Schedule
 from unmask.training.data_feed import MicroBatch
-from unmask.training.distributed import autocast_dtype, full_tensor, make_layout, should_compile, unsharded
+from unmask.training.distributed import (
+    DeepSpeedLayout,
+    ParameterLayout,
+    autocast_dtype,
+    full_tensor,
+    should_compile,
+    unsharded,
+)
 from unmask.training.ema import EMA
 from unmask.training.metrics import TrainingMetrics, predicted_share
 from unmask.training.schedule_learner import ScheduleLearner
@@ -47,7 +54,8 @@ class TrainStep:
         self.schedule = schedule
         """The schedule of the next step."""
         self.steps = training.steps
-        self.layout = make_layout(accelerator)
+        deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.layout = DeepSpeedLayout() if deepspeed else ParameterLayout()
         self.denoiser: Any = denoiser.to(accelerator.device).train()
         self.config, notice = config.resolve(trainable_parameters(denoiser), self.layout.flattened_by)
         self.notices = [notice] if notice else []
