@@ -17,13 +17,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unmask import __version__
-from unmask.data.length_policies import Packed
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder
 from unmask.models.build import first_line, load_network, silence_transformers
-from unmask.objectives.subs import Subs
-from unmask.registry import field
-from unmask.schedules import LogLinear
+from unmask.registry import build, field
 
 SHIPPED = Path(str(files("unmask") / "shipped"))
 DEFAULT_MODEL = "stories"
@@ -71,9 +68,9 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
-    objective: field("objective") = Subs()  # type: ignore[valid-type]
-    policy: field("policy") = Packed()  # type: ignore[valid-type]
+    schedule: field("schedule") = Field(default_factory=lambda: build("schedule", "loglinear"))  # type: ignore[valid-type]
+    objective: field("objective") = Field(default_factory=lambda: build("objective", "subs"))  # type: ignore[valid-type]
+    policy: field("policy") = Field(default_factory=lambda: build("policy", "packed"))  # type: ignore[valid-type]
     length: int = Field(ge=1)
     protocol: dict[str, Any] = Field(default_factory=dict)
     """Source, tokenizer and split of the data; the origin of converted weights."""

@@ -21,7 +21,15 @@ from unmask.objectives.subs import MaskCount
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, van_der_corput
-from unmask.text_processor import REPLACEMENT, PieceReader, Template, TextProcessor
+from unmask.text_processor import (
+    REPLACEMENT,
+    PieceReader,
+    Template,
+    TextProcessor,
+    blank_size,
+    is_open,
+    known_size,
+)
 
 MAX_JOINT_COMBINATIONS = 64
 """Up to this many combinations, the lengths of several blanks are chosen jointly."""
@@ -63,22 +71,22 @@ class TemplateLayout:
         @cache
         def suffixes() -> list[list[int]]:
             every = combinations(suffix, self._room(suffix, length)) if is_open(suffix) else [suffix]
-            return [self._join(one, length) for one in every]
+            return [self.processor.join(one, length) for one in every]
 
         def rows_with_suffix(ids: list[int]) -> list[list[int]]:
             return [row(ids, tail, length) for tail in suffixes() if len(ids) + len(tail) <= length]
 
-        shortest = _known_size(suffix) + sum(
+        shortest = known_size(suffix) + sum(
             part.start if isinstance(part, range) else part for part in suffix if not isinstance(part, list)
         )
         head = self._with_lengths(prompt, length, rows_with_suffix, reserved=shortest)
         tail = self._with_lengths(suffix, length, lambda ids: [row(head, ids, length)], reserved=len(head))
         return row(head, tail, length)
 
-    def text_row(self, template: Template) -> list[int]:
-        """The row of a whole text."""
-        row = self.processor.text_row
-        return row(self._with_lengths(template, self.processor.max_length, lambda ids: [row(ids)]))
+    def text_rows(self, templates: Sequence[Template]) -> list[list[int]]:
+        """A row for each whole text."""
+        row, room = self.processor.text_row, self.processor.max_length
+        return [row(self._with_lengths(one, room, lambda ids: [row(ids)])) for one in templates]
 
     def _with_lengths(
         self, template: Template, room: int, rows: Callable[[list[int]], list[list[int]]], reserved: int = 0
@@ -102,7 +110,7 @@ class TemplateLayout:
 
             free = self._room(template, room - reserved)
             template = choose_lengths(template, self._known_nats, free, accepts, reason)
-        return self._join(template, room)
+        return self.processor.join(template, room)
 
     def _known_nats(self, candidates: list[Template], draws: range) -> list[float]:
         processor, draw = self.processor, torch.tensor(draws, device=self.device)
@@ -111,26 +119,7 @@ class TemplateLayout:
 
     def _room(self, template: Template, room: int) -> int:
         """Tokens that the blanks of a template may have."""
-        return min(room, self.processor.max_length) - _known_size(template)
-
-    def _join(self, template: Template, room: int) -> list[int]:
-        blanks = _blank_size(template)
-        if blanks and (total := blanks + _known_size(template)) > room:
-            raise UnmaskError(f"The text has {total} tokens with its blanks, and there is room for {room}; shorten it.")
-        return self.processor.join(template)
-
-
-def is_open(template: Template) -> bool:
-    """Whether a blank of the template has several possible lengths."""
-    return any(isinstance(part, range) for part in template)
-
-
-def _known_size(template: Template) -> int:
-    return sum(len(part) for part in template if isinstance(part, list))
-
-
-def _blank_size(template: Template) -> int:
-    return sum(part for part in template if isinstance(part, int))
+        return min(room, self.processor.max_length) - known_size(template)
 
 
 def choose_lengths(
@@ -154,21 +143,21 @@ def choose_lengths(
             "ranges."
         )
     if chosen is None:
-        longest = max(candidates, key=_blank_size)
+        longest = max(candidates, key=blank_size)
         raise UnmaskError(f"No length of the blanks satisfies the constraint; with the longest: {reason(longest)}")
     if count <= MAX_JOINT_COMBINATIONS:
         return _best([chosen, *accepted], nats)
     for place, part in enumerate(template):
         if isinstance(part, range):
             tried: list[Template] = [[*chosen[:place], one, *chosen[place + 1 :]] for one in part]
-            chosen = _best([one for one in tried if _blank_size(one) <= room and accepts(one)], nats)
+            chosen = _best([one for one in tried if blank_size(one) <= room and accepts(one)], nats)
     return chosen
 
 
 def combinations(template: Template, room: float) -> list[Template]:
     """The template with all lengths of its blanks that fit, shortest first, among the first `MAX_COMBINATIONS`."""
     every = islice(product(*_choices(template)), MAX_COMBINATIONS)
-    fitting = [list(one) for one in every if _blank_size(list(one)) <= room]
+    fitting = [list(one) for one in every if blank_size(list(one)) <= room]
     if not fitting:
         longest = max((part for part in template if isinstance(part, range)), key=lambda part: part.start)
         blank = f"[MASK:{longest.start}-{longest.stop - 1}]"

@@ -23,7 +23,7 @@ from torch import Tensor
 from unmask.data.build_once import prefetch
 from unmask.data.rows import Rows
 from unmask.models.config import Denoiser
-from unmask.models.inference import pin_memory
+from unmask.models.inference import device_of, pin_memory
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
@@ -450,11 +450,6 @@ def _data_stderr(nats_D: Floats, tokens_D: Floats) -> float | None:
         return None
     residual = nats_D - nats_D.sum() / tokens_D.sum() * tokens_D
     return float(math.sqrt(count / (count - 1) * np.square(residual).sum()))
-
-
-def device_of(denoiser: Any) -> torch.device:
-    """The device of a denoiser; the CPU for one without parameters."""
-    return getattr(denoiser, "device", torch.device("cpu"))
 
 
 @contextmanager

@@ -18,10 +18,17 @@ from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.generation_config import Constraints, GenerationConfig, check_integer, check_seeds, greedy_temperature
-from unmask.infilling import DEFAULT_STRENGTH, TemplateLayout, is_open, mask_around, mask_spans, mask_unlikely
-from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, device_of, evaluate
+from unmask.infilling import DEFAULT_STRENGTH, TemplateLayout, mask_around, mask_spans, mask_unlikely
+from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
-from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, select_device, select_dtype
+from unmask.models.inference import (
+    Dtype,
+    InferenceEngine,
+    cast_trunk_to_bf16,
+    device_of,
+    select_device,
+    select_dtype,
+)
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.guidance import MaskPaddedDenoiser
@@ -43,6 +50,8 @@ from unmask.text_processor import (
     TextProcessor,
     check_text,
     check_texts,
+    is_open,
+    known_size,
 )
 
 TokenRows = list[list[int]]
@@ -270,8 +279,12 @@ class MaskedDiffusionLM:
         check_seeds(config.seed, len(checked))
         self._check(config, sampler, self.row_length)
         templates = [self._parse_template(text) for text in checked]
-        layout = self._layout(config)
-        return self._generate([layout.text_row(one) for one in templates], sampler, config, progress=progress)
+        if any(map(is_open, templates)):
+            rows = self._layout(config).text_rows(templates)
+        else:
+            processor = self.text_processor
+            rows = [processor.text_row(processor.join(one, processor.max_length)) for one in templates]
+        return self._generate(rows, sampler, config, progress=progress)
 
     def fill_rows(
         self, rows: Sequence[Sequence[int]], *, progress: Progress | None = None, **options: Any
@@ -441,7 +454,7 @@ class MaskedDiffusionLM:
         return template
 
     def _check_template(self, template: Template) -> None:
-        if is_open(template) and not any(isinstance(part, list) and part for part in template):
+        if is_open(template) and not known_size(template):
             raise UnmaskError("The length of a blank depends on known text; give a number, as in [MASK:3].")
 
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
@@ -464,7 +477,11 @@ class MaskedDiffusionLM:
         check_integer("length", length)
         self._check(config, sampler, length)
         *heads, tail = [self._parse_template(text) for text in [*prompts, suffix]]
-        return self._layout(config).prompt_rows(heads, tail, length), length
+        if any(map(is_open, [*heads, tail])):
+            return self._layout(config).prompt_rows(heads, tail, length), length
+        join = self.text_processor.join
+        rows = [self.text_processor.prompt_row(join(head, length), join(tail, length), length) for head in heads]
+        return rows, length
 
     def _configure(
         self, rows: TokenRows, sampler: Sampler, config: GenerationConfig
@@ -594,7 +611,7 @@ class AutoregressiveLM(MaskedDiffusionLM):
                 "An autoregressive model cannot choose the length of a blank; give a number, as in [MASK:3]."
             )
         blank = next((place for place, part in enumerate(template) if isinstance(part, int)), len(template))
-        if any(isinstance(part, list) and part for part in template[blank:]):
+        if known_size(template[blank:]):
             raise UnmaskError("An autoregressive model cannot see the text after a blank; fill with a masked model.")
 
     def _continue_with_masks(self, denoiser: Any) -> Any:

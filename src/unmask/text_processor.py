@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unmask.checkpoint import CheckpointConfig
 from unmask.constraints import (
     Automaton,
     CompiledConstraints,
@@ -24,9 +23,12 @@ from unmask.constraints import (
 )
 from unmask.data.encoding import encode, encode_one
 from unmask.data.length_policies import rows_given, rows_of_texts
-from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
+
+if TYPE_CHECKING:
+    from unmask.checkpoint import CheckpointConfig
+    from unmask.data.rows import Rows
 
 BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
 GLYPH = "░"
@@ -108,6 +110,21 @@ def _parse_blank(match: re.Match[str]) -> Blank:
     return low if low == high else range(low, high + 1)
 
 
+def is_open(template: Template) -> bool:
+    """Whether a blank of the template has several possible lengths."""
+    return any(isinstance(part, range) for part in template)
+
+
+def known_size(template: Template) -> int:
+    """The number of known tokens."""
+    return sum(len(part) for part in template if isinstance(part, list))
+
+
+def blank_size(template: Template) -> int:
+    """The number of tokens in blanks of fixed length."""
+    return sum(part for part in template if isinstance(part, int))
+
+
 class TextProcessor:
     """The tokenizer, row length and length policy of a model."""
 
@@ -152,16 +169,15 @@ class TextProcessor:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts, without special tokens."""
-        return encode(self.tokenizer, texts)
+        return encode(self.tokenizer, texts) if texts else []
 
     def parse(self, text: str) -> Template:
         """Encode a text with blanks. A space before a blank belongs to the blank if tokens begin with spaces."""
         parts = parse_blanks(check_text(text))
-        if self._has_leading_spaces:
-            for i in range(len(parts) - 1):
-                part, after = parts[i], parts[i + 1]
-                if isinstance(part, str) and not isinstance(after, str):
-                    parts[i] = part.removesuffix(" ")
+        for i in range(len(parts) - 1):
+            part, after = parts[i], parts[i + 1]
+            if isinstance(part, str) and not isinstance(after, str) and self._has_leading_spaces:
+                parts[i] = part.removesuffix(" ")
         known = iter(self.encode([part for part in parts if isinstance(part, str)]))
         return [next(known) if isinstance(part, str) else part for part in parts]
 
@@ -169,8 +185,11 @@ class TextProcessor:
         """The start of a word in a text, or of the space before it if tokens begin with spaces."""
         return start - 1 if self._has_leading_spaces and text[:start].endswith(" ") else start
 
-    def join(self, template: Template) -> list[int]:
-        """Token ids of a template with blanks of fixed length."""
+    def join(self, template: Template, room: int | None = None) -> list[int]:
+        """Token ids of a template with blanks of fixed length; an error if it has blanks and exceeds the room."""
+        total = known_size(template) + blank_size(template)
+        if room is not None and blank_size(template) and total > room:
+            raise UnmaskError(f"The text has {total} tokens with its blanks, and there is room for {room}; shorten it.")
         ids: list[int] = []
         for part in template:
             assert not isinstance(part, range), "the length of every blank is chosen"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unmask.laws.tables import all_canvases
-from unmask.likelihood import device_of
+from unmask.models.inference import device_of
 
 MAX_OPEN = 8
 CLOCK_NODES = 12

@@ -50,6 +50,11 @@ def select_device(name: str | torch.device | None, dtype: torch.dtype = torch.fl
     return device
 
 
+def device_of(denoiser: Any) -> torch.device:
+    """The device of a denoiser; the CPU for one without parameters."""
+    return getattr(denoiser, "device", torch.device("cpu"))
+
+
 def select_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
     """The dtype of the blocks on a device: by default bf16 on GPUs that support it."""
     if dtype not in get_args(Dtype):

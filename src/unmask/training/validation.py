@@ -13,7 +13,8 @@ from torch import Tensor
 
 from unmask.checkpoint import CheckpointConfig
 from unmask.data.rows import Rows
-from unmask.likelihood import BATCH_SIZE, Bound, Draws, NatTotals, accumulate_nats, device_of, eval_mode, summarise
+from unmask.likelihood import BATCH_SIZE, Bound, Draws, NatTotals, accumulate_nats, eval_mode, summarise
+from unmask.models.inference import device_of
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
 from unmask.pipeline import build_pipeline
