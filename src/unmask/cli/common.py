@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unmask.likelihood import Bound
     from unmask.pipeline import MaskedDiffusionLM
     from unmask.samplers.token_sampling import TokenSampler
+    from unmask.text_processor import Generation
 
 console = Console()
 error_console = Console(stderr=True)
@@ -47,6 +48,14 @@ Checkpoint = Annotated[
         help="Folder written by 'unmask train' or 'unmask convert', or the name of a shipped model "
         "('unmask list shipped'). Default: stories.",
         metavar="CKPT",
+    ),
+]
+Texts = Annotated[
+    list[str],
+    typer.Argument(
+        help="Texts; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder or a "
+        "shipped model ('unmask list shipped'); a single word is a text for 'stories'.",
+        metavar="[CKPT] TEXT...",
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
@@ -192,13 +201,17 @@ class SamplingOptions(TokenOptions):
         }
 
 
-def describe_sampling(lm: MaskedDiffusionLM, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return `SamplingOptions.arguments` as JSON values, with every option of the sampler."""
+def generation_report(
+    lm: MaskedDiffusionLM, arguments: dict[str, Any], texts: list[Generation], **more: Any
+) -> dict[str, Any]:
+    """Return texts and the `SamplingOptions.arguments` that they were sampled with as JSON values."""
     return {
         "sampler": lm.sampler(arguments["steps"], arguments["order"], arguments["sampler"]).model_dump(),
         "rule": arguments["rule"].model_dump(),
         "constraints": [str(constraint) for constraint in arguments["constraint"] or []],
         "particles": arguments["particles"],
+        **more,
+        "texts": [asdict(text) for text in texts],
     }
 
 

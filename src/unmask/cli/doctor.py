@@ -80,7 +80,10 @@ def doctor(
         about = describe_checkpoint(checks.lm)
         report["checkpoint"] = {"about": about, "text": checks.text, "findings": [one.as_dict() for one in found]}
         if not as_json:
-            _print_checkpoint(about, checks.text, found)
+            _print(f"[bold]Checkpoint[/bold] {escape(about['path'])}")
+            _print_values(about | {"text": "random tokens" if checks.text is None else repr(checks.text)})
+            for result in found:
+                _print_result(result)
     failures = sum(result.passed is False for result in results)
     failures += sum(len(axis["broken"]) for axis in report["laws"] or [])
     if as_json:
@@ -103,31 +106,35 @@ def _print_result(result: CheckResult) -> None:
         _print(f"    next: {escape(result.remedy)}")
 
 
+def _print_values(values: dict[str, Any]) -> None:
+    """Print one line per value; sizes are in bytes."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {_format(key, one)}" for key, one in value.items())
+        _print(f"    {name.replace('_', ' ')}: {escape(_format(name, value))}")
+
+
+def _format(name: str, value: Any) -> str:
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in ("memory", "free", "cache_free"):
+        return f"{value / 2**30:.1f} GiB"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def _print_environment(packages: list[CheckResult], report: dict[str, Any]) -> None:
     _print("[bold]Environment[/bold]")
     for result in packages:
         _print_result(result)
-    machine = report["machine"]
-    lines = [
-        f"platform: {machine['platform']}",
-        f"CPU: {machine['cores']} cores, {machine['threads']} torch threads, {_gib(machine['memory'])} of memory",
-    ]
-    for gpu in machine["gpus"]:
-        memory = f"{_gib(gpu['memory'])} ({_gib(gpu['free'])} free)"
-        bf16 = "bf16" if gpu["bf16"] else "no bf16"
-        lines.append(f"GPU: {gpu['name']}, {memory}, compute capability {gpu['capability']}, {bf16}")
-    if machine["driver_unused"]:
-        lines.append("GPU: this build of torch cannot use the NVIDIA driver; install a CUDA build of torch")
-    elif not machine["gpus"]:
-        lines.append("GPU: none")
-    triton = "triton" if machine["triton"] else "no triton"
-    lines += [
-        f"distributed: {', '.join(machine['backends']) or 'not in this build of torch'}",
-        f"torch.compile: CPU: {machine['compiler'] or 'no C++ compiler'}; GPU: {triton}",
-        f"cache: {machine['cache']}, {_gib(machine['cache_free'])} free",
-    ]
-    for line in lines:
-        _print(f"    {escape(line)}")
+    machine = dict(report["machine"])
+    gpus, driver_unused = machine.pop("gpus"), machine.pop("driver_unused")
+    _print_values(machine | ({f"GPU {index}": gpu for index, gpu in enumerate(gpus)} or {"GPU": None}))
+    if driver_unused:
+        _print("    next: install a CUDA build of torch; this one cannot use the NVIDIA driver")
     _print("[bold]Extras[/bold]")
     for extra in report["extras"]:
         found = [f"{one['name']} {one['version']}" for one in extra["packages"] if one["supported"]]
@@ -145,8 +152,7 @@ def _print_laws(axes: list[dict[str, Any]], device: str) -> None:
     for column in ("", "axis", "members", "checks", "worst", "limit", "law"):
         table.add_column(column, justify="left" if column in ("", "axis", "law") else "right")
     for axis in axes:
-        closest = axis["closest"]
-        counts = (axis["axis"], str(axis["members"]), f"{axis['checks']:,}")
+        closest, counts = axis["closest"], (axis["axis"], str(axis["members"]), f"{axis['checks']:,}")
         table.add_row(
             MARKS[axis["passed"]], *counts, _number(closest["figure"]), _number(closest["limit"]), closest["law"]
         )
@@ -159,34 +165,5 @@ def _print_laws(axes: list[dict[str, Any]], device: str) -> None:
         _print("    next: reinstall unmask, fix the member if you changed or added it, or report this")
 
 
-def _print_checkpoint(about: dict[str, Any], text: str | None, results: list[CheckResult]) -> None:
-    _print(f"[bold]Checkpoint[/bold] {escape(about['path'])}")
-    conditioned = "conditioned on alpha" if about["conditioned"] else "not conditioned"
-    tokenizer = about["tokenizer"]
-    tokens = "none"
-    if tokenizer is not None:
-        eos = "no EOS" if tokenizer["eos"] is None else f"EOS {tokenizer['eos']} = {tokenizer['eos_token_id']}"
-        mask = f"mask {tokenizer['mask']} = {tokenizer['mask_token_id']}"
-        tokens = f"{tokenizer['kind']}, {tokenizer['vocabulary']:,} tokens, {mask}, {eos}"
-    steps = "unknown steps" if about["steps"] is None else f"{about['steps']:,} steps"
-    for line in (
-        f"network: {about['network']}, {about['parameters']:,} parameters in {about['precision']}, {conditioned}",
-        f"rows: {about['length']} tokens (at most {about['longest']}), vocabulary {about['vocabulary']:,}",
-        f"schedule: {about['schedule']}",
-        f"objective: {about['objective']}",
-        f"policy: {about['policy']}",
-        f"tokenizer: {tokens}",
-        f"trained: {steps}, unmask {about['version']}",
-        f"text: {'random tokens' if text is None else repr(text)}",
-    ):
-        _print(f"    {escape(line)}")
-    for result in results:
-        _print_result(result)
-
-
 def _number(value: float | None) -> str:
     return f"{math.inf if value is None else value:.2g}"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.common import (
-    Json,
-    ModelOptions,
-    SamplingOptions,
-    Seed,
-    Steps,
-    describe_sampling,
-    option_groups,
-    out_of_memory_advice,
-    print_json,
-    progress,
-    split_arguments,
-)
+from unmask.cli import common
 from unmask.errors import UnmaskError
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        help="Text to edit; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder "
-        "or a shipped model ('unmask list shipped'). Default: stories.",
-        metavar="[CKPT] TEXT...",
-    ),
-]
 Strength = Annotated[
     float | None, typer.Option(help="Fraction of the tokens to rewrite, the least likely ones. Default: 0.3.")
 ]
@@ -43,18 +22,18 @@ Keep = Annotated[
 ]
 
 
-@option_groups
+@common.option_groups
 def edit(
-    words: Words,
+    words: common.Texts,
     *,
     strength: Strength = None,
     span: Spans = None,
     keep: Keep = None,
-    steps: Steps = None,
-    seed: Seed = 0,
-    sampling: SamplingOptions,
-    model: ModelOptions,
-    as_json: Json = False,
+    steps: common.Steps = None,
+    seed: common.Seed = 0,
+    sampling: common.SamplingOptions,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Rewrite the least likely tokens of a text, some of its characters, or all but some words.
 
@@ -78,15 +57,18 @@ def edit(
         strength = DEFAULT_STRENGTH
     places: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans or None}
     options = sampling.arguments(steps)
-    checkpoint, texts = split_arguments(words, "edit")
+    checkpoint, texts = common.split_arguments(words, "edit")
     check_seeds(seed, len(texts))
     lm = model.load(checkpoint)
-    with out_of_memory_advice(1, sampling.particles), progress("editing", len(texts), quiet=as_json) as advance:
+    with (
+        common.out_of_memory_advice(1, sampling.particles),
+        common.progress("editing", len(texts), quiet=as_json) as advance,
+    ):
         edited = [
             lm.edit_details(text, seed=seed + i, progress=advance, **places, **options) for i, text in enumerate(texts)
         ]
     if as_json:
-        print_json({**describe_sampling(lm, options), **places, "texts": [asdict(one) for one in edited]})
+        common.print_json(common.generation_report(lm, options, edited, **places))
         return
     for one in edited:
         typer.echo(one.text)

@@ -8,21 +8,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from unmask.cli.common import (
-    BatchSize,
-    BoundSteps,
-    Checkpoint,
-    HeldOutOptions,
-    Json,
-    ModelOptions,
-    Seed,
-    console,
-    error_console,
-    option_groups,
-    out_of_memory_advice,
-    print_json,
-    progress,
-)
+from unmask.cli import common
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_tasks import code, puzzles
 
@@ -56,22 +42,22 @@ app.command("puzzles")(puzzles)
 
 
 @app.command("perplexity")
-@option_groups
+@common.option_groups
 def perplexity(
-    checkpoint: Checkpoint = None,
+    checkpoint: common.Checkpoint = None,
     *,
-    held_out: HeldOutOptions,
-    steps: BoundSteps = None,
+    held_out: common.HeldOutOptions,
+    steps: common.BoundSteps = None,
     precision: Annotated[
         float | None, typer.Option(min=1e-5, help="Draw until the Monte-Carlo error is below this, in bits per token.")
     ] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Use this many evenly spaced rows; bits per byte are then not reported.")
     ] = None,
-    batch_size: BatchSize = None,
-    seed: Seed = 0,
-    model: ModelOptions,
-    as_json: Json = False,
+    batch_size: common.BatchSize = None,
+    seed: common.Seed = 0,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Bits per token, byte and character and perplexity with errors; exit with code 1 if two estimators disagree.
 
@@ -95,7 +81,7 @@ def perplexity(
     table = evaluation_rows(lm, held_out.data, held_out.separator, rows, held_out.field)
     discrete = tuple(steps or ())
     total = None if precision else count_draws(lm.config.objective, table, len(discrete))
-    with out_of_memory_advice(batch_size), progress("scoring", total, quiet=as_json) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress("scoring", total, quiet=as_json) as advance:
         result = lm.evaluate(
             table, steps=discrete, seed=seed, precision=precision, batch_size=batch_size, progress=advance
         )
@@ -107,7 +93,7 @@ def print_evaluation(result: Evaluation, policy: Policy, precision: float | None
     from unmask.likelihood import LEARNT_PADDING_NOTE
 
     if as_json:
-        print_json(result.as_dict())
+        common.print_json(result.as_dict())
     else:
         _print_bounds(result)
         notes = [
@@ -115,9 +101,9 @@ def print_evaluation(result: Evaluation, policy: Policy, precision: float | None
             *([LEARNT_PADDING_NOTE] if policy.supervises_padding else []),
         ]
         for note in notes:
-            console.print(note, style="dim", highlight=False)
+            common.console.print(note, style="dim", highlight=False)
     if result.disagreement:
-        error_console.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
+        common.error_console.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
         raise typer.Exit(1)
 
 
@@ -134,7 +120,7 @@ def _print_bounds(result: Evaluation) -> None:
             table.add_column(bound.estimator, justify="right", no_wrap=True)
         for unit, label in UNITS.items():
             table.add_row(label, *(format_with_errors(bound, unit) for bound in shown))
-        console.print(table)
+        common.console.print(table)
 
 
 def _explain_errors(bound: Bound, precision: float | None) -> list[str]:

@@ -9,25 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from unmask.cli.common import (
-    BatchSize,
-    HeldOutOptions,
-    Json,
-    ModelOptions,
-    Orders,
-    Out,
-    Samplers,
-    Seed,
-    TokenOptions,
-    check_outputs,
-    console,
-    error_console,
-    option_groups,
-    out_of_memory_advice,
-    parse_sampler,
-    print_report,
-    progress,
-)
+from unmask.cli import common
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -66,7 +48,7 @@ TextFiles = Annotated[
 ]
 
 
-@option_groups
+@common.option_groups
 def generation(
     judge: JudgeName,
     checkpoints: Checkpoints = None,
@@ -74,17 +56,17 @@ def generation(
     steps: StepCounts = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
     texts: TextFiles = None,
-    held_out: HeldOutOptions,
+    held_out: common.HeldOutOptions,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text. Default: the model's length.")] = None,
-    seed: Seed = 0,
-    tokens: TokenOptions,
-    orders: Orders = None,
-    samplers: Samplers = None,
-    batch_size: BatchSize = None,
-    out: Out = None,
+    seed: common.Seed = 0,
+    tokens: common.TokenOptions,
+    orders: common.Orders = None,
+    samplers: common.Samplers = None,
+    batch_size: common.BatchSize = None,
+    out: common.Out = None,
     plot: Annotated[Path | None, typer.Option(help="Plot perplexity against entropy: a .png, .svg or .pdf.")] = None,
-    model: ModelOptions,
-    as_json: Json = False,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Generative perplexity with entropy, repetition, distinct n-grams, length, calls and seconds.
 
@@ -119,16 +101,16 @@ def generation(
 
     settings = GenerationSettings(n, seed, tokens.token_sampler(), length, batch_size)
     strategies: dict[str, dict[str, Any]] = {order: {"order": order} for order in orders or []}
-    strategies |= {text.removeprefix("name: "): {"sampler": parse_sampler(text)} for text in samplers or []}
+    strategies |= {text.removeprefix("name: "): {"sampler": common.parse_sampler(text)} for text in samplers or []}
     paths = checkpoints or ([] if texts else [DEFAULT_MODEL])
     plan = make_plan(paths, parse_steps(steps or ["none"]), length, strategies)
     files = texts or []
     names = unique_names([path.name for path in files], [str(path) for path in files])
     given = dict(zip(names, map(read_texts, files), strict=True))
-    check_outputs(out, plot)
+    common.check_outputs(out, plot)
     evaluation = GenerationEvaluation(open_judge(judge, model.device, model.dtype), settings)
     work = n * (1 + sum(one.work for one in plan)) + sum(len(one.texts) for one in given.values())
-    with out_of_memory_advice(batch_size), progress("scoring", work, quiet=as_json) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress("scoring", work, quiet=as_json) as advance:
         for number, planned in enumerate(plan):
             lm = model.load(planned.path)
             if number == 0:
@@ -138,7 +120,7 @@ def generation(
             _add_held_out(evaluation, None, held_out, advance)
         for name, one in given.items():
             evaluation.add_texts(name, "texts", one, advance)
-    print_report(evaluation.as_dict(), lambda: _print_tables(evaluation), out, as_json)
+    common.print_report(evaluation.as_dict(), lambda: _print_tables(evaluation), out, as_json)
     if plot is not None:
         draw_frontier(evaluation.rows, plot)
 
@@ -146,7 +128,7 @@ def generation(
 def _add_held_out(
     evaluation: GenerationEvaluation,
     lm: MaskedDiffusionLM | None,
-    held_out: HeldOutOptions,
+    held_out: common.HeldOutOptions,
     advance: Callable[[float], None],
 ) -> None:
     """Add a row of held-out texts, or say why there is none if the checkpoint's own data are not available."""
@@ -158,7 +140,7 @@ def _add_held_out(
     except UnmaskError as error:
         if held_out.data:
             raise
-        error_console.print(f"No held-out row: {error}", highlight=False, soft_wrap=True, markup=False)
+        common.error_console.print(f"No held-out row: {error}", highlight=False, soft_wrap=True, markup=False)
     else:
         evaluation.add_texts("held-out data", "data", texts, advance)
 
@@ -174,7 +156,7 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
             table.add_column(heading, justify="right")
         for name, row in zip(names, evaluation.rows, strict=True):
             table.add_row(name, *(format_estimate(row.metrics[column]) for column in columns))
-        console.print(table)
+        common.console.print(table)
     counts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
     notes = [
         f"Judge {evaluation.judge.name}, {counts} texts per row; (low–high) is a 95% bootstrap interval over texts.",
@@ -184,4 +166,4 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
         if row.empty:
             notes.append(f"{name}: {row.empty} of {row.texts} texts are empty.")
     for note in notes:
-        console.print(note, style="dim", highlight=False, soft_wrap=True, markup=False)
+        common.console.print(note, style="dim", highlight=False, soft_wrap=True, markup=False)

@@ -10,20 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from unmask.cli.common import (
-    BatchSize,
-    Json,
-    ModelOptions,
-    Out,
-    Seed,
-    check_outputs,
-    console,
-    option_groups,
-    out_of_memory_advice,
-    parse_sampler,
-    print_report,
-    progress,
-)
+from unmask.cli import common
 
 if TYPE_CHECKING:
     from unmask.evaluation.code import CodeEvaluation
@@ -55,7 +42,7 @@ class StrategyOptions:
     ] = None
 
     def load(
-        self, model: ModelOptions, checkpoint: str, twin: str | None
+        self, model: common.ModelOptions, checkpoint: str, twin: str | None
     ) -> list[tuple[MaskedDiffusionLM, list[Strategy]]]:
         """Validate the options, and load the checkpoints with the strategies that apply to each."""
         from unmask.evaluation.generation import parse_steps
@@ -63,12 +50,12 @@ class StrategyOptions:
 
         rules, counts = parse_rules(self.rule or ["greedy", "stochastic"]), parse_steps(self.steps or ["none"])
         orders = self.order or ([] if self.sampler else list(ORDERS))
-        samplers = [parse_sampler(text) for text in self.sampler or []]
+        samplers = [common.parse_sampler(text) for text in self.sampler or []]
         models = [model.load(path) for path in (checkpoint, twin) if path is not None]
         return [(lm, make_strategies(lm, orders, samplers, rules, counts)) for lm in models]
 
 
-@option_groups
+@common.option_groups
 def puzzles(
     checkpoint: Annotated[
         str, typer.Argument(help="A run of 'unmask train sudoku', 'sudoku-ar', 'paths' or 'paths-ar'.", metavar="CKPT")
@@ -79,14 +66,14 @@ def puzzles(
     count: Annotated[
         int | None, typer.Option(min=1, help="Number of held-out puzzles. Default: 1,000, or all if there are fewer.")
     ] = None,
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    out: Out = None,
+    seed: common.Seed = 0,
+    batch_size: common.BatchSize = None,
+    out: common.Out = None,
     plot: Annotated[
         Path | None, typer.Option(help="Plot accuracies, and errors against calls: a .png, .svg or .pdf.")
     ] = None,
-    model: ModelOptions,
-    as_json: Json = False,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Puzzles solved exactly, correct cells, valid answers, calls and seconds for every sampling strategy.
 
@@ -104,16 +91,16 @@ def puzzles(
     from unmask.evaluation.tasks import PuzzleEvaluation
     from unmask.plots.tasks import draw_puzzles
 
-    check_outputs(out, plot)
+    common.check_outputs(out, plot)
     entries = strategies.load(model, checkpoint, twin)
     evaluation = PuzzleEvaluation.of(entries[0][0], count, seed, batch_size)
     _run(evaluation, entries, "solving", batch_size, quiet=as_json)
-    print_report(evaluation.as_dict(), lambda: _print_puzzles(evaluation), out, as_json)
+    common.print_report(evaluation.as_dict(), lambda: _print_puzzles(evaluation), out, as_json)
     if plot is not None:
         draw_puzzles(evaluation.rows, evaluation.source.name, plot)
 
 
-@option_groups
+@common.option_groups
 def code(
     checkpoint: Annotated[str, typer.Argument(help="A run of 'unmask train code' or 'code-ar'.", metavar="CKPT")],
     *,
@@ -127,12 +114,12 @@ def code(
     ] = None,
     strategies: StrategyOptions,
     count: Annotated[int, typer.Option(min=1, help="Maximum number of held-out functions for each kind.")] = 500,
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    out: Out = None,
+    seed: common.Seed = 0,
+    batch_size: common.BatchSize = None,
+    out: common.Out = None,
     plot: Annotated[Path | None, typer.Option(help="Plot the rates against calls: a .png, .svg or .pdf.")] = None,
-    model: ModelOptions,
-    as_json: Json = False,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """How often a function with a filled blank parses, and the blank is restored, for every sampling strategy.
 
@@ -153,12 +140,12 @@ def code(
     from unmask.evaluation.code import CodeEvaluation, parse_kinds
     from unmask.plots.tasks import draw_code
 
-    check_outputs(out, plot)
+    common.check_outputs(out, plot)
     kinds = parse_kinds(kind or ["expression", "line", "lines"])
     entries = strategies.load(model, checkpoint, twin)
     evaluation = CodeEvaluation.of(entries[0][0], kinds, count, seed, batch_size)
     _run(evaluation, entries, "filling", batch_size, quiet=as_json)
-    print_report(evaluation.as_dict(), lambda: _print_code(evaluation), out, as_json)
+    common.print_report(evaluation.as_dict(), lambda: _print_code(evaluation), out, as_json)
     if plot is not None:
         draw_code(evaluation.rows, plot)
 
@@ -174,7 +161,7 @@ def _run(
     for lm, _ in entries:
         evaluation.check(lm)
     work = evaluation.size * sum(len(ways) for _, ways in entries)
-    with out_of_memory_advice(batch_size), progress(description, work, quiet=quiet) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress(description, work, quiet=quiet) as advance:
         for lm, ways in entries:
             evaluation.run(lm, ways, advance)
 
@@ -191,8 +178,8 @@ def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
             f"{found['calls'].value:.1f}",
             f"{1000 * found['seconds'].value:.2f}",
         )
-    console.print(table)
-    console.print(
+    common.console.print(table)
+    common.console.print(
         f"{len(evaluation.items)} held-out puzzles of '{evaluation.source.name}'; solved with a 95% interval; % of "
         "masked cells correct, % of answers valid; calls and milliseconds per puzzle.",
         highlight=False,
@@ -202,7 +189,7 @@ def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
 def _print_code(evaluation: CodeEvaluation) -> None:
     """Print one table per kind of blank, which fits into 80 columns."""
     for kind, blanks in evaluation.blanks.items():
-        console.print(f"{kind}: {len(blanks)} blanks in held-out functions", highlight=False)
+        common.console.print(f"{kind}: {len(blanks)} blanks in held-out functions", highlight=False)
         table = _table("parses, %", "exact, %", "right", "calls", "ms")
         for row in evaluation.rows:
             found = row.metrics
@@ -215,8 +202,8 @@ def _print_code(evaluation: CodeEvaluation) -> None:
                     f"{found['calls'].value:.1f}",
                     f"{1000 * found['seconds'].value:.1f}",
                 )
-        console.print(table)
-    console.print(
+        common.console.print(table)
+    common.console.print(
         "% of functions that parse, and of blanks restored up to white space, with 95% intervals; % of correct tokens; "
         "calls and milliseconds per blank.",
         highlight=False,

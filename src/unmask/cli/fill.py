@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from unmask.cli.common import (
-    BatchSize,
-    Json,
-    ModelOptions,
-    SamplingOptions,
-    Seed,
-    Steps,
-    describe_sampling,
-    option_groups,
-    out_of_memory_advice,
-    print_json,
-    progress,
-    split_arguments,
-)
+from unmask.cli import common
 
 Words = Annotated[
     list[str],
@@ -33,17 +20,17 @@ Words = Annotated[
 ]
 
 
-@option_groups
+@common.option_groups
 def fill(
     words: Words,
     *,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
-    steps: Steps = None,
-    seed: Seed = 0,
-    sampling: SamplingOptions,
-    batch_size: BatchSize = None,
-    model: ModelOptions,
-    as_json: Json = False,
+    steps: common.Steps = None,
+    seed: common.Seed = 0,
+    sampling: common.SamplingOptions,
+    batch_size: common.BatchSize = None,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Fill the blanks of one or more texts.
 
@@ -65,15 +52,15 @@ def fill(
 
     temperature = greedy_temperature(greedy, sampling.temperature)
     options = replace(sampling, temperature=temperature).arguments(steps)
-    checkpoint, texts = split_arguments(words, "fill", blanks=True)
+    checkpoint, texts = common.split_arguments(words, "fill", blanks=True)
     lm = model.load(checkpoint)
     with (
-        out_of_memory_advice(batch_size, sampling.particles),
-        progress("filling", len(texts), quiet=as_json) as advance,
+        common.out_of_memory_advice(batch_size, sampling.particles),
+        common.progress("filling", len(texts), quiet=as_json) as advance,
     ):
         filled = lm.fill_details(texts, seed=seed, batch_size=batch_size, progress=advance, **options)
     if as_json:
-        print_json({**describe_sampling(lm, options), "texts": [asdict(one) for one in filled]})
+        common.print_json(common.generation_report(lm, options, filled))
         return
     for one in filled:
         typer.echo(one.text)

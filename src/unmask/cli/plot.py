@@ -8,18 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from unmask.cli.common import (
-    Checkpoint,
-    Json,
-    ModelOptions,
-    Seed,
-    Steps,
-    TokenOptions,
-    console,
-    option_groups,
-    parse_sampler,
-    print_json,
-)
+from unmask.cli import common
 
 HELP = "Plot learning curves (unmask plot run DIR) or the order of unmasking (unmask plot order CKPT)."
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -38,7 +27,7 @@ def run(
         typer.Option(help="A .png, .svg or .pdf. Default: DIR/curves.png, or ./curves.png for several runs."),
     ] = None,
     x: Annotated[Literal["steps", "tokens", "seconds"], typer.Option("--x", help="Unit of the x axis.")] = "steps",
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Plot the loss, validation bound with errors, gradient norm and speed of one or more runs.
 
@@ -59,15 +48,15 @@ def run(
     runs = read_runs(folders)
     draw_runs(runs, picture, x)
     if as_json:
-        print_json({"picture": str(picture), "runs": [one.summary() for one in runs]})
+        common.print_json({"picture": str(picture), "runs": [one.summary() for one in runs]})
     else:
-        console.print(f"Wrote {picture}", highlight=False, soft_wrap=True)
+        common.console.print(f"Wrote {picture}", highlight=False, soft_wrap=True)
 
 
 @app.command("order")
-@option_groups
+@common.option_groups
 def order(
-    checkpoint: Checkpoint = None,
+    checkpoint: common.Checkpoint = None,
     *,
     orders: Annotated[
         list[str] | None, typer.Option("--order", help="As in 'unmask sample'; repeatable, one panel each.")
@@ -77,12 +66,12 @@ def order(
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to continue; [MASK] blanks in it are filled.")] = "",
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of the canvas, prompt included.")] = None,
-    steps: Steps = None,
-    seed: Seed = 0,
-    tokens: TokenOptions,
+    steps: common.Steps = None,
+    seed: common.Seed = 0,
+    tokens: common.TokenOptions,
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("order.png"),
-    model: ModelOptions,
-    as_json: Json = False,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Plot which position is unmasked in which network call, coloured by confidence; rings are remasked later.
 
@@ -100,7 +89,7 @@ def order(
     check_picture(out)
     rule = tokens.token_sampler()
     specs: list[dict[str, Any]] = [{"order": one} for one in orders or []]
-    specs += [{"sampler": parse_sampler(one)} for one in samplers or []]
+    specs += [{"sampler": common.parse_sampler(one)} for one in samplers or []]
     lm = model.load(checkpoint)
     chosen: list[Any] = [
         lm.sampler(None if lm.causal or lm.sampler(**spec).adaptive else steps, **spec) for spec in specs or [{}]
@@ -114,6 +103,6 @@ def order(
     draw_orders(panels, out)
     if as_json:
         shown = [{"sampler": one.model_dump(), **asdict(panel)} for one, panel in zip(chosen, panels, strict=True)]
-        print_json({"picture": str(out), "walks": shown})
+        common.print_json({"picture": str(out), "walks": shown})
     else:
-        console.print(f"Wrote {out}", highlight=False, soft_wrap=True)
+        common.console.print(f"Wrote {out}", highlight=False, soft_wrap=True)

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli import terminal
-from unmask.cli.common import (
-    BatchSize,
-    Checkpoint,
-    Json,
-    ModelOptions,
-    SamplingOptions,
-    Seed,
-    Steps,
-    console,
-    describe_sampling,
-    error_console,
-    option_groups,
-    out_of_memory_advice,
-    print_json,
-    progress,
-)
+from unmask.cli import common, terminal
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -50,26 +33,26 @@ Gif = Annotated[Path | None, typer.Option(help="Write an animation of the first 
 Png = Annotated[Path | None, typer.Option(help="Write several stages of the first text side by side.")]
 
 
-@option_groups
+@common.option_groups
 def sample(
-    checkpoint: Checkpoint = None,
+    checkpoint: common.Checkpoint = None,
     *,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts.")] = 1,
     prompt: Prompt = "",
     suffix: Suffix = "",
     length: Length = None,
     stride: Stride = None,
-    steps: Steps = None,
-    seed: Seed = 0,
-    sampling: SamplingOptions,
+    steps: common.Steps = None,
+    seed: common.Seed = 0,
+    sampling: common.SamplingOptions,
     guidance: Guidance = 0.0,
-    batch_size: BatchSize = None,
+    batch_size: common.BatchSize = None,
     watch: Watch = False,
     html: Html = None,
     gif: Gif = None,
     png: Png = None,
-    model: ModelOptions,
-    as_json: Json = False,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Generate texts.
 
@@ -112,18 +95,18 @@ def sample(
     canvas["guidance"] = guidance
     frames: list[Frame] = []
     if watch:
-        with out_of_memory_advice(1, sampling.particles):
+        with common.out_of_memory_advice(1, sampling.particles):
             for number in range(seed, seed + n):
-                if console.is_terminal:
-                    console.rule(f"seed {number}", style="dim")
+                if common.console.is_terminal:
+                    common.console.rule(f"seed {number}", style="dim")
                 shown = terminal.show(lm.stream(**canvas, **options, seed=number))
                 frames = frames or shown
         _draw(frames, pictures, seed)
         return
     texts: list[Generation] = []
     with (
-        out_of_memory_advice(batch_size, sampling.particles),
-        progress("sampling", n, quiet=as_json) as advance,
+        common.out_of_memory_advice(batch_size, sampling.particles),
+        common.progress("sampling", n, quiet=as_json) as advance,
     ):
         if pictures:  # of the first text, which is then not sampled again
             frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance))
@@ -133,11 +116,10 @@ def sample(
                 rest, seed=seed + len(texts), batch_size=batch_size, progress=advance, **canvas, **options
             )
     if as_json:
-        about = {**describe_sampling(lm, options), "guidance": guidance}
-        print_json({**about, "texts": [asdict(text) for text in texts]})
+        common.print_json(common.generation_report(lm, options, texts, guidance=guidance))
     else:
         for text in texts:
-            console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
+            common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
             typer.echo(text.text)
     _draw(frames, pictures, seed)
 
@@ -152,4 +134,4 @@ def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
         frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens."
     )
     for path in pictures:
-        error_console.print(f"Wrote {path}", style="dim", highlight=False, soft_wrap=True)
+        common.error_console.print(f"Wrote {path}", style="dim", highlight=False, soft_wrap=True)

@@ -6,44 +6,26 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import (
-    BatchSize,
-    BoundSteps,
-    Json,
-    ModelOptions,
-    Seed,
-    option_groups,
-    out_of_memory_advice,
-    progress,
-    split_arguments,
-)
+from unmask.cli import common
 from unmask.cli.eval import print_evaluation
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        help="Texts; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder or a "
-        "shipped model ('unmask list shipped'); a single word is a text for 'stories'.",
-        metavar="[CKPT] TEXT...",
-    ),
-]
 Precision = Annotated[
     float,
     typer.Option(min=1e-4, help="Target Monte-Carlo error in bits per token; half the error takes 4 times as long."),
 ]
 
 
-@option_groups
+@common.option_groups
 def score(
-    words: Words,
+    words: common.Texts,
     *,
     given: Annotated[str | None, typer.Option(help="Condition on this text, which is not counted.")] = None,
-    steps: BoundSteps = None,
+    steps: common.BoundSteps = None,
     precision: Precision = 0.05,
-    batch_size: BatchSize = None,
-    seed: Seed = 0,
-    model: ModelOptions,
-    as_json: Json = False,
+    batch_size: common.BatchSize = None,
+    seed: common.Seed = 0,
+    model: common.ModelOptions,
+    as_json: common.Json = False,
 ) -> None:
     """Bound -log p(text) with two estimators; exit with code 1 if they disagree.
 
@@ -55,9 +37,9 @@ def score(
 
         unmask score runs/mine "of the list." --given "Return a copy " --steps 64 --json
     """
-    checkpoint, texts = split_arguments(words, "score")
+    checkpoint, texts = common.split_arguments(words, "score")
     lm = model.load(checkpoint)
-    with out_of_memory_advice(batch_size), progress("scoring", None, quiet=as_json) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress("scoring", None, quiet=as_json) as advance:
         result = lm.score_details(
             texts,
             given,
