@@ -1,4 +1,4 @@
-"""Groups of options: what Typer sees of them, and what a verb gets."""
+"""Dataclasses of options: what Typer sees of them, and what a verb gets."""
 
 from __future__ import annotations
 
@@ -23,42 +23,45 @@ class Glossy(Colour):
     shine: Annotated[list[str] | None, typer.Option(help="Where it shines; repeatable.")] = None
 
 
-def call(verb, *arguments: str):
-    app = typer.Typer()
-    app.command()(verb)
-    return CliRunner().invoke(app, list(arguments))
+@pytest.fixture
+def painted():
+    return []
 
 
-def paint(seen: list[object]):
+@pytest.fixture
+def paint(painted):
+    """Run a verb with a group of options."""
+
     @option_groups
     def verb(wall: str, *, coats: int = 1, glossy: Glossy, quick: bool = False) -> None:
         """Paint a wall."""
-        seen.append((wall, coats, glossy, quick))
+        painted.append((wall, coats, glossy, quick))
 
-    return verb
-
-
-def test_a_verb_gets_its_group_as_one_object():
-    seen: list[object] = []
-    assert call(paint(seen), "north", "--hue", "30", "--dark", "--shine", "left", "--shine", "top").exit_code == 0
-    assert call(paint(seen), "south", "--coats", "2", "--hue", "7", "--quick").exit_code == 0
-    assert seen == [("north", 1, Glossy(30, True, ["left", "top"]), False), ("south", 2, Glossy(7), True)]
+    app = typer.Typer()
+    app.command()(verb)
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
 
 
-def test_options_stand_where_their_group_does():
-    shown = call(paint([]), "--help").output
+def test_a_verb_gets_a_group_as_one_object(paint, painted):
+    assert paint("north", "--hue", "30", "--dark", "--shine", "left", "--shine", "top").exit_code == 0
+    assert paint("south", "--coats", "2", "--hue", "7", "--quick").exit_code == 0
+    assert painted == [("north", 1, Glossy(30, True, ["left", "top"]), False), ("south", 2, Glossy(7), True)]
+
+
+def test_options_keep_the_place_of_their_group(paint):
+    shown = paint("--help").output
     order = [shown.index(name) for name in ("Paint a wall", "--coats", "--hue", "--dark", "--shine", "--quick")]
     assert order == sorted(order)
     assert "Where it shines" in shown
 
 
-def test_a_field_without_a_default_is_required():
-    done = call(paint([]), "north")
+def test_a_field_without_a_default_is_required(paint):
+    done = paint("north")
     assert done.exit_code == 2
     assert "--hue" in done.output
 
 
-def test_two_groups_may_not_share_an_option():
+def test_groups_may_not_share_an_option():
     def verb(*, one: Colour, other: Glossy) -> None: ...
 
     with pytest.raises(ValueError, match="duplicate parameter name: 'hue'"):

@@ -1,4 +1,4 @@
-"""`unmask plot` as a user meets it."""
+"""`unmask plot`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,7 @@ def runs(tmp_path, monkeypatch):
     return Path("healthy"), Path("healthy-ar")
 
 
-def test_help_has_examples_and_json(run):
-    code, out, _ = run("plot", "run", "--help")
-    assert code == 0
-    for words in ("unmask plot run", "Examples", "--json", "--x"):
-        assert words in out
-    code, out, _ = run("plot", "--help")
-    assert code == 0
-    assert "run" in out
-
-
-def test_one_run_is_drawn_beside_its_log_and_several_here(run, runs):
+def test_curves_of_one_run_are_in_its_folder_and_of_several_here(run, runs):
     code, out, _ = run("plot", "run", runs[0])
     assert code == 0
     assert out == f"Wrote {runs[0] / 'curves.png'}\n"
@@ -56,23 +46,41 @@ def test_json_has_last_and_best_values(run, runs):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nowhere",), "no log.jsonl in 'nowhere'"),
-        (("empty",), "no training line yet"),
-        (("healthy", "nowhere"), "no log.jsonl in 'nowhere'"),
-        (("healthy", "--out", "curves.jpg"), "must end in .png, .svg or .pdf"),
-        (("healthy", "--out", "new/curves.png"), "the folder 'new' does not exist; create it first"),
-        (("healthy", "--x", "tokens"), "--x steps"),
-        (("healthy", "--x", "hours"), "--x"),
-        ((), "DIR"),
+        (("run", "nowhere"), "nowhere"),
+        (("run", "empty"), "empty"),
+        (("run", "healthy", "nowhere"), "nowhere"),
+        (("run", "healthy", "--out", "curves.jpg"), ".png"),
+        (("run", "healthy", "--out", "new/curves.png"), "'new'"),
+        (("run", "healthy", "--x", "tokens"), "--x steps"),
+        (("run", "healthy", "--x", "hours"), "--x"),
+        (("order", "nowhere", "--out", "order.txt"), ".png"),
+        (("order", "nowhere", "--out", "new/order.png"), "'new'"),
+        (("order", "nowhere"), "'nowhere'"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_2(run, runs, arguments, words):
+def test_bad_input_is_one_sentence_and_exit_2(refused, runs, arguments, words):
     Path("empty").mkdir()
     Path("empty/log.jsonl").touch()
     before = sorted(Path().rglob("*"))
-    code, out, err = run("plot", "run", *arguments)
-    assert code == 2
-    assert words in err
-    assert "Traceback" not in err
-    assert out == ""
+    assert words in refused("plot", *arguments)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_each_order_and_sampler_has_a_panel(run, mdlm_folder, tmp_path):
+    picture = tmp_path / "order.png"
+    samplers = ("--order", "left_to_right", "--order", "threshold", "--sampler", "name: remdm, eta: 0.5")
+    options = ("--length", 12, "--prompt", "ab", "--steps", 5, *samplers, "--out", picture, "--json")
+    code, out, err = run("plot", "order", mdlm_folder, *options)
+    assert code == 0, err
+    panels = json.loads(out)["walks"]
+    assert [panel["name"] for panel in panels] == ["left to right", "threshold", "remdm cap"]
+    assert [one[:2] for one in panels[0]["written"]] == [[i, (i - 2) // 2 + 1] for i in range(2, 12)]
+    assert panels[2]["calls"] == 5
+    assert panels[0]["given"] == [0, 1]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_autoregressive_model_has_one_panel(run, ar_folder, tmp_path):
+    code, out, err = run("plot", "order", ar_folder, "--length", 6, "--steps", 3, "--out", tmp_path / "a.png", "--json")
+    assert code == 0, err
+    assert [one[:2] for one in json.loads(out)["walks"][0]["written"]] == [[i, i + 1] for i in range(6)]

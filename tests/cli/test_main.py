@@ -1,0 +1,202 @@
+"""The command line as a whole: help, defaults, bad input and exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+VERBS = ("demo", "train", "eval", "sample", "fill", "edit", "score", "convert", "ship", "list", "doctor")
+GROUPED = ("eval generation", "eval puzzles", "eval code", "plot run", "plot order")
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *GROUPED])
+def test_help_has_examples_and_json(run, verb):
+    code, out, _ = run(*verb.split(), "--help")
+    assert code == 0
+    for words in (f"unmask {verb}", "Examples", "--json"):
+        assert words in out
+
+
+@pytest.mark.parametrize("group", [(), ("bench",), ("plot",)])
+def test_help_is_printed_once_without_arguments(run, group):
+    code, out, err = run(*group)
+    assert (code, err) == (2, "")
+    assert out.count("Usage:") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sampel"], "Did you mean 'sample'? See 'unmask --help'."),
+        (["--nope"], "No such option: --nope. See 'unmask --help'."),
+        (["sample", "--nope"], "--nope"),
+        (["sample", "--steps"], "requires an argument."),
+        (["sample", "--steps", "0"], "'--steps'"),
+        (["fill"], "See 'unmask fill --help'."),
+        (["train"], "See 'unmask train --help'."),
+        (["plot", "run"], "DIR"),
+        (["bench", "nope"], "No such command 'nope'. See 'unmask bench --help'."),
+        (["list", "schedul"], "Did you mean 'schedule'"),
+        (["convert", "nowhere.ckpt", "out"], "nowhere.ckpt"),
+        (["ship", "nowhere", "out"], "'nowhere'"),
+        (["ship", "{mdlm}", "out"], "run"),
+    ],
+)
+def test_bad_commands_are_one_sentence_and_exit_2(refused, mdlm_folder, arguments, words):
+    assert words in refused(*[one.format(mdlm=mdlm_folder) for one in arguments])
+
+
+def test_torch_is_imported_only_by_verbs():
+    """`import unmask` takes under half a second, in the best of three attempts, and help needs no torch either."""
+    timed = (
+        "import sys, time; start = time.perf_counter(); import unmask; unmask.__version__; "
+        "print(time.perf_counter() - start, 'torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    results = [subprocess.check_output([sys.executable, "-c", timed], text=True).split() for _ in range(3)]
+    assert min(float(seconds) for seconds, _, _ in results) < 0.5
+    assert results[0][1:] == ["False", "False"]
+    helped = "import sys, unmask.cli; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", helped], text=True) == "False\n"
+
+
+def test_a_pipe_gets_no_progress_bar(mdlm_folder):
+    program = [sys.executable, "-c", "from unmask.cli import main; main()"]
+    command = [*program, "sample", str(mdlm_folder), "--length", "6", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    json.loads(done.stdout)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "rest"),
+    [
+        ("sample", ("--length", 12, "--steps", 3)),
+        ("fill", ("a[MASK]c", "[MASK:2]z")),
+        ("score", ("some text", "--precision", 0.2)),
+        ("eval", ("--data", "{book}")),
+    ],
+)
+def test_the_default_checkpoint_is_stories(run, shipped_models, tmp_path, verb, rest):
+    book = tmp_path / "book.txt"
+    book.write_text("a few words to be scored\n" * 8)
+    rest = [str(one).format(book=book) for one in rest]
+    results = [run(verb, *model, *rest, "--json") for model in ((), ("stories",), (shipped_models / "stories",))]
+    assert [code for code, _, _ in results] == [0, 0, 0], results
+    assert len({out for _, out, _ in results}) == 1
+    assert run(verb, "smoke", *rest, "--json")[1] != results[0][1]
+
+
+def test_texts_are_read_from_standard_input(run, refused, shipped_models, monkeypatch):
+    for words in (("fill", "-"), ("fill", "stories", "-")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("a[MASK]c\r\n\nb[MASK]d\r\n", newline=""))
+        code, out, _ = run(*words, "--json")
+        assert code == 0
+        texts = [one["text"] for one in json.loads(out)["texts"]]
+        assert [(text[0], text[-1]) for text in texts] == [("a", "c"), ("b", "d")]
+    for empty in (io.StringIO("\n"), None):
+        monkeypatch.setattr("sys.stdin", empty)
+        assert "Standard input has no text to score" in refused("score", "-")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("verb", ["fill", "edit", "score"])
+def test_standard_input_must_be_utf8(refused, shipped_models, monkeypatch, verb, errors):
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe [MASK]\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert refused(verb, "-") == "unmask: Standard input is not valid UTF-8; convert it first.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fill", "{mdlm}"), "is a checkpoint; add the text to fill"),
+        (("fill", "no blanks"), "has no blank"),
+        (("fill", "nowhere", "a [MASK]"), "'nowhere'"),
+        (("edit", "{mdlm}"), "is a checkpoint; add the text to edit"),
+        (("edit", "nowhere", "a text"), "'nowhere'"),
+        (("score", "{mdlm}"), "is a checkpoint; add the text to score"),
+        (("score", "one text", "another"), "'one text'"),
+        (("sample", "nowhere"), "'nowhere'"),
+        (("eval", "nowhere"), "'nowhere'"),
+    ],
+)
+def test_checkpoint_and_texts_are_told_apart(refused, mdlm_folder, arguments, words):
+    assert words in refused(*[one.format(mdlm=mdlm_folder) for one in arguments])
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(refused, mdlm_folder, tmp_path):
+    folder = tmp_path / "maskless"
+    folder.mkdir()
+    for file in mdlm_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = folder / "tokenizer_config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({name: value for name, value in settings.items() if name != "mask_token"}))
+    for arguments in (("sample", folder, "--length", 8), ("fill", folder, "a[MASK]b"), ("score", folder, "abc")):
+        assert "no mask token" in refused(*arguments)
+
+
+def limit_memory(monkeypatch, sequences: int):
+    """Let the network run out of memory in batches of more than so many sequences."""
+    import torch
+
+    from unmask.models import DiT
+
+    forward = DiT._run
+
+    def limited(self, input_ids, *args, **kwargs):
+        if len(input_ids) > sequences:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(DiT, "_run", limited)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "{mdlm}", "--data", "{book}"),
+        ("score", "{mdlm}", "one", "two", "three"),
+        ("sample", "{mdlm}", "-n", "5", "--length", "8"),
+        ("fill", "{mdlm}", "a[MASK]", "b[MASK]", "c[MASK]"),
+    ],
+)
+def test_a_batch_that_does_not_fit_names_the_option_to_lower(run, refused, mdlm_folder, tmp_path, arguments):
+    book = tmp_path / "book.txt"
+    book.write_text("a few words to be scored\n" * 8)
+    arguments = [one.format(mdlm=mdlm_folder, book=book) for one in arguments]
+    with pytest.MonkeyPatch.context() as patch:
+        limit_memory(patch, 2)
+        assert "lower --batch-size" in refused(*arguments)
+        code, _, err = run(*arguments, "--batch-size", 2)
+        assert code == 0, err
+    with pytest.MonkeyPatch.context() as patch:
+        limit_memory(patch, 0)
+        message = refused(*arguments, "--batch-size", 1)
+        assert "A batch of 1 does not fit" in message
+        assert "--batch-size" not in message
+
+
+@pytest.mark.parametrize("words", [("sample", "--length", 8), ("fill", "a[MASK:8]"), ("edit", "abc", "--span", "0-3")])
+def test_particles_that_do_not_fit_are_to_be_lowered(refused, shipped_models, monkeypatch, words):
+    limit_memory(monkeypatch, 0)
+    message = refused(*words, "--particles", 50, "--with", "b")
+    assert message == "unmask: 50 particles do not fit into memory; lower --particles.\n"
+
+
+def test_list_shows_members_with_their_options(run):
+    code, out, _ = run("list", "--json")
+    assert code == 0
+    axes = json.loads(out)
+    assert "loglinear" in axes["schedule"]
+    assert "demo" in axes["recipe"]
+    assert "smoke" in axes["shipped"]
+    code, out, _ = run("list", "schedule")
+    assert code == 0
+    polynomial = next(line for line in out.splitlines() if line.strip().startswith("polynomial"))
+    assert polynomial.endswith("(power)") or "(power)" in out
+    assert "smoke" in run("list", "shipped")[1]
