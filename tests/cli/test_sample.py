@@ -132,7 +132,7 @@ def test_orders_and_samplers_apply(sample):
         (("{mdlm}", "--with", ""), "empty"),
         (("{mdlm}", "--with", "a", "--without", "a"), "NoWords"),
         (("{mdlm}", "--particles", "2"), "constraint"),
-        (("{ar}", "--length", 9999), "window"),
+        (("{ar}", "--length", 9999), "48"),
         (("{ar}", "--length", 6, "--steps", 2), "steps"),
         (("{ar}", "--length", 6, "--stride", 2), "stride"),
         (("{ar}", "--length", 6, "--watch", "--prompt", "O[MASK]a"), "blank"),
