@@ -1,4 +1,4 @@
-"""Files and folders are written whole or not at all."""
+"""Atomic writes, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, atomic_text, check_new_folder, check_output_file, check_writable
 
 
-def test_a_folder_takes_its_name_when_it_is_complete(tmp_path: Path):
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path):
     with atomic_folder(tmp_path / "new") as folder:
         (folder / "a.txt").write_text("whole")
         assert not (tmp_path / "new").exists()
@@ -22,61 +22,24 @@ def test_a_folder_takes_its_name_when_it_is_complete(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("disk is full")])
-def test_a_full_disk_leaves_the_old_folder_and_says_what_to_do(tmp_path: Path, error: Exception):
-    with atomic_folder(tmp_path / "kept") as folder:
-        (folder / "a.txt").write_text("old")
-
-    def fill_the_disk() -> None:
+def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, error: Exception):
+    def write(text: str, error: Exception | None = None) -> None:
         with atomic_folder(tmp_path / "kept") as folder:
-            (folder / "a.txt").write_text("ne")
-            raise error
+            (folder / "a.txt").write_text(text)
+            if error is not None:
+                raise error
 
+    write("older")
+    write("old")
     with pytest.raises(UnmaskError, match="free space"):
-        fill_the_disk()
+        write("ne", error)
     assert (tmp_path / "kept" / "a.txt").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_text_is_replaced_in_one_step(tmp_path: Path):
-    target = tmp_path / "deep" / "a.txt"
-    atomic_text(target, "one")
-    atomic_text(target, "two")
-    assert target.read_text() == "two"
-    assert [path.name for path in target.parent.iterdir()] == ["a.txt"]
-
-
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path):
-    check_new_folder(tmp_path / "nothing", "choose another")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UnmaskError, match="is a file"):
-        check_new_folder(tmp_path / "file", "choose another")
-    with pytest.raises(UnmaskError, match="not empty; choose another"):
-        check_new_folder(tmp_path, "choose another")
-
-
-def test_a_place_is_tried_before_it_is_needed_and_nothing_is_left_of_that(tmp_path: Path):
-    (tmp_path / "file.txt").write_text("mine")
-    check_writable(tmp_path / "deep" / "down" / "x.json")
-    check_writable(tmp_path / "file.txt")
-    for wrong in (tmp_path / "file.txt" / "x.json", tmp_path / "file.txt" / "deep" / "x.json", Path("/proc/nope/x")):
-        with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another path"):
-            check_writable(wrong)
-    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
-
-
-def test_a_file_that_is_named_goes_into_a_folder_that_is_there(tmp_path: Path):
-    check_output_file(tmp_path / "x.json")
-    with pytest.raises(UnmaskError, match=r"folder '.*new' does not exist; create it first"):
-        check_output_file(tmp_path / "new" / "x.json")
-    with pytest.raises(UnmaskError, match=r"is a folder; name a file"):
-        check_output_file(tmp_path)
-    with pytest.raises(UnmaskError, match=r"cannot be written .*; choose another path"):
-        check_output_file(Path("/proc/x.json"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_a_full_disk_does_not_take_is_named_and_the_old_one_stays(tmp_path, monkeypatch):
-    target = tmp_path / "report.json"
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "deep" / "report.json"
+    atomic_text(target, "older")
     atomic_text(target, "old")
 
     def full(_):
@@ -85,5 +48,24 @@ def test_a_file_that_a_full_disk_does_not_take_is_named_and_the_old_one_stays(tm
     monkeypatch.setattr("unmask.io.os.fsync", full)
     with pytest.raises(UnmaskError, match=r"report.json' could not be written \(No space left on device\); free space"):
         atomic_text(target, "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     assert target.read_text() == "old"
+    assert [path.name for path in target.parent.iterdir()] == ["report.json"]
+
+
+def test_output_paths_are_checked_and_nothing_is_left(tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    check_new_folder(tmp_path / "nothing", "choose another")
+    check_writable(tmp_path / "deep" / "down" / "x.json")
+    check_output_file(tmp_path / "x.json")
+    for check, message in (
+        (lambda: check_new_folder(tmp_path / "file", "choose another"), "is a file"),
+        (lambda: check_new_folder(tmp_path, "choose another"), "not empty; choose another"),
+        (lambda: check_writable(tmp_path / "file" / "x.json"), r"cannot be written .*; choose another path"),
+        (lambda: check_writable(Path("/proc/nope/x")), r"cannot be written .*; choose another path"),
+        (lambda: check_output_file(Path("/proc/x.json")), r"cannot be written .*; choose another path"),
+        (lambda: check_output_file(tmp_path / "new" / "x.json"), r"folder '.*new' does not exist; create it first"),
+        (lambda: check_output_file(tmp_path), "is a folder; name a file"),
+    ):
+        with pytest.raises(UnmaskError, match=message):
+            check()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

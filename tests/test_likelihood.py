@@ -1,4 +1,4 @@
-"""Bounds: independent of the batch, honest errors, and never below the truth."""
+"""Bounds: independent of the batch, with correct errors, and never below the likelihood."""
 
 from __future__ import annotations
 
@@ -10,27 +10,20 @@ import torch
 
 from unmask.errors import UnmaskError
 from unmask.laws.exact import any_order_nll
-from unmask.likelihood import OFFSETS, Bound, Evaluation, agree, estimate_bound
+from unmask.likelihood import OFFSETS, Bound, Evaluation, agree, estimate_bound, format_with_errors
 from unmask.objectives.subs import MaskCount, Subs
 
 TEXTS = ["abc", "hello, world", "one more text of some length"]
 
 
-def test_batch_size_does_not_move_a_bound(mdlm):
-    one = mdlm.score_details(TEXTS, precision=None, batch_size=1, steps=(4,))
-    other = mdlm.score_details(TEXTS, precision=None, batch_size=7, steps=(4,))
+def test_the_batch_size_does_not_change_a_bound(mdlm):
+    one, other = (mdlm.score_details(TEXTS, precision=None, batch_size=size, steps=(4,)) for size in (1, 7))
     for name in one.bounds:
         assert one.bounds[name].nats == pytest.approx(other.bounds[name].nats, rel=1e-6)
     assert one.discrete[4].nats == pytest.approx(other.discrete[4].nats, rel=1e-6)
 
 
-def test_an_exact_likelihood_has_no_steps(ar):
-    result = ar.score_details(TEXTS, precision=None, steps=(4,))
-    assert result.discrete == {}
-    assert list(result.bounds) == ["ar"]
-
-
-def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
+def test_the_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
     text = "qu1ck"
     result = mdlm.score_details(text, precision=0.01)
     assert result.disagreement is None
@@ -42,40 +35,41 @@ def test_the_two_estimators_agree_and_are_above_the_exact_likelihood(mdlm):
     assert result.headline.error("bits_per_token") <= 0.01
 
 
-def test_the_other_estimators_get_a_quarter_of_the_passes_and_at_least_one(mdlm):
-    result = mdlm.score_details("qu1ck", precision=0.02, steps=(4,))
+def test_the_other_estimators_get_a_quarter_of_the_passes_and_progress_counts_all_draws(mdlm):
+    progress = []
+    result = mdlm.score_details("qu1ck", precision=0.02, steps=(4,), progress=progress.append)
     passes = result.headline.draws // OFFSETS
     assert passes >= 8
     assert result.bounds["continuous"].draws == result.discrete[4].draws == OFFSETS * passes // 4
-    assert {bound.draws for bound in mdlm.score_details("qu1ck", precision=None).bounds.values()} == {OFFSETS}
-
-
-def test_progress_hears_of_every_draw_of_every_try(mdlm):
-    heard = []
-    result = mdlm.score_details("qu1ck", precision=0.02, progress=heard.append)
-    assert sum(heard) > sum(bound.draws for bound in result.bounds.values())
-    heard.clear()
-    result = mdlm.score_details("qu1ck", precision=None, progress=heard.append)
-    assert sum(heard) == sum(bound.draws for bound in result.bounds.values())
+    assert sum(progress) > sum(bound.draws for bound in (*result.bounds.values(), result.discrete[4]))
+    progress.clear()
+    result = mdlm.score_details("qu1ck", precision=None, progress=progress.append)
+    assert {bound.draws for bound in result.bounds.values()} == {OFFSETS}
+    assert sum(progress) == OFFSETS * len(result.bounds)
 
 
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
-    rows = mdlm.text_processor.scored_rows(TEXTS, None)
-    repeats = [
-        estimate_bound(mdlm.denoiser, MaskCount(), mdlm.config.schedule, rows, seed=seed, offsets=8)
-        for seed in range(40)
-    ]
+    rows, schedule = mdlm.text_processor.scored_rows(TEXTS, None), mdlm.config.schedule
+    repeats = [estimate_bound(mdlm.denoiser, MaskCount(), schedule, rows, seed=seed, offsets=8) for seed in range(40)]
     spread = np.std([one.nats for one in repeats], ddof=1)
     claimed = math.sqrt(np.mean([one.mc_stderr**2 for one in repeats]))
     assert 0.6 < spread / claimed < 1.6
 
 
+def test_discrete_bounds_converge_to_the_continuous_one(mdlm):
+    rows = mdlm.text_processor.scored_rows(TEXTS, None)
+    continuous, fine, coarse = (
+        estimate_bound(mdlm.denoiser, objective, mdlm.config.schedule, rows, passes=32, batch_size=8)
+        for objective in (Subs(), Subs(steps=4096), Subs(steps=1))
+    )
+    assert abs(fine.nats - continuous.nats) <= 4 * math.hypot(fine.mc_stderr, continuous.mc_stderr)
+    assert coarse.nats != pytest.approx(continuous.nats, rel=1e-3)
+
+
 def test_given_text_is_read_but_not_counted(mdlm):
-    joint = mdlm.score("cd", given="ab", precision=None)
-    assert joint.tokens == 3
-    assert joint.bytes == joint.characters == 2
-    other = mdlm.score("cd", given="xy", precision=None)
-    assert joint.nats != other.nats
+    bound = mdlm.score("cd", given="ab", precision=None)
+    assert (bound.tokens, bound.bytes, bound.characters) == (3, 2, 2)
+    assert bound.nats != mdlm.score("cd", given="xy", precision=None).nats
 
 
 def test_the_autoregressive_likelihood_is_exact_and_obeys_the_chain_rule(ar):
@@ -84,25 +78,28 @@ def test_the_autoregressive_likelihood_is_exact_and_obeys_the_chain_rule(ar):
     assert whole.stderr == 0
     bos, eos = ar.denoiser.config.bos_token_id, ar.tokenizer.eos_token_id
     ids = torch.tensor([[bos, *b"abcdef", eos]])
-    logp = ar.denoiser(ids[:, :-1]).logits.detach().log_softmax(-1).gather(2, ids[:, 1:, None])
-    assert whole.nats == pytest.approx(-float(logp.sum()), rel=1e-5)
-    after = ar.score("def", given="abc")
-    assert after.nats == pytest.approx(-float(logp[0, 3:].sum()), rel=1e-5)
+    log_p = ar.denoiser(ids[:, :-1]).logits.detach().log_softmax(-1).gather(2, ids[:, 1:, None])
+    assert whole.nats == pytest.approx(-float(log_p.sum()), rel=1e-5)
+    assert ar.score("def", given="abc").nats == pytest.approx(-float(log_p[0, 3:].sum()), rel=1e-5)
+    result = ar.score_details(TEXTS, precision=None, steps=(4,))
+    assert (list(result.bounds), result.discrete) == (["ar"], {})
 
 
-def test_scores_of_several_texts_come_apart(ar):
-    both = ar.score(TEXTS)
-    assert len(both) == 3
-    assert both.nats == pytest.approx(sum(one.nats for one in both))
-    assert [one.characters for one in both] == [len(text) for text in TEXTS]
-    assert both.data_stderr > 0
+def test_every_text_has_its_own_bound_and_the_data_error_is_that_of_a_ratio(ar):
+    bound = ar.score(TEXTS)
+    nats, tokens = (np.array([getattr(one, name) for one in bound]) for name in ("nats", "tokens"))
+    assert len(bound) == 3
+    assert bound.nats == pytest.approx(nats.sum())
+    assert [one.characters for one in bound] == [len(text) for text in TEXTS]
+    jackknife = (nats.sum() - nats) / (tokens.sum() - tokens)
+    expected = math.sqrt(2 / 3 * np.square(jackknife - jackknife.mean()).sum())
+    assert bound.data_stderr / bound.tokens == pytest.approx(expected, rel=0.5)
 
 
-def test_a_text_longer_than_a_row_is_scored_in_consecutive_blocks(ar):
+def test_a_text_longer_than_a_row_is_scored_in_blocks(ar):
     text = "0123456789" * 9
     bound = ar.score(text)
-    assert bound.tokens == len(text) + 1
-    assert bound.bytes == len(text)
+    assert (bound.tokens, bound.bytes) == (len(text) + 1, len(text))
 
 
 def test_units_follow_from_nats():
@@ -114,43 +111,26 @@ def test_units_follow_from_nats():
     assert bound.error("perplexity") == pytest.approx(math.exp(2) * 0.05)
     assert bound.error("bits_per_char", "data") == pytest.approx(0.2 / math.log(2))
     assert bound.as_dict()["perplexity_mc_stderr"] == pytest.approx(math.exp(2) * 0.05)
+    assert Bound.from_dict(bound.as_dict()) == bound
+    assert format_with_errors(bound, "bits_per_token") == "≤ 2.885 ± 0.072 ± 0.144"
 
 
-def test_the_data_error_is_that_of_a_ratio(ar):
-    both = ar.score(TEXTS)
-    nats = np.array([one.nats for one in both])
-    tokens = np.array([one.tokens for one in both])
-    jackknife = [(nats.sum() - n) / (tokens.sum() - t) for n, t in zip(nats, tokens, strict=True)]
-    by_jackknife = math.sqrt(2 / 3 * np.square(jackknife - np.mean(jackknife)).sum())
-    assert both.data_stderr / both.tokens == pytest.approx(by_jackknife, rel=0.5)
-
-
-def test_estimators_four_errors_apart_are_called_out():
+def test_estimates_more_than_four_errors_apart_disagree():
     def at(nats):
         return Bound("x", nats, 10, 10, 10, mc_stderr=1.0, data_stderr=None, draws=8)
 
     assert agree(at(100.0), at(105.0))
     assert not agree(at(100.0), at(106.0))
-    apart = Evaluation({"continuous": at(100.0), "mask-count": at(106.0)}, {})
-    assert "disagree" in apart.disagreement
-    assert apart.as_dict()["agree"] is False
-
-
-def test_discrete_bounds_come_down_to_the_continuous_one(mdlm):
-    rows = mdlm.text_processor.scored_rows(TEXTS, None)
-
-    def at(objective):
-        return estimate_bound(mdlm.denoiser, objective, mdlm.config.schedule, rows, passes=32, batch_size=8)
-
-    continuous, fine, coarse = at(Subs()), at(Subs(steps=4096)), at(Subs(steps=1))
-    assert abs(fine.nats - continuous.nats) <= 4 * math.hypot(fine.mc_stderr, continuous.mc_stderr)
-    assert coarse.nats != pytest.approx(continuous.nats, rel=1e-3)
+    evaluation = Evaluation({"continuous": at(100.0), "mask-count": at(106.0)}, {})
+    assert "disagree" in evaluation.disagreement
+    assert evaluation.as_dict()["agree"] is False
 
 
 def test_texts_that_cannot_be_scored_are_named(mdlm):
-    with pytest.raises(UnmaskError, match="no tokens"):
-        mdlm.score("")
-    with pytest.raises(UnmaskError, match="shorten"):
-        mdlm.score("x" * 40, given="y" * 40)
-    with pytest.raises(UnmaskError, match="Got 1 conditions for 2 texts"):
-        mdlm.score(["a", "b"], given=["c"])
+    for texts, given, message in (
+        ("", None, "no tokens"),
+        ("x" * 40, "y" * 40, "shorten"),
+        (["a", "b"], ["c"], "Got 1 conditions for 2 texts"),
+    ):
+        with pytest.raises(UnmaskError, match=message):
+            mdlm.score(texts, given=given)
