@@ -23,7 +23,7 @@ Values = npt.NDArray[np.float64]
 Records = Sequence[dict[str, Any]]
 
 SIZE = (9.0, 5.4)
-LABELS: dict[Axis, str] = {"steps": "step", "tokens": "tokens seen, pads included", "seconds": "seconds"}
+LABELS: dict[Axis, str] = {"steps": "step", "tokens": "tokens, padding included", "seconds": "seconds"}
 FEW = 8
 """Curves with fewer points are drawn with markers and are not smoothed."""
 SMOOTHING = 40
@@ -181,7 +181,7 @@ def _draw_loss(panel: Any, runs: Sequence[RunSeries], axis: Axis) -> None:
         _draw_validation(panel, run, x, colour(1 if alone else number), "validation" if alone else None)
     panel.set_title("Bound, bits per token" if any(run.has_mask_rates for run in runs) else "Loss, bits per token")
     if any(run.validated for run in runs):
-        note = "bars: error of the draws (thick), of the data (thin)"
+        note = "bars: Monte-Carlo error (thick), data error (thin)"
         panel.set_title(note if alone else f"dots: validation; {note}", loc="right", fontsize=6.5, color=GREY)
     panel.set_ylim(*_padded(np.concatenate(visible)))
     legend(panel.figure, "outside upper left", 4, *panel.get_legend_handles_labels())

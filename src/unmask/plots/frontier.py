@@ -35,8 +35,8 @@ def draw_frontier(rows: Sequence[GenerationResult], path: Path) -> None:
                     by_calls, sorted(generated, key=lambda row: _estimate(row, "calls").value), "calls", **style
                 )
             _draw_points(by_entropy, curve, "entropy", label=curve[0].name, **style)
-        by_calls.set(title="Judge perplexity against network calls", xlabel="network calls a text", yscale="log")
-        by_entropy.set(title="Judge perplexity against entropy", xlabel="unigram entropy of a text, nats")
+        by_calls.set(title="Judge perplexity against network calls", xlabel="network calls per text", yscale="log")
+        by_entropy.set(title="Judge perplexity against entropy", xlabel="unigram entropy per text, nats")
         by_entropy.set_title("bars: 95% intervals", loc="right", fontsize=6.5, color=GREY)
         if any(row.metrics["calls"] for row in shown):
             by_calls.set_xscale("log", base=2)

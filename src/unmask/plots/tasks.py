@@ -49,10 +49,10 @@ def draw_puzzles(rows: Sequence[TaskResult], title: str, path: Path) -> None:
         words = {"greedy": "filled: greedy", "stochastic": "open: stochastic"}
         by_strategy.set_xlabel(", ".join(words[rule] for rule in rules) + "; bars: 95% intervals")
         _count_calls(by_calls)
-        by_calls.set(ylim=(-0.03, 1.03), xlabel="network calls an item")
+        by_calls.set(ylim=(-0.03, 1.03), xlabel="network calls per item")
         by_calls.set_title("Sequence error against network calls")
         if any(row.causal for row in rows):
-            by_calls.set_title("level: the twin", loc="right", fontsize=6.5, color=GREY)
+            by_calls.set_title("line: autoregressive", loc="right", fontsize=6.5, color=GREY)
         handles = _handles(by_calls)
         legend(figure, "outside lower center", 7, list(handles.values()), list(handles), fontsize=7)
 
@@ -76,7 +76,7 @@ def draw_code(rows: Sequence[TaskResult], path: Path) -> None:
                 panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         for top, bottom, kind in zip(panels[0], panels[-1], kinds, strict=True):
             top.set_title(kind)
-            bottom.set_xlabel("network calls a blank")
+            bottom.set_xlabel("network calls per blank")
         handles = _handles(panels[0][0])
         legend(figure, "outside lower center", 7, list(handles.values()), list(handles), fontsize=7)
 
@@ -100,7 +100,7 @@ def _series(rows: Sequence[TaskResult]) -> Series:
     """Rows by the name of the strategy and the token rule."""
     series: Series = {}
     for row in rows:
-        name = "AR twin" if row.causal else row.strategy.replace("_", " ")
+        name = "autoregressive" if row.causal else row.strategy.replace("_", " ")
         series.setdefault((name, row.rule), []).append(row)
     return series
 
