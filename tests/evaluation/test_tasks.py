@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,12 +91,14 @@ def test_confident_tokens_first_solves_every_puzzle(lm, order):
 def test_left_to_right_solves_the_puzzles_it_guesses(lm):
     evaluation = PuzzleEvaluation.of(lm, 120)
     evaluation.run(lm, [Strategy(order="left_to_right"), Strategy("stochastic", order="left_to_right")])
+    assert evaluation.items == list(islice(SOURCE.items(held_out=True), 120))
     right = np.array(first_guess_is_right(evaluation.items))
     greedy, stochastic = (row.metrics for row in evaluation.rows)
     assert greedy["accuracy"].value == pytest.approx(right.mean())
     assert greedy["valid"].value == greedy["accuracy"].value
     assert greedy["cells"].value == pytest.approx(0.5 + 0.5 * right.mean())
     assert abs(stochastic["accuracy"].value - 1 / 3) < 4 * (2 / 9 / 120) ** 0.5
+    assert stochastic["cells"].value != greedy["cells"].value
     assert greedy["accuracy"].low < greedy["accuracy"].value < greedy["accuracy"].high
 
 
