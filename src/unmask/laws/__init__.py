@@ -1,25 +1,12 @@
-"""The mathematics as callable checks, run by the tests and by `unmask doctor`.
+"""The mathematics as callable checks, used by the tests and by `unmask doctor`.
 
-`run()` judges every registered schedule, objective, sampler and network; `cases(axis)` are the same one by one. Here
-live `base` (what a law is), `device` (where it is tried), `tables` (denoisers that can be written down), `exact`
-(enumeration), `averages` (what objectives are worth without their noise), `statistics`, and one file of laws for every
-axis.
+`run()` checks every registered schedule, objective, sampler and model; `cases(axis)` returns the same checks one by one.
+`base` defines laws and their results, `tables` denoisers that are lookup tables, `exact` likelihoods and bounds by
+enumeration, `chains` the enumerated Markov chain of every sampler; the other modules contain the laws of one axis each.
 """
 
 from __future__ import annotations
 
 from unmask.laws.base import AXES, Case, Check, LawBroken, LawResult, cases, cases_of, describe, law, members, run
 
-__all__ = [
-    "AXES",
-    "Case",
-    "Check",
-    "LawBroken",
-    "LawResult",
-    "cases",
-    "cases_of",
-    "describe",
-    "law",
-    "members",
-    "run",
-]
+__all__ = ["AXES", "Case", "Check", "LawBroken", "LawResult", "cases", "cases_of", "describe", "law", "members", "run"]

@@ -1,4 +1,8 @@
-"""The laws on another device. They are written without one; here they are carried to a GPU as they stand."""
+"""Laws and their results, the members and variants they are checked on, test statistics, and laws on a GPU.
+
+A law is a function from a member of an axis to `Check`s, decorated with `@law(axis)`. Its name with spaces for
+underscores is the name shown to users.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,27 @@ from unmask.registry import Component
 
 AXES = ("schedule", "objective", "sampler", "model")
 STEPS = (2, 4)
-"""The numbers of steps in which members that have such an option are judged."""
+"""The values of `steps` to check, for members with this option."""
 KNOTS = (*((k + 2.5 * math.sin(k / 3) ** 2) / 66 for k in range(1, 64)), 1.0)
-"""The bent knots in which members that have such an option are judged too."""
+"""The knots to check besides the default, for members with this option."""
+FIXED_OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 8, "dropout": 0.0}
+}
+"""Options with the same value in all variants: models are checked at a small size."""
+MIN_EXPECTED = 5.0
+_DEFAULT = object()
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 class LawBroken(AssertionError):
-    """A law does not hold; the message holds the numbers."""
+    """A law does not hold; the message contains the numbers."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a check measured: `figure` must be at most `limit` (a NaN never is)."""
+    """One measurement: `value` must be at most `limit` (NaN never is)."""
 
     value: float
     limit: float
@@ -40,7 +53,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LawResult:
-    """The outcome of one law for one member."""
+    """One check of one law for one member."""
 
     name: str
     subject: str
@@ -50,11 +63,11 @@ class LawResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the figure is within its limit."""
+        """Whether the value is within its limit."""
         return self.value <= self.limit
 
     def require(self) -> None:
-        """Raise `LawBroken` where the law does not hold."""
+        """Raise `LawBroken` unless the law holds."""
         if not self.passed:
             raise LawBroken(str(self))
 
@@ -63,7 +76,30 @@ class LawResult:
         return f"{self.subject}: {self.name} {verdict}: {self.description}: {self.value:.3g} (at most {self.limit:.3g})"
 
 
+# ---- laws and cases -------------------------------------------------------------------------------------------------
+
 Law = Callable[[Any], Iterator[Check]]
+
+_LAWS: dict[str, list[tuple[Law, Callable[[Any], bool]]]] = {axis: [] for axis in AXES}
+
+
+def law(axis: str, when: Callable[[Any], bool] = lambda member: True) -> Callable[[Law], Law]:
+    """Register a law of an axis, for the members for which `when` is true."""
+
+    def add(function: Law) -> Law:
+        _LAWS[axis].append((function, when))
+        return function
+
+    return add
+
+
+for _axis in AXES:
+
+    @law(_axis)
+    def survives_a_json_round_trip(member: Component, axis: str = _axis) -> Iterator[Check]:
+        """A component written as JSON and read again is the same component."""
+        again = registry.build(axis, json.loads(member.model_dump_json()))
+        yield Check(float(again != member), 0, "differs after a round trip")
 
 
 @dataclass(frozen=True)
@@ -71,56 +107,29 @@ class Case:
     """One law and one member that it applies to."""
 
     name: str
-    check: Law
+    law: Law
     axis: str
     member: Any
 
     @property
     def subject(self) -> str:
-        """The member as a person would write it."""
+        """The axis and the member with its options."""
         return f"{self.axis} {describe(self.member)}"
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.name}"
 
     def run(self) -> Iterator[LawResult]:
-        """Every measurement of this law for this member."""
-        for finding in self.check(self.member):
-            yield LawResult(self.name, self.subject, finding.value, finding.limit, finding.description)
+        """The results of this law for this member."""
+        for check in self.law(self.member):
+            yield LawResult(self.name, self.subject, check.value, check.limit, check.description)
 
     def run_safely(self) -> Iterator[LawResult]:
-        """The same; a check that cannot be made is a broken law."""
+        """`run`, with an exception reported as a broken law."""
         try:
             yield from self.run()
         except Exception as error:
             yield LawResult(self.name, self.subject, math.inf, 0.0, f"{type(error).__name__}: {error}")
-
-
-_CHECKS: dict[str, list[tuple[Law, Callable[[Any], bool]]]] = {axis: [] for axis in AXES}
-
-
-def law(axis: str, when: Callable[[Any], bool] = lambda member: True) -> Callable[[Law], Law]:
-    """Make a check a law of an axis, for those members of which `when` is true."""
-
-    def add(check: Law) -> Law:
-        _CHECKS[axis].append((check, when))
-        return check
-
-    return add
-
-
-def survives_serialisation(axis: str) -> Law:
-    """The law of every axis: a component written as JSON and read again is the same component."""
-
-    def survives_its_way_through_json(member: Component) -> Iterator[Check]:
-        again = registry.build(axis, json.loads(member.model_dump_json()))
-        yield Check(float(again != member), 0, "differs after a round trip")
-
-    return survives_its_way_through_json
-
-
-for _axis in AXES:
-    law(_axis)(survives_serialisation(_axis))
 
 
 def cases(axis: str) -> list[Case]:
@@ -131,74 +140,65 @@ def cases(axis: str) -> list[Case]:
 def cases_of(axis: str, member: Any) -> list[Case]:
     """One member of an axis with every law that applies to it."""
     import_module(f"unmask.laws.{axis}s")
-    names = [(check, check.__name__.replace("_", " ")) for check, when in _CHECKS[axis] if when(member)]
-    return [Case(name, check, axis, member) for check, name in names]
+    chosen = [function for function, when in _LAWS[axis] if when(member)]
+    return [Case(function.__name__.replace("_", " "), function, axis, member) for function in chosen]
 
 
 def run(axes: tuple[str, ...] = AXES) -> Iterator[LawResult]:
-    """Judge every registered member of the axes, one law after another. A check that cannot be made is a broken law."""
+    """Check every registered member of the axes; an exception is reported as a broken law."""
     for axis in axes:
         for case in cases(axis):
             yield from case.run_safely()
 
 
+# ---- members and variants -------------------------------------------------------------------------------------------
+
+
 def members(axis: str) -> tuple[Any, ...]:
-    """Every registered member of an axis, in every variant that its options allow."""
-    return tuple(m for name in registry.names(axis) for m in variants(registry.get(axis, name), FIXED.get(axis, {})))
-
-
-FIXED: dict[str, dict[str, Any]] = {
-    "model": {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 8, "dropout": 0.0}
-}
-"""Options that are the same in all variants: networks are judged small."""
+    """Every registered member of an axis, in every variant."""
+    fixed = FIXED_OPTIONS.get(axis, {})
+    return tuple(member for name in registry.names(axis) for member in variants(registry.get(axis, name), fixed))
 
 
 def variants(component: type[Component], fixed: dict[str, Any]) -> Iterator[Component]:
-    """A component with every combination of its switches, choices, steps and schedules; the rest by default.
+    """A component with every combination of its switches, choices, steps and schedules, and defaults for the rest.
 
-    Schedules meet every number of steps, but not every choice beside it: that would be too many. One that cannot be
-    without a value of ours (the path of a checkpoint) has none.
+    To limit their number, other schedules are combined only with `steps`. A component with a required option, such as
+    the path of a checkpoint, has no variants.
     """
-    choices = {name: _choices(component, name) for name in component.model_fields if name not in fixed}
-    if any(component.model_fields[name].is_required() for name in choices):
+    fields = component.model_fields
+    choices = {name: _choices(component, name) for name in fields if name not in fixed}
+    if any(fields[name].is_required() for name in choices):
         return
-    kept = {name: value for name, value in fixed.items() if name in component.model_fields}
+    kept = {name: value for name, value in fixed.items() if name in fields}
     for values in itertools.product(*choices.values()):
         chosen = {name: value for name, value in zip(choices, values, strict=True) if value is not _DEFAULT}
-        if not _is_exotic(component, chosen):
+        changed = {name for name, value in chosen.items() if value != fields[name].default}
+        if "schedule" not in changed or changed <= {"schedule", "steps"}:
             yield component(**kept, **chosen)
 
 
-def _is_exotic(component: type[Component], chosen: dict[str, Any]) -> bool:
-    """Whether both the schedule and something beside it and the steps are other than by default."""
-    other = {name for name, value in chosen.items() if value != component.model_fields[name].default}
-    return "schedule" in other and bool(other - {"schedule", "steps"})
-
-
-_DEFAULT = object()
-
-
 def _choices(component: type[Component], name: str) -> tuple[Any, ...]:
-    field = component.model_fields[name]
+    annotation = component.model_fields[name].annotation
     if name == "steps":
-        return (None, *STEPS) if type(None) in get_args(field.annotation) else STEPS
+        return (None, *STEPS) if type(None) in get_args(annotation) else STEPS
     if name == "knots":
         return (_DEFAULT, KNOTS)
     if name == "schedule":
         return members("schedule")
-    if field.annotation is bool:
+    if annotation is bool:
         return (False, True)
-    if get_origin(field.annotation) is Literal:
-        return get_args(field.annotation)
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
     return (_DEFAULT,)
 
 
 def describe(member: Any) -> str:
-    """A component by its name and the options that differ from their defaults."""
+    """A component as its name and the options that differ from their defaults."""
     fields = type(member).model_fields
     options = {k: getattr(member, k) for k in fields if k != "name" and getattr(member, k) != fields[k].default}
-    words = [f"{k}={_describe_option(v)}" for k, v in options.items()]
-    return f"{member.name}({', '.join(words)})" if words else member.name
+    parts = [f"{k}={_describe_option(v)}" for k, v in options.items()]
+    return f"{member.name}({', '.join(parts)})" if parts else member.name
 
 
 def _describe_option(value: Any) -> str:
@@ -207,19 +207,19 @@ def _describe_option(value: Any) -> str:
     return f"({value[0]:.3g}, ...)" if isinstance(value, tuple) else str(value)
 
 
-LEAST_EXPECTED = 5.0
+# ---- statistics -----------------------------------------------------------------------------------------------------
 
 
-def chi_square(counts: Tensor, law: Tensor) -> float:
-    """The p-value of Pearson's test of counts [K] against a law [K]; rare outcomes are counted together.
+def chi_square(counts: Tensor, probabilities: Tensor) -> float:
+    """The p-value of Pearson's test of counts [K] against probabilities [K], with rare outcomes pooled.
 
-    An outcome of probability 0 that was seen gives 0.
+    It is 0 if an outcome of probability 0 occurred.
     """
     total = float(counts.sum())
-    if bool((counts[law <= 0] > 0).any()):
+    if bool((counts[probabilities <= 0] > 0).any()):
         return 0.0
-    expected = law * total
-    rare = expected < LEAST_EXPECTED
+    expected = probabilities * total
+    rare = expected < MIN_EXPECTED
     counts = torch.cat([counts[~rare], counts[rare].sum()[None]]).double()
     expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
     kept = expected > 0
@@ -230,25 +230,33 @@ def chi_square(counts: Tensor, law: Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor(degrees / 2, dtype=torch.float64), statistic / 2))
 
 
-def deviations(samples: Tensor, value: float) -> float:
-    """How many standard errors the mean of independent samples [R] is from a value."""
+def z_score(samples: Tensor, value: float) -> float:
+    """The distance of the mean of independent samples [R] from a value in standard errors."""
     error = float(samples.std()) / math.sqrt(len(samples))
     return abs(float(samples.mean()) - value) / max(error, 1e-12)
 
 
+def max_abs(difference: Tensor) -> float:
+    """The largest absolute value."""
+    return float(difference.abs().max())
+
+
+# ---- laws on a GPU --------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def on_device(device: torch.device | str) -> Iterator[None]:
-    """What is computed in this block is computed on a device: new tensors are made there, those of the CPU follow."""
+    """Run everything in this block on a device: new tensors are created there, and CPU tensors are moved there."""
     device = torch.device(device)
     if device.type == "cpu":
         yield
         return
-    with device, _Gathering(device):
+    with device, _MoveToDevice(device):
         yield
 
 
-class _Gathering(TorchFunctionMode):
-    """Every operation finds its tensors on one device. Only random numbers are made where their generator lives."""
+class _MoveToDevice(TorchFunctionMode):
+    """Move the tensor arguments of every operation to one device; random numbers stay on the generator's device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -257,15 +265,15 @@ class _Gathering(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        options = {name: self._here(value) for name, value in (kwargs or {}).items()}
+        options = {name: self._move(value) for name, value in (kwargs or {}).items()}
         if options.get("generator") is not None:
             options.setdefault("device", options["generator"].device)
-        return function(*map(self._here, args), **options)
+        return function(*map(self._move, args), **options)
 
-    def _here(self, argument: Any) -> Any:
-        # by hand, since pytree takes longer than the operations of the laws themselves
+    def _move(self, argument: Any) -> Any:
+        # without pytree, which takes longer than the operations of the laws
         if isinstance(argument, Tensor):
             return argument.to(self.device) if argument.device.type != self.device.type else argument
         if type(argument) in (list, tuple):
-            return type(argument)(map(self._here, argument))
+            return type(argument)(map(self._move, argument))
         return argument

@@ -1,7 +1,7 @@
-"""Likelihoods, bounds and laws of chains by enumeration: what objectives and samplers are compared with.
+"""Likelihoods, bounds and Markov chains by enumeration: the reference for objectives and samplers.
 
-Nothing here calls an objective, a sampler or `unmask.process`. Chains and divergences are made from transition matrices
-and Bayes' rule, in float64. Only a handful of positions may be open.
+Nothing here uses an objective, a sampler or `unmask.process`. Chains and divergences are computed from transition
+matrices and Bayes' rule, in float64. Only a handful of positions may be targets.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.laws.tables import all_canvases
@@ -20,135 +21,139 @@ from unmask.models.inference import device_of
 MAX_OPEN = 8
 CLOCK_NODES = 12
 QUADRATURE_NODES = 64
+NODES_BETWEEN_BREAKPOINTS = 6
 TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 14, 1 << 24
-"""What a denoiser is shown in one call, so that the networks of real checkpoints fit into memory too."""
-NODES_BETWEEN_BENDS = 6
+"""The size of one call of a denoiser, so that the networks of real checkpoints fit into memory too."""
 
 
 def log_conditionals(denoiser: Any, ids: Tensor, alpha: Tensor | float, mask_logit: bool = False) -> Tensor:
-    """[N, L, V] log x_theta in float64 for canvases [N, L] and alpha, one for all or [N]."""
+    """[N, L, V] log x_theta in float64 for canvases [N, L] and alpha, a scalar or [N]."""
     alpha = torch.as_tensor(alpha, dtype=torch.float64).expand(ids.shape[0])
     with torch.no_grad():
         rows = denoiser.hidden(ids, alpha=alpha)
         return denoiser.head(rows, mask_logit=mask_logit).double().log_softmax(dim=-1)
 
 
+# ---- likelihoods ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class AnyOrder:
-    """What generation in uniform order, one position at a time, makes of texts: `nll` [B] is -log likelihood, `bound`
-    [B] the mean over orders of the nats, which Jensen puts above it; `canvases`: how many the denoiser was shown."""
+    """Uniform-order generation, one position at a time: `nll` [B] is -log likelihood and `bound` [B] the mean nats over
+    all orders, which is at least as large (Jensen). `canvases` is the number of canvases shown to the denoiser."""
 
     nll: Tensor
     bound: Tensor
     canvases: int
 
 
-def any_order(denoiser: Any, ids: Tensor, open_: Tensor) -> AnyOrder:
-    """Likelihood and bound of ids [B, L] given the positions that are not open [L], from the same 2^n canvases.
+def any_order(denoiser: Any, ids: Tensor, target_mask: Tensor) -> AnyOrder:
+    """Likelihood and bound of ids [B, L] at the target positions [L] given the others, from the same 2^n canvases.
 
-    Over all sets M of masked positions f(M) = mean over i in M of p(x_i | x outside M) f(M - i), f(empty) = 1, and
+    For all sets M of masked positions f(M) = mean over i in M of p(x_i | x outside M) f(M - i), f(empty) = 1, and
     h(M) = mean over i in M of h(M - i) - log p(x_i | x outside M), h(empty) = 0. A conditioned denoiser also sees the
-    clock: with n masks left at mask rate v the next position is revealed at v b with b ~ Beta(n, 1), so f and h are
-    functions of v, held as polynomials through a few nodes.
+    mask rate: with n masks left at mask rate v the next position is revealed at v b with b ~ Beta(n, 1). So f and h are
+    functions of v, represented as polynomials through a few nodes.
     """
-    sets = _subsets(open_)
+    sets = _subsets(target_mask)
     clock = _clock(denoiser)
-    chance = _chances(denoiser, ids, sets, clock)
+    p = _target_probabilities(denoiser, ids, sets, clock)
     f = [torch.ones(len(clock), ids.shape[0], dtype=torch.float64)]
     h = [torch.zeros_like(f[0])]
-    bit = {position: 1 << k for k, position in enumerate(open_.nonzero()[:, 0].tolist())}
+    bit = {position: 1 << k for k, position in enumerate(target_mask.nonzero()[:, 0].tolist())}
     for masked in range(1, len(sets)):
-        members = sets[masked].nonzero()[:, 0].tolist()
-        p = [chance[masked, :, :, i] for i in members]
-        rest = [masked ^ bit[i] for i in members]
-        later = _later(clock, len(members))
-        f.append(later @ torch.stack([p_i * f[r] for p_i, r in zip(p, rest, strict=True)]).mean(dim=0))
-        h.append(later @ torch.stack([h[r] - p_i.log() for p_i, r in zip(p, rest, strict=True)]).mean(dim=0))
-    return AnyOrder(-f[-1][-1].log(), h[-1][-1], chance[..., 0].numel())
+        positions = sets[masked].nonzero()[:, 0].tolist()
+        average = _beta_average(clock, len(positions))
+        f_next = torch.stack([p[masked, :, :, i] * f[masked ^ bit[i]] for i in positions])
+        h_next = torch.stack([h[masked ^ bit[i]] - p[masked, :, :, i].log() for i in positions])
+        f.append(average @ f_next.mean(dim=0))
+        h.append(average @ h_next.mean(dim=0))
+    return AnyOrder(-f[-1][-1].log(), h[-1][-1], p[..., 0].numel())
 
 
-def any_order_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
-    """[B] -log likelihood of ids [B, L] given the positions that are not open [L], in uniform order."""
-    return any_order(denoiser, ids, open_).nll
+def any_order_nll(denoiser: Any, ids: Tensor, target_mask: Tensor) -> Tensor:
+    """[B] -log likelihood in uniform order of ids [B, L] at the target positions [L] given the others."""
+    return any_order(denoiser, ids, target_mask).nll
 
 
-def left_to_right_nll(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
-    """[B, L] -log p(x_l | x_<l) of a causal denoiser at the open positions [L] of ids [B, L], one prefix at a time."""
+def left_to_right_nll(denoiser: Any, ids: Tensor, target_mask: Tensor) -> Tensor:
+    """[B, L] -log p(x_l | x_<l) of a causal denoiser at the target positions [L] of ids [B, L], prefix by prefix."""
     begin = denoiser.config.bos_token_id
-    out = torch.zeros(ids.shape, dtype=torch.float64)
-    for position in open_.nonzero()[:, 0].tolist():
+    nll = torch.zeros(ids.shape, dtype=torch.float64)
+    for position in target_mask.nonzero()[:, 0].tolist():
         prefix = ids[:, :position]
         if begin is not None:
             prefix = torch.cat([torch.full_like(ids[:, :1], begin), prefix], dim=1)
         if prefix.shape[1]:
             log_p = denoiser.head(denoiser.hidden(prefix)[:, -1]).double().log_softmax(dim=-1)
-            out[:, position] = -log_p.gather(1, ids[:, position, None])[:, 0]
-    return out
+            nll[:, position] = -log_p.gather(1, ids[:, position, None])[:, 0]
+    return nll
 
 
-def continuous_bound(denoiser: Any, ids: Tensor, open_: Tensor) -> Tensor:
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def continuous_bound(denoiser: Any, ids: Tensor, target_mask: Tensor) -> Tensor:
     """[B, L] nats of the continuous bound at each position: the integral over u = 1 - alpha of (1/u) E -log x_theta.
 
-    A set M of n of the L open positions is masked with probability u^n (1 - u)^(L - n).
+    A set of n of the L target positions is masked with probability u^n (1 - u)^(L - n).
     """
-    sets = _subsets(open_)
+    sets = _subsets(target_mask)
     node, weight = gauss_legendre(16)
-    nll = -_chances(denoiser, ids, sets, node).log()
-    n, L = sets.sum(dim=1, keepdim=True), open_.sum()
-    chance = node ** (n - 1).clamp_min(0) * (1.0 - node) ** (L - n) * (n > 0)
-    return torch.einsum("su,u,subl->bl", chance, weight, nll.where(sets[:, None, None], 0.0))
+    nll = -_target_probabilities(denoiser, ids, sets, node).log()
+    n, L = sets.sum(dim=1, keepdim=True), target_mask.sum()
+    probability = node ** (n - 1).clamp_min(0) * (1.0 - node) ** (L - n) * (n > 0)
+    return torch.einsum("su,u,subl->bl", probability, weight, nll.where(sets[:, None, None], 0.0))
 
 
-def step_bound(denoiser: Any, ids: Tensor, open_: Tensor, rates: Tensor, mask_logit: bool, carry_over: bool) -> Tensor:
-    """[B, L] nats of the bound of the T-step process: KL of every reverse step and the reconstruction from z_0 = x.
+def step_bound(
+    denoiser: Any, ids: Tensor, target_mask: Tensor, rates: Tensor, mask_logit: bool, carry_over: bool
+) -> Tensor:
+    """[B, L] nats of the T-step bound: KL of every reverse step and the reconstruction from z_0 = x.
 
     `rates` [T + 1] are 1 - alpha at t = 0, 1/T, ..., 1. Without `carry_over` the network rewrites z_0.
     """
-    sets = _subsets(open_)
-    n, L = sets.sum(dim=1), open_.sum()
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    sets = _subsets(target_mask)
+    n, L = sets.sum(dim=1), target_mask.sum()
+    z = ids.masked_fill(sets[:, None], mask)
+    x = F.one_hot(ids, V).double().expand(*z.shape, V)
     total = torch.zeros(ids.shape, dtype=torch.float64)
     for rate_s, rate_t in itertools.pairwise(rates):
-        divergence = _step_divergence(denoiser, ids, sets, rate_s, rate_t, mask_logit)
-        total += torch.einsum("s,sbl->bl", rate_t**n * (1 - rate_t) ** (L - n), divergence * open_)
+        x_theta = log_conditionals(denoiser, z.flatten(0, 1), 1.0 - rate_t, mask_logit=mask_logit).exp()
+        p = bayes_posterior(x_theta.view(*z.shape, V), z, rate_s, rate_t, mask)
+        q = bayes_posterior(x, z, rate_s, rate_t, mask)
+        kl = torch.where(q > 0, q * (q.log() - p.log()), 0.0).sum(dim=-1)
+        total += torch.einsum("s,sbl->bl", rate_t**n * (1 - rate_t) ** (L - n), kl * target_mask)
     if not carry_over:
         log_p = log_conditionals(denoiser, ids, 1.0, mask_logit=mask_logit)
-        total += -log_p.gather(2, ids[..., None])[..., 0] * open_
+        total += -log_p.gather(2, ids[..., None])[..., 0] * target_mask
     return total
 
 
-def _step_divergence(
-    denoiser: Any, ids: Tensor, sets: Tensor, rate_s: Tensor, rate_t: Tensor, mask_logit: bool
-) -> Tensor:
-    """[S, B, L] KL(q(z_s | z_t, x) || p_theta(z_s | z_t)) of every position, for z_t with each set [S, L] masked."""
-    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
-    z = ids.masked_fill(sets[:, None], mask)
-    x_theta = log_conditionals(denoiser, z.flatten(0, 1), 1.0 - rate_t, mask_logit=mask_logit).exp()
-    model = bayes(x_theta.view(*z.shape, V), z, rate_s, rate_t, mask)
-    truth = bayes(torch.nn.functional.one_hot(ids, V).double().expand(*z.shape, V), z, rate_s, rate_t, mask)
-    return torch.where(truth > 0, truth * (truth.log() - model.log()), 0.0).sum(dim=-1)
+# ---- distributions of reverse chains --------------------------------------------------------------------------------
 
 
-def step_law(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: bool = False) -> Tensor:
-    """[V^L] the law of z_0 of the T-step reverse chain from the canvas `start` [L]; all canvases are its states."""
-    V, L = denoiser.config.vocab_size, start.shape[0]
-    canvases = all_canvases(V, L)
-    law = (canvases == start).all(dim=1).double()
+def step_distribution(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: bool = False) -> Tensor:
+    """[V^L] probabilities of z_0 of the T-step reverse chain from the canvas `start` [L]."""
+    canvases = all_canvases(denoiser.config.vocab_size, len(start))
+    probability = (canvases == start).all(dim=1).double()
     for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
         x_theta = log_conditionals(denoiser, canvases, 1.0 - rate_t, mask_logit=mask_logit).exp()
-        reverse = bayes(x_theta, canvases, rate_s, rate_t, denoiser.config.mask_token_id)
-        law = torch.einsum("z,zs->s", law, _jointly(reverse, canvases))
-    return law
+        reverse = bayes_posterior(x_theta, canvases, rate_s, rate_t, denoiser.config.mask_token_id)
+        probability = torch.einsum("z,zs->s", probability, product_over_positions(reverse, canvases))
+    return probability
 
 
-def score_law(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
-    """[V^L] the law of z_0 when the logits f of a denoiser are SEDD's, log s = f + log(alpha/(1 - alpha)) - log(V - 1).
+def score_distribution(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
+    """[V^L] probabilities of z_0 if the logits f are those of SEDD, log s = f + log(alpha/(1 - alpha)) - log(V - 1).
 
-    From t to s a masked token becomes y with (alpha_s/alpha_t - 1) s_y, as far as chances go; in the last step it does
-    become something.
+    From t to s a masked token becomes y with probability (alpha_s/alpha_t - 1) s_y, normalised if the sum exceeds 1, and
+    in the last step always.
     """
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     canvases = all_canvases(V, len(start))
-    law, kept = (canvases == start).all(dim=1).double(), torch.nn.functional.one_hot(canvases, V).double()
+    probability, kept = (canvases == start).all(dim=1).double(), F.one_hot(canvases, V).double()
     for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
         alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
         f = denoiser.head(denoiser.hidden(canvases, alpha=alpha_t.expand(len(canvases)))).double()
@@ -157,48 +162,43 @@ def score_law(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
         becomes = becomes / (total if rate_s == 0 else total.clamp_min(1.0))
         becomes[..., mask] = 1.0 - becomes.sum(dim=-1)
         reverse = torch.where((canvases == mask)[..., None], becomes, kept)
-        law = torch.einsum("z,zs->s", law, _jointly(reverse, canvases))
-    return law
+        probability = torch.einsum("z,zs->s", probability, product_over_positions(reverse, canvases))
+    return probability
 
 
-def rewritten(denoiser: Any, law: Tensor, open_: Tensor, mask_logit: bool) -> Tensor:
-    """[V^L] the law of x when z_0 has the law [V^L] and the network writes every open position [L] anew from z_0."""
+def rewritten_distribution(denoiser: Any, probability: Tensor, target_mask: Tensor, mask_logit: bool) -> Tensor:
+    """[V^L] probabilities of x if z_0 has the given ones and the network rewrites every target position [L] from z_0."""
     V = denoiser.config.vocab_size
-    canvases = all_canvases(V, len(open_))
+    canvases = all_canvases(V, len(target_mask))
     written = log_conditionals(denoiser, canvases, 1.0, mask_logit=mask_logit).exp()
-    kept = torch.nn.functional.one_hot(canvases, V).double()
-    return torch.einsum("z,zx->x", law, _jointly(torch.where(open_[:, None], written, kept), canvases))
+    kernel = torch.where(target_mask[:, None], written, F.one_hot(canvases, V).double())
+    return torch.einsum("z,zx->x", probability, product_over_positions(kernel, canvases))
 
 
-def bayes(x: Tensor, z_t: Tensor, rate_s: Tensor | float, rate_t: Tensor | float, mask: int) -> Tensor:
-    """[..., V] q(z_s | z_t, x) by Bayes' rule with the transition matrices, for a law x [..., V] of the clean token.
+def bayes_posterior(x: Tensor, z_t: Tensor, rate_s: Tensor | float, rate_t: Tensor | float, mask: int) -> Tensor:
+    """[..., V] q(z_s | z_t, x) by Bayes' rule with transition matrices, for clean-token probabilities x [..., V].
 
-    Where z_t cannot have come from x, nothing is known and z_t is kept.
+    If z_t cannot come from x, z_s = z_t.
     """
     V = x.shape[-1]
-    marginal = x @ _transition(1.0 - rate_s, V, mask)
+    marginal = x @ _transition_matrix(1.0 - rate_s, V, mask)
     keep = (1.0 - rate_t) / (1.0 - rate_s) if rate_s < 1 else 0.0
-    joint = marginal * _transition(keep, V, mask).T[z_t]
-    kept = torch.nn.functional.one_hot(z_t, V).to(x.dtype)
+    joint = marginal * _transition_matrix(keep, V, mask).T[z_t]
     evidence = joint.sum(dim=-1, keepdim=True)
-    return torch.where(evidence > 0, joint / evidence, kept)
+    return torch.where(evidence > 0, joint / evidence, F.one_hot(z_t, V).to(x.dtype))
 
 
-def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights [K] of Gauss-Legendre quadrature on (0, 1), in float64."""
-    node, weight = np.polynomial.legendre.leggauss(nodes)
-    return torch.from_numpy((node + 1) / 2), torch.from_numpy(weight / 2)
+def _transition_matrix(keep: Tensor | float, vocab_size: int, mask: int) -> Tensor:
+    """[V, V] keeps a token with probability `keep` and masks it otherwise."""
+    keep = torch.as_tensor(keep, dtype=torch.float64)
+    to_mask = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
+    to_mask[:, mask] = 1.0
+    return keep * torch.eye(vocab_size, dtype=torch.float64) + (1.0 - keep) * to_mask
 
 
-def time_quadrature(bends: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
-    """[K] times and weights of a quadrature over t in (0, 1) for what is smooth between the times `bends`.
-
-    It is one in sqrt(t), gentle to schedules that start steeply.
-    """
-    node, weight = gauss_legendre(NODES_BETWEEN_BENDS if bends else QUADRATURE_NODES)
-    ends = torch.tensor((0.0, *bends, 1.0), dtype=torch.float64).sqrt()
-    root = ends[:-1, None] + ends.diff()[:, None] * node
-    return root.square().flatten(), (2 * root * ends.diff()[:, None] * weight).flatten()
+def product_over_positions(p_ZLV: Tensor, canvases_XL: Tensor) -> Tensor:
+    """[Z, X] the probability of every canvas if positions are independent with probabilities [Z, L, V]."""
+    return torch.stack([p_ZLV[:, position, token] for position, token in enumerate(canvases_XL.T)]).prod(dim=0)
 
 
 def outcomes(start: Tensor, vocab_size: int, mask: int) -> Tensor:
@@ -208,34 +208,43 @@ def outcomes(start: Tensor, vocab_size: int, mask: int) -> Tensor:
     return canvases[agrees]
 
 
-def _transition(keep: Tensor | float, vocab_size: int, mask: int) -> Tensor:
-    """[V, V] the matrix that keeps a token with probability `keep` and makes it the mask otherwise."""
-    keep = torch.as_tensor(keep, dtype=torch.float64)
-    to_mask = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
-    to_mask[:, mask] = 1.0
-    return keep * torch.eye(vocab_size, dtype=torch.float64) + (1.0 - keep) * to_mask
+# ---- quadrature -----------------------------------------------------------------------------------------------------
 
 
-def _jointly(each_ZLV: Tensor, canvases_XL: Tensor) -> Tensor:
-    """[Z, X] the chance of every canvas when positions are independent with the laws [Z, L, V]."""
-    picked = [each_ZLV[:, position, token] for position, token in enumerate(canvases_XL.T)]
-    return torch.stack(picked).prod(dim=0)
+def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights [K] of Gauss-Legendre quadrature on (0, 1), in float64."""
+    node, weight = np.polynomial.legendre.leggauss(nodes)
+    return torch.from_numpy((node + 1) / 2), torch.from_numpy(weight / 2)
 
 
-def _subsets(open_: Tensor) -> Tensor:
-    """[2^n, L] every set of open positions; set number sum_k 2^k has the k-th open position in it."""
-    positions = open_.nonzero()[:, 0]
+def time_quadrature(breakpoints: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
+    """[K] nodes and weights of a quadrature over t in (0, 1) for functions that are smooth between breakpoints.
+
+    It is Gauss-Legendre in sqrt(t), which suits schedules with a steep start.
+    """
+    node, weight = gauss_legendre(NODES_BETWEEN_BREAKPOINTS if breakpoints else QUADRATURE_NODES)
+    ends = torch.tensor((0.0, *breakpoints, 1.0), dtype=torch.float64).sqrt()
+    root = ends[:-1, None] + ends.diff()[:, None] * node
+    return root.square().flatten(), (2 * root * ends.diff()[:, None] * weight).flatten()
+
+
+# ---- enumeration of masks -------------------------------------------------------------------------------------------
+
+
+def _subsets(target_mask: Tensor) -> Tensor:
+    """[2^n, L] every set of target positions; bit k of its index tells whether it contains the k-th one."""
+    positions = target_mask.nonzero()[:, 0]
     if len(positions) > MAX_OPEN:
-        raise ValueError(f"{len(positions)} open positions are too many to enumerate; leave at most {MAX_OPEN} open")
-    sets = torch.zeros(1 << len(positions), len(open_), dtype=torch.bool)
+        raise ValueError(f"can enumerate at most {MAX_OPEN} target positions, got {len(positions)}")
+    sets = torch.zeros(1 << len(positions), len(target_mask), dtype=torch.bool)
     sets[:, positions] = (torch.arange(len(sets))[:, None] >> torch.arange(len(positions)) & 1).bool()
     return sets
 
 
-def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor) -> Tensor:
-    """[S, K, B, L] x_theta(x) of ids [B, L] where each set [S, L] masks them, at each mask rate [K]; 1 elsewhere.
+def _target_probabilities(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor) -> Tensor:
+    """[S, K, B, L] x_theta(x) of ids [B, L] with each set [S, L] masked, at each mask rate [K]; 1 at visible positions.
 
-    Canvases go through the denoiser a chunk at a time, and only masked rows meet the vocabulary.
+    Canvases go through the denoiser in chunks, and only masked rows through its head.
     """
     S, K, (B, L) = len(sets), len(rates), ids.shape
     masked = sets[:, None, None].expand(S, K, B, L).reshape(-1, L)
@@ -243,30 +252,28 @@ def _chances(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tensor) -> Tensor:
     text = ids.expand(S, K, B, L).reshape(-1, L)
     most = int(sets.sum(dim=1).max())
     size = min(TOKENS_AT_ONCE // L, LOGITS_AT_ONCE // (max(most, 1) * denoiser.config.vocab_size)) or 1
-    parts = zip(text.split(size), masked.split(size), alpha.split(size), strict=True)
-    return torch.cat([_chances_of(denoiser, *part) for part in parts]).view(S, K, B, L)
 
-
-def _chances_of(denoiser: Any, ids: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
-    """[N, L] x_theta(x) of ids [N, L] at the masked positions [N, L], 1 elsewhere, in float64."""
-    ids, masked, alpha = (part.to(device_of(denoiser)) for part in (ids, masked, alpha))
-    z = ids.masked_fill(masked, denoiser.config.mask_token_id)
-    with torch.no_grad():
-        rows = denoiser.hidden(z, alpha=alpha)
+    @torch.no_grad()
+    def probabilities(text: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
+        text, masked, alpha = (part.to(device_of(denoiser)) for part in (text, masked, alpha))
+        rows = denoiser.hidden(text.masked_fill(masked, denoiser.config.mask_token_id), alpha=alpha)
         log_p = denoiser.head(rows[masked]).double().log_softmax(dim=-1)
-    chance = log_p.gather(1, ids[masked][:, None])[:, 0].exp()
-    return torch.ones(ids.shape, dtype=torch.float64).masked_scatter(masked.cpu(), chance.cpu())
+        p = log_p.gather(1, text[masked][:, None])[:, 0].exp()
+        return torch.ones(text.shape, dtype=torch.float64).masked_scatter(masked.cpu(), p.cpu())
+
+    chunks = zip(text.split(size), masked.split(size), alpha.split(size), strict=True)
+    return torch.cat([probabilities(*chunk) for chunk in chunks]).view(S, K, B, L)
 
 
 def _clock(denoiser: Any) -> Tensor:
-    """[K] the mask rates at which functions of the clock are held, 1 the last; one is enough if nobody looks."""
+    """[K] the nodes for functions of the mask rate, the last of which is 1; one for an unconditioned denoiser."""
     if not denoiser.config.conditioned:
         return torch.ones(1, dtype=torch.float64)
     return (1.0 - torch.cos(torch.pi * torch.arange(CLOCK_NODES, dtype=torch.float64) / (CLOCK_NODES - 1))) / 2
 
 
-def _later(clock: Tensor, masks: int) -> Tensor:
-    """[K, K] takes g at the nodes v to E g(v b), b ~ Beta(masks, 1): E b^m = masks / (masks + m) on every power v^m."""
+def _beta_average(clock: Tensor, masks: int) -> Tensor:
+    """[K, K] maps g at the nodes v to E g(v b), b ~ Beta(masks, 1): E b^m = masks / (masks + m) for each power v^m."""
     power = torch.arange(len(clock), dtype=torch.float64)
     values = clock[:, None] ** power
     return values * (masks / (masks + power)) @ torch.linalg.inv(values)

@@ -1,7 +1,4 @@
-"""The laws of samplers: what they write, against the enumerated law of the Markov chain that they say they walk.
-
-The chain is the one thing that must be known about a sampler; `unmask.laws.chains` has them.
-"""
+"""The laws of samplers: their output against the enumerated Markov chain in `unmask.laws.chains`."""
 
 from __future__ import annotations
 
@@ -16,17 +13,18 @@ import torch
 from torch import Tensor
 
 from unmask import random
-from unmask.constraints import Automaton, Banned, Vocabulary, Words, compile_constraints
+from unmask.constraints import Banned, Vocabulary, Words, compile_constraints
 from unmask.constraints.members import can_accept
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws import exact
-from unmask.laws.base import Check, chi_square, law
+from unmask.laws.base import Check, chi_square, law, max_abs
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V, output_distribution
 from unmask.laws.tables import (
-    CausalTable,
+    CausalTableDenoiser,
     ConstantDenoiser,
     RecordingDenoiser,
-    Table,
+    TableDenoiser,
+    canvas_index,
     causal_oracle,
     oracle,
     random_causal_table,
@@ -38,12 +36,13 @@ from unmask.samplers.base import Canvas, Sampler, State, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
 
 SAMPLES = 16384
-UNLIKELY = 4.0
-"""Counts may be as unlikely as 10^-4 under the law that they are compared with."""
+MAX_LOG_P = 4.0
+"""The largest -log10 of a p-value of observed counts."""
+TAIL_BITS, AIM_BITS = 27, 24
 
 
-def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
-    """Random tables of the kind that a sampler walks; of scores, those of too little and of too much mass too."""
+def denoisers(sampler: Sampler) -> list[TableDenoiser | CausalTableDenoiser]:
+    """Random tables of the kind that a sampler needs; for scores also with too little and too much mass."""
     if sampler.causal:
         return [random_causal_table()]
     masses = (0.6, 2.5, 1.0) if sampler.needs_scores else (1.0,)
@@ -51,36 +50,36 @@ def denoisers(sampler: Sampler) -> list[Table | CausalTable]:
 
 
 @law("sampler")
-def samples_follow_their_chain(sampler: Sampler) -> Iterator[Check]:
-    """Finished canvases are counted and compared with the enumerated chain, for denoisers that contradict themselves,
-    conditioned or not, from a blank canvas and from one with a given token (law 7)."""
+def samples_follow_the_enumerated_chain(sampler: Sampler) -> Iterator[Check]:
+    """Counts of finished canvases fit the enumerated chain, for inconsistent denoisers, conditioned or not, from a
+    blank canvas and from one with a given token (law 7)."""
     for denoiser in denoisers(sampler):
         for start in (BLANK, PROMPTED):
-            should = output_distribution(sampler, denoiser, start)
-            yield Check(abs(float(should.sum()) - 1), 1e-6, "the enumerated chain loses mass")
-            unlikely = _surprise(_counts(sampler, denoiser, start), should)
-            words = f"-log10 of the p-value with {int((start == MASK).sum())} positions to write"
-            yield Check(unlikely, UNLIKELY, words + (", conditioned" if denoiser.config.conditioned else ""))
+            expected = output_distribution(sampler, denoiser, start)
+            yield Check(abs(float(expected.sum()) - 1), 1e-6, "mass lost by the enumerated chain")
+            log_p = _log_p(sampler, denoiser, start, expected)
+            description = f"-log10 of the p-value with {int((start == MASK).sum())} masked positions"
+            yield Check(log_p, MAX_LOG_P, description + (", conditioned" if denoiser.config.conditioned else ""))
 
 
 @law("sampler", when=lambda s: s.one_at_a_time)
-def oracle_gives_the_data(sampler: Sampler) -> Iterator[Check]:
-    """One position at a time with the true conditionals samples the law of the data itself (law 7)."""
+def oracle_samples_follow_the_data_distribution(sampler: Sampler) -> Iterator[Check]:
+    """One position at a time with the true conditionals samples the data distribution (law 7)."""
     joint = random_joint()
     denoiser = (causal_oracle if sampler.causal else oracle)(joint, V, L, MASK)
-    difference = (output_distribution(sampler, denoiser, BLANK) - joint).abs().max()
-    yield Check(float(difference), 1e-9, "the enumerated chain against the law of the data")
-    counts = _counts(sampler, denoiser, BLANK)
-    yield Check(_surprise(counts, joint), UNLIKELY, "-log10 of the p-value against the law of the data")
+    difference = max_abs(output_distribution(sampler, denoiser, BLANK) - joint)
+    yield Check(difference, 1e-9, "the enumerated chain against the data distribution")
+    log_p = _log_p(sampler, denoiser, BLANK, joint)
+    yield Check(log_p, MAX_LOG_P, "-log10 of the p-value against the data distribution")
 
 
 @law("sampler")
-def promises_are_kept(sampler: Sampler) -> Iterator[Check]:
-    """Given tokens and pads never change, no mask is left, and the network is called as often as was said (law 8).
+def given_tokens_stay_and_calls_are_as_promised(sampler: Sampler) -> Iterator[Check]:
+    """Given tokens and padding never change, no mask is left, and the number of network calls is as promised (law 8).
 
-    An adaptive sampler says how often at most; what it says never grows, and is true at the end.
+    An adaptive sampler promises a maximum, which never grows and is exact at the end.
     """
-    canvas = _ragged()
+    canvas = _ragged_canvas()
     writable = (canvas.ids == MASK) & canvas.attention_mask
     for rows in (slice(None), *(slice(b, b + 1) for b in range(len(canvas.ids)))):
         part = _rows(canvas, rows)
@@ -88,22 +87,22 @@ def promises_are_kept(sampler: Sampler) -> Iterator[Check]:
         states = list(run_sampler(sampler, denoiser, part))
         first, last = states[0], states[-1]
         changed = sum(int((state.ids != part.ids)[~writable[rows]].sum()) for state in states)
-        yield Check(changed, 0, "given tokens that changed")
+        yield Check(changed, 0, "given tokens that change")
         yield Check(float((last.ids == MASK)[part.attention_mask].sum()), 0, "masks left")
-        yield Check(abs(len(denoiser.calls) - last.total), 0, "calls of the network against those promised")
-        grown = max((after.total - before.total for before, after in itertools.pairwise(states)), default=0)
-        yield Check(grown, 0, "calls that were promised later than others")
+        yield Check(abs(len(denoiser.calls) - last.total), 0, "network calls against the promised number")
+        growth = max((after.total - before.total for before, after in itertools.pairwise(states)), default=0)
+        yield Check(growth, 0, "growth of the promised number of calls")
         if not sampler.adaptive:
-            yield Check(abs(first.total - last.total), 0, "calls that were promised and taken back")
+            yield Check(abs(first.total - last.total), 0, "change of the promised number of calls")
         if len(part.ids) == 1:
-            own = max(abs(state.total - int(state.calls[0])) for state in (first, last))
-            yield Check(own, 0, "calls of a lone sequence against its own count")
-        yield Check(_unaccounted(states), 0, "tokens written that `order` does not account for")
+            difference = max(abs(state.total - int(state.calls[0])) for state in (first, last))
+            yield Check(difference, 0, "total calls against the calls of a single sequence")
+        yield Check(_unordered_changes(states), 0, "written tokens that `order` does not attribute to their call")
         yield Check(float((last.order.ge(0) != writable[rows]).sum()), 0, "positions with a wrong sign of order")
 
 
-def _unaccounted(states: list[State]) -> int:
-    """How many changes between states are not those of that call of their sequence which `order` names."""
+def _unordered_changes(states: list[State]) -> int:
+    """The number of changes between states for which `order` is not the index of that call."""
     count = 0
     for before, after in itertools.pairwise(states):
         by_this_call = (after.order == before.calls_made[:, None]) | (after.masked & (after.order == -1))
@@ -112,113 +111,98 @@ def _unaccounted(states: list[State]) -> int:
 
 
 @law("sampler")
-def confidence_is_the_probability(sampler: Sampler) -> Iterator[Check]:
-    """The confidence of a written token is its probability on the canvas before it was written; of a given one, 1."""
+def confidence_is_the_probability_of_the_token(sampler: Sampler) -> Iterator[Check]:
+    """The confidence of a written token is its probability given the canvas before; that of a given token is 1."""
     table = denoisers(sampler)[-1]
     worst = 0.0
     for seed in range(8):
         denoiser = RecordingDenoiser(table)
         states = list(run_sampler(sampler, denoiser, Canvas.of(PROMPTED[None], MASK, seed)))
-        said = torch.ones(L, dtype=torch.float64)
+        last = states[-1]
+        expected = torch.ones(L, dtype=torch.float64)
         for call in range(len(states) - 1):
-            written = states[-1].order[0] == call
-            said[written] = _probability(denoiser, states[-1].ids, call)[written]
-        worst = max(worst, float((states[-1].confidence[0] - said).abs().max()))
+            alpha, written = denoiser.alphas[call], last.order[0] == call
+            if alpha is None:
+                p = (-exact.left_to_right_nll(table, last.ids, last.ids[0] >= 0)[0]).exp()
+            else:
+                log_p = exact.log_conditionals(table, denoiser.calls[call], alpha.double())
+                p = log_p[0].gather(1, last.ids[0, :, None])[:, 0].exp()
+            expected[written] = p[written]
+        worst = max(worst, max_abs(last.confidence[0] - expected))
     yield Check(worst, 1e-6, "confidence against the probability")
 
 
-def _probability(denoiser: RecordingDenoiser, written: Tensor, call: int) -> Tensor:
-    """[L] the probability that call number `call` gave to the written tokens [1, L]."""
-    alpha = denoiser.alphas[call]
-    if alpha is None:
-        return (-exact.left_to_right_nll(denoiser.denoiser, written, written[0] >= 0)[0]).exp()
-    log_p = exact.log_conditionals(denoiser.denoiser, denoiser.calls[call], alpha.double())
-    return log_p[0].gather(1, written[0, :, None])[:, 0].exp()
-
-
 @law("sampler")
-def company_does_not_matter(sampler: Sampler) -> Iterator[Check]:
-    """A sequence is written bit for bit the same alone, among others, and with pads behind it."""
-    canvas = _ragged()
+def samples_do_not_depend_on_batch_or_padding(sampler: Sampler) -> Iterator[Check]:
+    """A sequence is bit-identical alone, in a batch, and with padding."""
+    canvas = _ragged_canvas()
     for denoiser in denoisers(sampler):
         together = sample(sampler, denoiser, canvas)
         for b in range(len(canvas.ids)):
             length = int(canvas.attention_mask[b].sum())
-            lone = Canvas(
-                canvas.ids[b : b + 1, :length], canvas.attention_mask[b : b + 1, :length], canvas.seeds[b : b + 1], MASK
-            )
-            alone = sample(sampler, denoiser, lone)
-            yield Check(float((alone.ids != together.ids[b, :length]).sum()), 0, "tokens that differ in company")
+            ids, attention_mask = canvas.ids[b : b + 1, :length], canvas.attention_mask[b : b + 1, :length]
+            alone = sample(sampler, denoiser, Canvas(ids, attention_mask, canvas.seeds[b : b + 1], MASK))
+            yield Check(float((alone.ids != together.ids[b, :length]).sum()), 0, "tokens that differ in a batch")
             differ = alone.confidence != together.confidence[b, :length]
-            yield Check(float(differ.sum()), 0, "confidences that differ in company")
+            yield Check(float(differ.sum()), 0, "confidences that differ in a batch")
 
 
 @law("sampler", when=lambda s: not s.causal)
-def constraints_are_kept(sampler: Sampler) -> Iterator[Check]:
-    """What is written satisfies a constraint, whatever is given, in as many calls as without one, and every sequence is
-    bit for bit the same in company and alone (laws 7 and 8)."""
-    canvas, denoiser = _ragged(), denoisers(sampler)[-1]
-    rule = ConstrainedTokenSampler(TokenSampler(), _two_then_three(), canvas.ids.device)
-    rows = [b for b in range(len(canvas.ids)) if can_accept(rule.automaton, _own(canvas, b), MASK)]
+def constraints_are_satisfied(sampler: Sampler) -> Iterator[Check]:
+    """Sequences satisfy a constraint whatever is given, with as many calls as without it, and each is bit-identical
+    alone and in a batch (laws 7 and 8)."""
+    canvas, denoiser = _ragged_canvas(), denoisers(sampler)[-1]
+    # token 2 directly before token 3 somewhere, and no token 0 at the start
+    automaton = compile_constraints([Words([2, 3]), Banned([0], [0])], Vocabulary(None, V, MASK), [])
+    rule = ConstrainedTokenSampler(TokenSampler(), automaton, canvas.ids.device)
+
+    def accepts(canvas: Canvas, b: int) -> bool:
+        return can_accept(rule.automaton, canvas.ids[b][canvas.attention_mask[b]].tolist(), MASK)
+
+    rows = [b for b in range(len(canvas.ids)) if accepts(canvas, b)]
+    yield Check(abs(len(rows) - 5), 0, "sequences that can satisfy the constraint, against five")
     some = _rows(canvas, rows)
     together = sample(sampler, denoiser, some, rule)
-    yield Check(abs(len(rows) - 5), 0, "sequences that can satisfy the constraint, against five")
     if not sampler.adaptive:
-        yield Check(abs(together.total - sampler.begin(some).total), 0, "calls that the constraint costs")
+        yield Check(abs(together.total - sampler.begin(some).total), 0, "calls added by the constraint")
     for b in range(len(rows)):
         alone = sample(sampler, denoiser, _rows(some, [b]), rule)
-        yield Check(float((alone.ids[0] != together.ids[b]).sum()), 0, "tokens that differ in company")
-        written = _own(replace(some, ids=together.ids), b)
-        yield Check(float(not can_accept(rule.automaton, written, MASK)), 0, "sequences that break the constraint")
+        yield Check(float((alone.ids[0] != together.ids[b]).sum()), 0, "tokens that differ in a batch")
+        satisfied = accepts(replace(some, ids=together.ids), b)
+        yield Check(float(not satisfied), 0, "sequences that violate the constraint")
         changed = (together.ids[b] != some.ids[b]) & ~some.masked[b]
-        yield Check(float(changed.sum()), 0, "given tokens that changed")
-
-
-def _two_then_three() -> Automaton:
-    """Token 2 directly before token 3 somewhere, and no token 0 at the beginning."""
-    vocabulary = Vocabulary(None, V, MASK)
-    return compile_constraints([Words([2, 3]), Banned([0], [0])], vocabulary, [])
-
-
-def _own(canvas: Canvas, row: int) -> list[int]:
-    """The tokens of a sequence without pads."""
-    return canvas.ids[row][canvas.attention_mask[row]].tolist()
-
-
-AIM, TAIL_BITS = 24, 27
+        yield Check(float(changed.sum()), 0, "given tokens that change")
 
 
 @law("sampler")
 def rare_tokens_are_drawn_at_their_rate(sampler: Sampler) -> Iterator[Check]:
-    """A token of probability 2^-27 is drawn as often as it should be, which a float32 Gumbel draw cannot do (law 7).
+    """A token of probability 2^-27 is drawn at its rate, which a float32 Gumbel draw cannot achieve (law 7).
 
-    To see it within a few thousand draws, the random bits of that token are aimed: it gets one of the lowest 2^8 of the
-    2^32 numbers, where alone it can win. How often it then wins is known exactly.
+    To see it in a few thousand draws, the random bits of that token are restricted to the lowest 2^8 of the 2^32
+    numbers, the only ones with which it can win. The frequency of a win is then known exactly.
     """
     tail, head = 2.0**-TAIL_BITS, 1.0 - 2.0**-TAIL_BITS
     denoiser = ConstantDenoiser(torch.tensor([head, tail, 0.1], dtype=torch.float64).log(), mask_token_id=2)
-    with mock.patch.object(random, "bits", _aimed):
+    original = random.bits
+
+    def restricted(seed: Any, purpose: Purpose, *args: Any, **kwargs: Any) -> Tensor:
+        """The original bits, with low numbers for token 1; tokens are the last dimension."""
+        cell = original(seed, purpose, *args, **kwargs)
+        if purpose is not Purpose.TOKEN:
+            return cell
+        return torch.where(torch.arange(cell.shape[-1]) == 1, cell >> AIM_BITS, cell)
+
+    with mock.patch.object(random, "bits", restricted):
         canvas = Canvas.of(torch.full((SAMPLES, 1), 2), mask_token_id=2)
-        won = float((sample(sampler, denoiser, canvas).ids == 1).double().mean())
-    cell = torch.arange(1 << (32 - AIM), dtype=torch.float64)
-    wins = torch.exp(torch.log1p(-(2 * cell + 1) * 2.0**-33) * head / tail).mean()
-    error = math.sqrt(float(wins * (1 - wins)) / SAMPLES)
-    yield Check(abs(won - float(wins)) / error, 4.0, "standard errors from the mass of the tail")
+        observed = float((sample(sampler, denoiser, canvas).ids == 1).double().mean())
+    cell = torch.arange(1 << (32 - AIM_BITS), dtype=torch.float64)
+    expected = torch.exp(torch.log1p(-(2 * cell + 1) * 2.0**-33) * head / tail).mean()
+    error = math.sqrt(float(expected * (1 - expected)) / SAMPLES)
+    yield Check(abs(observed - float(expected)) / error, 4.0, "standard errors from the mass of the tail")
 
 
-_random_bits = random.bits
-
-
-def _aimed(seed: Any, purpose: Purpose, *args: Any, **kwargs: Any) -> Tensor:
-    """The true bits, but token 1 is only dealt the lowest numbers. Tokens are the last dimension of what is drawn."""
-    cell = _random_bits(seed, purpose, *args, **kwargs)
-    if purpose is not Purpose.TOKEN:
-        return cell
-    return torch.where(torch.arange(cell.shape[-1]) == 1, cell >> AIM, cell)
-
-
-def _ragged() -> Canvas:
-    """Sequences with something given here and there, one with a pad behind it and one with nothing to write."""
+def _ragged_canvas() -> Canvas:
+    """Sequences with some given tokens, some with padding, and one without masks."""
     ids = torch.tensor([[1, 1, 1], [1, 2, 1], [3, 1, 1], [1, 1, 1], [0, 2, 3], [1, 1, 0], [1, 0, 1]])
     attention = torch.ones_like(ids, dtype=torch.bool)
     attention[3, 2] = False
@@ -230,12 +214,8 @@ def _rows(canvas: Canvas, rows: slice | list[int]) -> Canvas:
     return Canvas(canvas.ids[rows], canvas.attention_mask[rows], canvas.seeds[rows], canvas.mask_token_id)
 
 
-def _counts(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
-    """[V^L] how often each finished canvas comes out of `SAMPLES` sequences."""
+def _log_p(sampler: Sampler, denoiser: Any, start: Tensor, expected: Tensor) -> float:
+    """-log10 of the p-value of the counts of finished canvases [V^L] in `SAMPLES` sequences."""
     canvas = Canvas.of(start.expand(SAMPLES, -1), MASK, seed=1000)
-    codes = (sample(sampler, denoiser, canvas).ids * V ** torch.arange(L)).sum(dim=1)
-    return torch.bincount(codes, minlength=V**L)
-
-
-def _surprise(counts: Tensor, should: Tensor) -> float:
-    return -math.log10(max(chi_square(counts, should), 1e-300))
+    counts = torch.bincount(canvas_index(sample(sampler, denoiser, canvas).ids, V), minlength=V**L)
+    return -math.log10(max(chi_square(counts, expected), 1e-300))
