@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.laws import exact
 from unmask.laws.chains import MASK, L, V
-from unmask.laws.tables import Table, all_canvases
+from unmask.laws.tables import TableDenoiser, all_canvases
 from unmask.samplers.base import State
 
 Written = tuple[int, ...]
@@ -23,7 +23,7 @@ Kernel = Callable[[Written, Places], Iterator[tuple[Written, float]]]
 WEIGHTS = V ** torch.arange(L)
 
 
-def completions(denoiser: Table, z: Tensor, accepted: Tensor) -> Tensor:
+def completions(denoiser: TableDenoiser, z: Tensor, accepted: Tensor) -> Tensor:
     """[V^L] the factorised prediction at canvas z [L], given that it is accepted."""
     p = exact.log_conditionals(denoiser, z[None], 1.0)[0].exp()
     p = torch.where((z == MASK)[:, None], p, torch.nn.functional.one_hot(z, V).double())
@@ -31,7 +31,7 @@ def completions(denoiser: Table, z: Tensor, accepted: Tensor) -> Tensor:
     return each / each.sum()
 
 
-def conditioned_chain(steps: int | None, denoiser: Table, start: Tensor, accepted: Tensor) -> Tensor:
+def conditioned_chain(steps: int | None, denoiser: TableDenoiser, start: Tensor, accepted: Tensor) -> Tensor:
     """[V^L] the law of what uniform order writes when each call draws from `completions` and reveals some of it."""
 
     def kernel(z: Written, revealed: Places) -> Iterator[tuple[Written, float]]:
@@ -43,7 +43,7 @@ def conditioned_chain(steps: int | None, denoiser: Table, start: Tensor, accepte
     return revealing_chain(steps, start, kernel)
 
 
-def ending_chain(steps: int | None, denoiser: Table, start: Tensor, eos: int) -> Tensor:
+def ending_chain(steps: int | None, denoiser: TableDenoiser, start: Tensor, eos: int) -> Tensor:
     """[V^L] the law of uniform order whose calls let one number say which of their positions are EOS."""
 
     def kernel(z: Written, revealed: Places) -> Iterator[tuple[Written, float]]:

@@ -89,7 +89,7 @@ def test_a_broken_law_is_named_with_its_numbers(doctor, few_laws, monkeypatch):
     monkeypatch.setattr(LogLinear, "raw_weight", lambda self, t: -1.0 / t)
     code, out, _ = doctor()
     assert code == 1
-    assert "✗ schedule loglinear: derivative is that of alpha: integral of dalpha, against -1: 2 (at most" in out
+    assert "✗ schedule loglinear: dalpha is the derivative of alpha: integral of dalpha, against -1: 2 (at most" in out
     assert "next:" in out
     code, out, _ = doctor("--json")
     assert code == 1

@@ -30,7 +30,7 @@ from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V, output_distribution
-from unmask.laws.tables import ConstantDenoiser, Table, all_canvases, random_table
+from unmask.laws.tables import ConstantDenoiser, TableDenoiser, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, JointTokenSampler, ParticleWeights, Positions, State, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
@@ -261,7 +261,7 @@ def test_arcs_lead_where_the_automaton_does():
 
 
 def together(
-    n: int, rows: int, steps: int | None, rule: JointTokenSampler, denoiser: Table, start: Tensor = BLANK
+    n: int, rows: int, steps: int | None, rule: JointTokenSampler, denoiser: TableDenoiser, start: Tensor = BLANK
 ) -> State:
     canvas = Canvas.of(start.expand(rows, -1), MASK, seed=500)
     *_, last = run_particles(AncestralSampler(steps=steps), denoiser, canvas, rule, n)
@@ -288,7 +288,7 @@ def test_particles_converge_to_the_models_law_given_the_match(steps):
 
 def test_the_chance_of_a_match_is_that_under_the_temperature():
     automaton, table = automaton_of([Words([2, 3])]), random_table()
-    sharper = Table(table.logits / 0.5, MASK)
+    sharper = TableDenoiser(table.logits / 0.5, MASK)
     chance = float((output_distribution(AncestralSampler(steps=2), sharper, BLANK) * matches(automaton)).sum())
     last = together(2, 2000, 2, ConstrainedTokenSampler(TokenSampler(temperature=0.5), automaton, CPU, 2), table)
     estimate = last.particle_weights.log_weight.exp()
@@ -307,7 +307,7 @@ def two_places(rule: TokenSampler, particles: int, rows: int, second: tuple[floa
     automaton = compile_constraints([Fixed({1: 2})], Vocabulary(None, 4, 3), [])
     canvas = Canvas.of(torch.full((rows, 2), 3), 3, seed=11)
     joint = ConstrainedTokenSampler(rule, automaton, CPU, particles)
-    *_, last = run_particles(AncestralSampler(), Table(p.log(), 3), canvas, joint, particles)
+    *_, last = run_particles(AncestralSampler(), TableDenoiser(p.log(), 3), canvas, joint, particles)
     return last
 
 

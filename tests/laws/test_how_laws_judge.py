@@ -64,7 +64,7 @@ def test_a_new_member_is_judged_by_being_registered(monkeypatch):
     register(monkeypatch, "schedule", Crooked)
     judged = [law for case in laws.cases("schedule") if isinstance(case.member, Crooked) for law in case.run()]
     broken = {law.name for law in judged if not law.passed}
-    assert broken == {"derivative is that of alpha"}
+    assert broken == {"dalpha is the derivative of alpha"}
     with pytest.raises(laws.LawBroken, match=r"crooked.*at most"):
         next(law for law in judged if not law.passed).require()
 
@@ -182,7 +182,7 @@ def test_clock_of_a_conditioned_denoiser_is_the_limit_of_many_steps():
     code = (texts * 4 ** torch.arange(3)).sum(dim=1)
     gaps = []
     for steps in (64, 128):
-        law = exact.step_law(table, start, torch.arange(steps + 1, dtype=torch.float64) / steps)
+        law = exact.step_distribution(table, start, torch.arange(steps + 1, dtype=torch.float64) / steps)
         gaps.append(law[code] - limit)
     assert float((2 * gaps[1] - gaps[0]).abs().max()) < 1e-4
 
@@ -199,7 +199,7 @@ def test_oracles_hold_the_conditionals_of_their_law():
 
 def test_enumeration_refuses_what_is_too_much():
     open_ = torch.ones(9, dtype=torch.bool)
-    with pytest.raises(ValueError, match="at most 8"):
+    with pytest.raises(ValueError, match="at most 8 target positions"):
         exact.any_order_nll(tables.random_table(), torch.zeros(1, 9, dtype=torch.long), open_)
 
 

@@ -10,7 +10,7 @@ from tests.chains import counts, ending_chain
 from tests.conftest import make_checkpoint
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V
-from unmask.laws.tables import Table, all_canvases, oracle, random_table
+from unmask.laws.tables import TableDenoiser, all_canvases, oracle, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
@@ -68,9 +68,9 @@ def test_one_at_a_time_a_consistent_network_writes_the_law_of_its_data():
     assert chi_square(counts(done), law) > 1e-4
 
 
-def rows(logits: Tensor) -> Table:
+def rows(logits: Tensor) -> TableDenoiser:
     """A denoiser that predicts the same rows [L, V] whatever the canvas."""
-    return Table(logits.expand(V**L, -1, -1), MASK)
+    return TableDenoiser(logits.expand(V**L, -1, -1), MASK)
 
 
 def ends(canvas: list[int]) -> bool:
@@ -80,7 +80,7 @@ def ends(canvas: list[int]) -> bool:
 
 def test_temperature_shapes_the_end_too():
     denoiser, cold = random_table(5), TokenSampler(temperature=0.5)
-    should = ending_chain(1, Table(2 * denoiser.logits, MASK), BLANK, EOS)
+    should = ending_chain(1, TableDenoiser(2 * denoiser.logits, MASK), BLANK, EOS)
     seen = counts(
         sample(AncestralSampler(steps=1), denoiser, Canvas.of(BLANK.expand(4000, -1), MASK), EosTokenSampler(cold, EOS))
     )

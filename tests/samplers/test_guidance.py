@@ -11,7 +11,7 @@ from tests.conftest import LENGTH
 from unmask.constraints.particles import ScoredTokenSampler, run_particles
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
-from unmask.laws.tables import RecordingDenoiser, Table, all_canvases, random_table
+from unmask.laws.tables import RecordingDenoiser, TableDenoiser, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.ending import EosTokenSampler
@@ -29,14 +29,14 @@ def counts(ids):
     return torch.bincount((ids * WEIGHTS).sum(dim=1), minlength=V**L)
 
 
-def guided_table(table: Table, weight: float) -> Table:
+def guided_table(table: TableDenoiser, weight: float) -> TableDenoiser:
     """The table that holds (1 + w) log p(with the first token) - w log p(without it)."""
     log_p = table.head(table.hidden(all_canvases(V, L))).log_softmax(-1)
     without = all_canvases(V, L)
     without[:, 0] = MASK
     log_q = table.head(table.hidden(without)).log_softmax(-1)
     logits = (1 + weight) * log_p - weight * log_q
-    return Table(torch.where(log_p.isneginf(), torch.zeros_like(logits), logits), MASK)
+    return TableDenoiser(torch.where(log_p.isneginf(), torch.zeros_like(logits), logits), MASK)
 
 
 @pytest.mark.parametrize("steps", [1, 2, None])

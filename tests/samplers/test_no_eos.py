@@ -7,7 +7,7 @@ import torch
 
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
-from unmask.laws.tables import Table, random_table
+from unmask.laws.tables import TableDenoiser, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.guidance import NoEosDenoiser
@@ -20,7 +20,7 @@ def test_eos_is_excluded_from_the_distribution_before_known_text(steps):
     table, no_eos = random_table(), torch.tensor([True, False, False])
     logits = table.logits.clone()
     logits[:, no_eos, END] = -torch.inf
-    should = output_distribution(AncestralSampler(steps=steps), Table(logits, MASK), torch.full((L,), MASK))
+    should = output_distribution(AncestralSampler(steps=steps), TableDenoiser(logits, MASK), torch.full((L,), MASK))
     canvas = Canvas.of(torch.full((8000, L), MASK), MASK, seed=90)
     view = NoEosDenoiser(table, no_eos.expand(8000, -1), END)
     ids = sample(AncestralSampler(steps=steps), view, canvas).ids

@@ -12,7 +12,7 @@ from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
-from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, odds, random_table
+from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, planner_log_odds, random_table
 from unmask.registry import build
 from unmask.samplers import token_sampling as draws
 from unmask.samplers.base import Canvas, run_sampler, sample
@@ -87,7 +87,7 @@ def dense_loop(table, order: str, ids: list[int]) -> list[int]:
             "confidence": top[:, 0],
             "margin": top[:, 0] - top[:, 1],
             "entropy": torch.special.xlogy(p, p).sum(dim=1),
-            "planner": odds(p),
+            "planner": planner_log_odds(p),
             "left_to_right": -torch.arange(len(ids)).double(),
         }[order]
         position = max((i for i in range(len(ids)) if ids[i] == MASK), key=lambda i: float(worth[i]))

@@ -16,7 +16,7 @@ from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.constraints.vocabulary import Vocabulary
 from unmask.laws.base import chi_square
 from unmask.laws.chains import MASK, L, V
-from unmask.laws.tables import ConstantDenoiser, all_canvases, odds, oracle, random_table
+from unmask.laws.tables import ConstantDenoiser, all_canvases, oracle, planner_log_odds, random_table
 from unmask.samplers import token_sampling as draws
 from unmask.samplers.base import Canvas, JointTokenSampler, State, predict_masked, sample
 from unmask.samplers.ending import EosTokenSampler
@@ -65,7 +65,7 @@ def altered(p: list[float], case: str) -> list[float]:
 def worth(kind: str, p: list[float], case: str) -> float:
     seen = sorted(altered(p, case))
     if kind == "planner":
-        right = float(odds(torch.tensor(p).double()).sigmoid())
+        right = float(planner_log_odds(torch.tensor(p).double()).sigmoid())
         return {"over": 1.0, "open": (1 - p[EOS]) * right}.get(case, right)
     entropy = -sum(chance * math.log(chance) for chance in seen if chance)
     return {"confidence": seen[-1], "margin": seen[-1] - seen[-2], "entropy": -entropy}[kind]

@@ -1,6 +1,6 @@
 """The mathematics as callable checks, used by the tests and by `unmask doctor`.
 
-`run()` checks every registered schedule, objective, sampler and model; `cases(axis)` returns the same checks one by one.
+`run()` checks every registered schedule, objective, sampler and model; `cases(axis)` lists the same checks of one axis.
 `base` defines laws and their results, `tables` denoisers that are lookup tables, `exact` likelihoods and bounds by
 enumeration, `chains` the enumerated Markov chain of every sampler; the other modules contain the laws of one axis each.
 """

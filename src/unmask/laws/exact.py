@@ -148,8 +148,8 @@ def step_distribution(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: b
 def score_distribution(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
     """[V^L] probabilities of z_0 if the logits f are those of SEDD, log s = f + log(alpha/(1 - alpha)) - log(V - 1).
 
-    From t to s a masked token becomes y with probability (alpha_s/alpha_t - 1) s_y, normalised if the sum exceeds 1, and
-    in the last step always.
+    From t to s a masked token becomes y with probability (alpha_s/alpha_t - 1) s_y. These are normalised if their sum
+    exceeds 1, and always in the last step.
     """
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     canvases = all_canvases(V, len(start))
@@ -167,7 +167,7 @@ def score_distribution(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
 
 
 def rewritten_distribution(denoiser: Any, probability: Tensor, target_mask: Tensor, mask_logit: bool) -> Tensor:
-    """[V^L] probabilities of x if z_0 has the given ones and the network rewrites every target position [L] from z_0."""
+    """[V^L] probabilities of x if z_0 has the given ones and the network rewrites all target positions [L]."""
     V = denoiser.config.vocab_size
     canvases = all_canvases(V, len(target_mask))
     written = log_conditionals(denoiser, canvases, 1.0, mask_logit=mask_logit).exp()

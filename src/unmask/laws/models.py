@@ -1,4 +1,4 @@
-"""The laws of networks: the properties that objectives and samplers rely on, for every registered model at a small size.
+"""The laws of networks: the properties that objectives and samplers rely on, checked at a small size.
 
 All parameters are random, since the output layer of a fresh network is zero.
 """

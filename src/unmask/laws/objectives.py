@@ -143,9 +143,7 @@ def enumerated_bound(
     return exact.step_bound(denoiser, text[None], target_mask, rates, *switches)[0]
 
 
-def enumerated_nll(
-    objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, target_mask: Tensor
-) -> float:
+def enumerated_nll(objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, target_mask: Tensor) -> float:
     """-log p(text) of the generative process that the objective bounds."""
     if objective.causal:
         return float(exact.left_to_right_nll(denoiser, text[None], target_mask).sum())

@@ -59,8 +59,8 @@ class _LogitDenoiser(nn.Module):
 class TableDenoiser(_LogitDenoiser):
     """`logits` [V^L, L, V], a row for every position of every canvas, plus alpha times `slope`, of the same shape.
 
-    Over the tokens without the mask, exp(logits) sums to `mass` (V - 1): in SEDD, a score of that total mass. Padding is
-    not seen, and a canvas shorter than L is one with padding at its end.
+    Over the tokens without the mask, exp(logits) sums to `mass` (V - 1): in SEDD, a score of that total mass. Padding
+    is not seen, and a canvas shorter than L is one with padding at its end.
     """
 
     def __init__(self, logits: Tensor, mask_token_id: int, slope: Tensor | None = None, mass: float = 1.0) -> None:
