@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from unmask.errors import UnmaskError
 from unmask.evaluation.tasks import (
     PuzzleEvaluation,
     Strategy,
-    default_batch_size,
     make_strategies,
     parse_rules,
     puzzle_rows,
@@ -132,11 +130,6 @@ def test_a_valid_answer_may_differ_from_the_expected_one(lm):
     rows = puzzle_rows(lm, [f"{question}={path[0]}{path[0]}{path[2:]}"])
     solved = solve(lm, SOURCE, rows, Strategy(order="confidence"))
     assert [solved[name].tolist() for name in ("accuracy", "right_cells", "valid")] == [[0.0], [3.0], [1.0]]
-
-
-def test_the_default_batch_depends_on_the_device():
-    cpu, gpu, other = (SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda", "mps"))
-    assert (default_batch_size(cpu), default_batch_size(gpu), default_batch_size(other)) == (64, 1024, 64)
 
 
 def test_bad_input_is_refused(lm, mdlm):

@@ -84,14 +84,10 @@ def test_several_runs_share_the_panels(folder, drawn) -> None:
     assert len({line.get_color() for line in panels["Gradient"].lines[:3]}) == 3
     profiles = panels["Cross-entropy"].lines
     assert len(profiles) == 2, "an autoregressive model has no mask rates"
+    assert set(drawn(runs[2])[0]) == {"Loss", "Gradient", "Learning", "Speed"}
     last = np.array(logged(runs[0], "cross_entropy")[-1]) / math.log(2.0)
     assert profiles[0].get_xdata() == pytest.approx(np.arange(0.05, 1.0, 0.1))
     assert profiles[0].get_ydata() == pytest.approx(last, abs=0.25)
-
-
-def test_an_autoregressive_model_alone_has_no_panel_of_mask_rates(folder, drawn) -> None:
-    panels, _ = drawn(folder("healthy-ar"))
-    assert set(panels) == {"Loss", "Gradient", "Learning", "Speed"}
 
 
 @pytest.mark.parametrize("lines", [1, 3])
@@ -115,13 +111,10 @@ def test_the_horizontal_axis(folder, drawn) -> None:
         drawn(run, axis="tokens")
 
 
-def test_folders_of_the_same_name_are_named_by_their_paths(folder, tmp_path: Path) -> None:
-    runs = read_runs([folder(name="a/run"), folder(name="b/run"), folder(name="other")])
-    assert [run.name for run in runs] == [str(tmp_path / "a/run"), str(tmp_path / "b/run"), "other"]
-
-
-def test_the_summary_has_the_last_and_the_best_values(folder) -> None:
+def test_the_summary_has_a_unique_name_and_the_last_and_best_values(folder) -> None:
     path = folder()
+    named = read_runs([path, folder(name="a/run"), folder(name="b/run")])
+    assert [run.name for run in named] == ["healthy", *(str(path.parent / name) for name in ("a/run", "b/run"))]
     with (path / "log.jsonl").open("a") as log:
         log.write(json.dumps({"step": 400, "advice": "Rest."}) + "\n")
     summary = read_run(path).summary()
