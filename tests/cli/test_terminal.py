@@ -1,4 +1,4 @@
-"""A canvas on a terminal: what is shown, how fast, and nothing where there is no terminal."""
+"""The canvas on a terminal: what is shown, and how fast."""
 
 from __future__ import annotations
 
@@ -8,120 +8,105 @@ import pytest
 from rich.console import Console
 
 from tests.frames import make_frames, story_frames
-from unmask.cli.terminal import LONGEST_PAUSE, SECONDS, canvas, show, watch
+from unmask.cli.terminal import LONGEST_PAUSE, REFRESH, SECONDS, canvas, show, watch
 from unmask.plots.style import confidence_colour, to_hex
 
 
-class Time:
-    """A clock that only sleeping and the network move."""
+class FakeTime:
+    """A clock that is moved only by sleeping and by frames that take `seconds` each."""
 
-    def __init__(self, network: float = 0.0) -> None:
-        self.now, self.slept, self._network = 100.0, 0.0, network
-
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, 0.0
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.slept += seconds
 
-    def computing(self, frames):
-        for frame in frames:
-            if frame.call:
-                self.now += self._network
-            yield frame
+    def watch(self, frames, console, seconds=0.0):
+        def slow():
+            for frame in frames:
+                self.now += seconds if frame.call else 0.0
+                yield frame
+
+        return watch(slow(), console, lambda: self.now, self.sleep)
 
 
-def terminal(width: int = 60, height: int = 20) -> Console:
-    size = {"width": width, "height": height}
-    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", **size)
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
 
 
-def shown(console: Console) -> str:
-    return console.file.getvalue()
+def screen(width: int = 60, height: int = 20) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=width, height=height)
+
+
+def one_by_one(calls: int):
+    return make_frames(["x"] * calls, range(calls), [0.5] * calls)
 
 
 @pytest.mark.parametrize(("calls", "seconds"), [(2, 2 * LONGEST_PAUSE), (40, SECONDS), (400, SECONDS)])
-def test_an_instant_network_is_slowed_to_what_an_eye_follows(calls, seconds):
-    time = Time()
-    frames = make_frames(["x"] * calls, range(calls), [0.5] * calls)
-    assert watch(time.computing(frames), terminal(), time, time.sleep) == frames
+def test_a_fast_network_is_slowed_down(time, calls, seconds):
+    frames = one_by_one(calls)
+    assert time.watch(frames, screen()) == frames
     assert time.slept == pytest.approx(seconds)
 
 
-def test_a_slow_network_is_not_waited_for():
-    time = Time(network=0.3)
-    frames = make_frames(["x"] * 10, range(10), [0.5] * 10)
-    watch(time.computing(frames), terminal(), time, time.sleep)
+def test_a_slow_network_is_not(time):
+    time.watch(one_by_one(10), screen(), seconds=0.3)
     assert time.slept == 0.0
     assert time.now == pytest.approx(103.0)
 
 
-def test_the_terminal_shows_masks_then_text_and_keeps_the_end():
-    console, time = terminal(), Time()
-    watch(story_frames(), console, time, time.sleep)
-    first, last = shown(console).split("call 1 of 3")[0], shown(console).split("call 3 of 3 · 0.8 s")[-1]
+def test_masks_turn_into_text(time):
+    console = screen()
+    time.watch(story_frames(), console)
+    shown = console.file.getvalue()
+    first, last = shown.split("call 1 of 3")[0], shown.split("call 3 of 3 · 0.8 s")[-1]
     assert "call 0 of 3" in first
-    assert "▄" in first
-    assert "there" not in first
-    assert "▄" not in last
-    assert "there" in last
+    assert ("▄" in first, "there" in first) == (True, False)
+    assert ("▄" in last, "there" in last) == (False, True)
 
 
-def test_a_terminal_that_is_too_low_still_says_how_far_it_is_and_shows_all_of_it_at_last():
-    console, time = terminal(width=40, height=8), Time()
+def test_a_low_terminal_shows_the_whole_text_at_the_end(time):
+    console = screen(width=40, height=8)
     pieces = [f" word{i}" for i in range(100)]
-    watch(make_frames(pieces, [i // 10 for i in range(100)], [0.5] * 100), console, time, time.sleep)
-    painted = shown(console).split("call ")[1:]
-    assert [part.split(" ")[0] for part in painted[:11]] == [str(call) for call in range(11)]
-    assert "word99" not in "".join(painted[:10])
-    assert "word99" in painted[-1]
+    time.watch(make_frames(pieces, [i // 10 for i in range(100)], [0.5] * 100), console)
+    drawn = console.file.getvalue().split("call ")[1:]
+    assert [part.split(" ")[0] for part in drawn[:11]] == [str(call) for call in range(11)]
+    assert "word99" not in "".join(drawn[:10])
+    assert "word99" in drawn[-1]
 
 
-def test_fast_calls_are_not_all_painted():
-    console, time = terminal(), Time()
-    watch(make_frames(["x"] * 1000, range(1000), [0.5] * 1000), console, time, time.sleep)
-    assert 50 < shown(console).count(" of 1000") <= SECONDS / 0.05 + 3
-    assert "call 1000 of 1000" in shown(console)
+def test_the_canvas_is_not_redrawn_for_every_call(time):
+    console = screen()
+    time.watch(one_by_one(1000), console)
+    assert 50 < console.file.getvalue().count(" of 1000") <= SECONDS / REFRESH + 3
+    assert "call 1000 of 1000" in console.file.getvalue()
 
 
-def test_nothing_is_shown_and_nothing_waits_without_a_terminal():
-    console, time = Console(file=io.StringIO()), Time()
-    assert watch(iter(story_frames()), console, time, time.sleep) == story_frames()
-    assert shown(console) == ""
-    assert time.slept == 0.0
-
-
-def test_a_dumb_terminal_is_none(monkeypatch):
+@pytest.mark.parametrize("kind", ["pipe", "dumb terminal"])
+def test_text_is_printed_where_nothing_can_be_redrawn(time, monkeypatch, capsys, kind):
     monkeypatch.setenv("TERM", "dumb")
-    console, time = terminal(), Time()
-    assert watch(iter(story_frames()), console, time, time.sleep) == story_frames()
-    assert (shown(console), time.slept) == ("", 0.0)
-
-
-def test_on_a_dumb_terminal_the_text_is_printed_once(monkeypatch, capsys):
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("unmask.cli.terminal.standard_output", terminal())
+    console = Console(file=io.StringIO()) if kind == "pipe" else screen()
+    assert time.watch(story_frames(), console) == story_frames()
+    assert (console.file.getvalue(), time.slept) == ("", 0.0)
+    monkeypatch.setattr("unmask.cli.terminal.standard_output", console)
     show(iter(story_frames()))
     assert capsys.readouterr().out == f"{story_frames()[-1].text}\n"
 
 
-def test_colours_are_confidences():
-    frame = story_frames()[2]
-    text = canvas(frame)
+def test_tokens_have_the_colour_of_their_confidence():
+    text = canvas(story_frames()[2])
     styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
     assert text.plain.startswith("Once upon")
-    assert not any("Once" in part for part in styles), "what was given has no colour"
+    assert not any("Once" in part for part in styles), "the prompt has no colour"
     assert styles[" there"] == to_hex(confidence_colour(0.5))
     assert styles[" was"] == f"bold {to_hex(confidence_colour(0.75))}"
     assert {part: style for part, style in styles.items() if "▄" in part} == {" ▄▄▄": "dim"}
     assert not any("bold" in str(span.style) for span in canvas(story_frames()[-1]).spans)
 
 
-def test_a_text_is_not_read_as_markup_and_ends_where_it_ends():
+def test_text_is_not_read_as_markup_and_stops_at_its_end():
     frame = make_frames(["[bold]x", "[/]", "\n", "tail"], [0, 0, 0, 0], [0.5] * 4, end=2)[-1]
     assert canvas(frame).plain == "[bold]x[/]"
-
-
-def test_masks_of_single_letters_are_single():
     assert canvas(make_frames(["a", "b", "c"], [-1, 0, 1], [1.0, 0.5, 0.5])[0]).plain == "a▄▄"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM
 
 COLUMNS = (
-    {"perplexity": "perplexity", "entropy": "entropy", "repetition": "repetition"},
-    {"distinct_1": "distinct-1", "distinct_2": "distinct-2", "distinct_3": "distinct-3"},
-    {"tokens": "tokens", "characters": "characters"},
-    {"calls": "calls", "seconds": "seconds"},
+    ("perplexity", "entropy", "repetition"),
+    ("distinct_1", "distinct_2", "distinct_3"),
+    ("tokens", "characters"),
+    ("calls", "seconds"),
 )
 """Quality, diversity, length and cost: one table each, which fits into 80 columns."""
 
@@ -152,8 +152,8 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
     for columns in COLUMNS:
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("", no_wrap=True)
-        for heading in columns.values():
-            table.add_column(heading, justify="right")
+        for column in columns:
+            table.add_column(column.replace("_", "-"), justify="right")
         for name, row in zip(names, evaluation.rows, strict=True):
             table.add_row(name, *(format_estimate(row.metrics[column]) for column in columns))
         common.console.print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from unmask.evaluation.statistics import Estimate
     from unmask.evaluation.tasks import PuzzleEvaluation, Strategy, TaskEvaluation, TaskResult
     from unmask.pipeline import MaskedDiffusionLM
+
+    Column = Callable[[dict[str, Estimate]], str]
 
 
 @dataclass(frozen=True)
@@ -167,18 +169,14 @@ def _run(
 
 
 def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
-    table = _table("solved, %", "cells", "valid", "calls", "ms")
-    for row in evaluation.rows:
-        found = row.metrics
-        table.add_row(
-            *_strategy_cells(row),
-            _percent(found["accuracy"], digits=1),
-            f"{100 * found['cells'].value:.1f}",
-            f"{100 * found['valid'].value:.1f}",
-            f"{found['calls'].value:.1f}",
-            f"{1000 * found['seconds'].value:.2f}",
-        )
-    common.console.print(table)
+    columns: dict[str, Column] = {
+        "solved, %": lambda found: _interval(found["accuracy"], digits=1),
+        "cells": lambda found: f"{100 * found['cells'].value:.1f}",
+        "valid": lambda found: f"{100 * found['valid'].value:.1f}",
+        "calls": lambda found: f"{found['calls'].value:.1f}",
+        "ms": lambda found: f"{1000 * found['seconds'].value:.2f}",
+    }
+    _print_table(evaluation.rows, columns)
     common.console.print(
         f"{len(evaluation.items)} held-out puzzles of '{evaluation.source.name}'; solved with a 95% interval; % of "
         "masked cells correct, % of answers valid; calls and milliseconds per puzzle.",
@@ -188,21 +186,16 @@ def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
 
 def _print_code(evaluation: CodeEvaluation) -> None:
     """Print one table per kind of blank, which fits into 80 columns."""
+    columns: dict[str, Column] = {
+        "parses, %": lambda found: _interval(found["parses"]),
+        "exact, %": lambda found: _interval(found["exact"]),
+        "right": lambda found: f"{100 * found['tokens'].value:.1f}",
+        "calls": lambda found: f"{found['calls'].value:.1f}",
+        "ms": lambda found: f"{1000 * found['seconds'].value:.1f}",
+    }
     for kind, blanks in evaluation.blanks.items():
         common.console.print(f"{kind}: {len(blanks)} blanks in held-out functions", highlight=False)
-        table = _table("parses, %", "exact, %", "right", "calls", "ms")
-        for row in evaluation.rows:
-            found = row.metrics
-            if row.kind == kind:
-                table.add_row(
-                    *_strategy_cells(row),
-                    _percent(found["parses"]),
-                    _percent(found["exact"]),
-                    f"{100 * found['tokens'].value:.1f}",
-                    f"{found['calls'].value:.1f}",
-                    f"{1000 * found['seconds'].value:.1f}",
-                )
-        common.console.print(table)
+        _print_table([row for row in evaluation.rows if row.kind == kind], columns)
     common.console.print(
         "% of functions that parse, and of blanks restored up to white space, with 95% intervals; % of correct tokens; "
         "calls and milliseconds per blank.",
@@ -211,19 +204,16 @@ def _print_code(evaluation: CodeEvaluation) -> None:
     )
 
 
-def _table(*columns: str) -> Table:
+def _print_table(rows: Sequence[TaskResult], columns: dict[str, Column]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("", "tokens"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("steps", *columns):
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    for heading in ("", "tokens", "steps", *columns):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("", "tokens") else "right")
+    for row in rows:
+        steps = "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
+        table.add_row(row.strategy, row.rule, steps, *(column(row.metrics) for column in columns.values()))
+    common.console.print(table)
 
 
-def _strategy_cells(row: TaskResult) -> tuple[str, str, str]:
-    return row.strategy, row.rule, "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
-
-
-def _percent(rate: Estimate, digits: int = 0) -> str:
+def _interval(rate: Estimate, digits: int = 0) -> str:
     value, low, high = (100 * (x or 0.0) for x in (rate.value, rate.low, rate.high))
     return f"{value:.1f} ({low:.{digits}f}–{high:.{digits}f})"
