@@ -1,6 +1,8 @@
-"""Texts that end: the draw of an end and of what stands before it, against enumeration and against an automaton."""
+"""Rows of a text and then EOS: the draw of the end against enumeration, and orders that write text before its end."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -8,120 +10,127 @@ from torch import Tensor
 
 from tests.chains import counts, ending_chain
 from tests.conftest import make_checkpoint
+from unmask.constraints import Banned, Vocabulary, compile_constraints
+from unmask.constraints.particles import ScoredTokenSampler
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V
-from unmask.laws.tables import TableDenoiser, all_canvases, oracle, random_table
+from unmask.laws.tables import ConstantDenoiser, TableDenoiser, all_canvases, odds, oracle, random_table
 from unmask.pipeline import load
+from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, sample
+from unmask.samplers.base import AnyTokenSampler, Canvas, State, predict_masked, sample
 from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.options import SamplingOptions, configure_sampler
+from unmask.samplers.ordered import (
+    EntropyBoundedSampler,
+    OrderedSampler,
+    ThresholdSampler,
+    fraction_written,
+    position_scores,
+)
 from unmask.samplers.token_sampling import TokenSampler
 
 EOS = 0
-ENDING = EosTokenSampler(TokenSampler(), EOS)
-
-
+CPU = torch.device("cpu")
+EOS_SAMPLER = EosTokenSampler(TokenSampler(), EOS)
 STARTS = {
     "blank": BLANK,
     "text": PROMPTED,
     "end": torch.tensor([MASK, EOS, MASK]),
     "first": torch.tensor([2, MASK, MASK]),
 }
+SCORES = ("confidence", "margin", "entropy", "planner")
+
+
+def blank(rows: int, length: int = L) -> Canvas:
+    return Canvas.of(torch.full((rows, length), MASK), MASK)
+
+
+def is_text_then_eos(ids: list[int]) -> bool:
+    return EOS not in ids or set(ids[ids.index(EOS) :]) == {EOS}
+
+
+def constant_rows(logits: Tensor) -> TableDenoiser:
+    """A denoiser that predicts the rows [L, V] on every canvas."""
+    return TableDenoiser(logits.expand(V**L, -1, -1), MASK)
+
+
+def data_of_texts_with_ends() -> Tensor:
+    """[V^L] a random distribution over rows of a text and then EOS."""
+    weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
+    law = weight * torch.tensor([float(MASK not in z and is_text_then_eos(z)) for z in all_canvases(V, L).tolist()])
+    return law / law.sum()
 
 
 @pytest.mark.parametrize("steps", [1, 2, None])
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_draws_follow_the_enumerated_chain(start, steps):
     denoiser = random_table(5)
-    should = ending_chain(steps, denoiser, start, EOS)
-    canvas = Canvas.of(start.expand(6000, -1), MASK)
-    seen = counts(sample(AncestralSampler(steps=steps), denoiser, canvas, EosTokenSampler(TokenSampler(), EOS)))
-    assert abs(should.sum() - 1) < 1e-9
-    assert seen[should == 0].sum() == 0
-    assert chi_square(seen, should) > 1e-4
+    expected = ending_chain(steps, denoiser, start, EOS)
+    done = sample(AncestralSampler(steps=steps), denoiser, Canvas.of(start.expand(6000, -1), MASK), EOS_SAMPLER)
+    assert abs(expected.sum() - 1) < 1e-9
+    assert counts(done)[expected == 0].sum() == 0
+    assert chi_square(counts(done), expected) > 1e-4
+
+
+def test_temperature_applies_to_the_end_too():
+    denoiser = random_table(5)
+    expected = ending_chain(1, TableDenoiser(2 * denoiser.logits, MASK), BLANK, EOS)
+    cold = EosTokenSampler(TokenSampler(temperature=0.5), EOS)
+    assert chi_square(counts(sample(AncestralSampler(steps=1), denoiser, blank(4000), cold)), expected) > 1e-4
 
 
 @pytest.mark.parametrize("steps", [1, 2, None])
-def test_a_text_is_followed_by_nothing_but_its_end(steps):
+def test_only_eos_follows_eos(steps):
     for seed in range(4):
-        done = sample(AncestralSampler(steps=steps), random_table(seed), Canvas.of(BLANK.expand(500, -1), MASK), ENDING)
-        is_end = (done.ids == EOS).long()
-        assert bool((is_end.diff(dim=1) >= 0).all())
-        assert 0 < int(is_end.sum()) < is_end.numel()
+        done = sample(AncestralSampler(steps=steps), random_table(seed), blank(500), EOS_SAMPLER)
+        is_eos = (done.ids == EOS).long()
+        assert bool((is_eos.diff(dim=1) >= 0).all())
+        assert 0 < int(is_eos.sum()) < is_eos.numel()
 
 
-def test_every_position_ends_with_the_chance_it_was_given():
-    """Where chances rise along the row, all positions at once have the law of each alone."""
-    p_end = torch.tensor([0.1, 0.3, 0.8])
-    logits = torch.stack([torch.tensor([p, 0.0, (1 - p) / 4, 3 * (1 - p) / 4]) for p in p_end]).log()
-    done = sample(AncestralSampler(steps=1), rows(logits), Canvas.of(BLANK.expand(20_000, -1), MASK), ENDING)
+def test_every_position_is_eos_with_its_own_probability():
+    """Where the probabilities rise along the row, each position has the distribution it would have alone."""
+    logits = torch.stack([torch.tensor([p, 0.0, (1 - p) / 4, 3 * (1 - p) / 4]) for p in (0.1, 0.3, 0.8)]).log()
+    done = sample(AncestralSampler(steps=1), constant_rows(logits), blank(20_000), EOS_SAMPLER)
     for position in range(L):
         assert chi_square(torch.bincount(done.ids[:, position], minlength=V), logits[position].double().exp()) > 1e-4
 
 
-def test_one_at_a_time_a_consistent_network_writes_the_law_of_its_data():
-    """A data law of rows that end: the true conditionals, in uniform order, give it back."""
-    weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
-    law = weight * torch.tensor([float(MASK not in z and ends(z)) for z in all_canvases(V, L).tolist()])
-    law = law / law.sum()
-    done = sample(AncestralSampler(), oracle(law, V, L, MASK), Canvas.of(BLANK.expand(20_000, -1), MASK), ENDING)
+@pytest.mark.parametrize("sampler", [AncestralSampler(), *(OrderedSampler(order=score) for score in SCORES)], ids=repr)
+def test_true_conditionals_give_the_data_distribution_in_every_order(sampler):
+    law = data_of_texts_with_ends()
+    done = sample(sampler, oracle(law, V, L, MASK), blank(10_000), EOS_SAMPLER)
     assert chi_square(counts(done), law) > 1e-4
 
 
-def rows(logits: Tensor) -> TableDenoiser:
-    """A denoiser that predicts the same rows [L, V] whatever the canvas."""
-    return TableDenoiser(logits.expand(V**L, -1, -1), MASK)
-
-
-def ends(canvas: list[int]) -> bool:
-    size = canvas.index(EOS) if EOS in canvas else len(canvas)
-    return all(token == EOS for token in canvas[size:])
-
-
-def test_temperature_shapes_the_end_too():
-    denoiser, cold = random_table(5), TokenSampler(temperature=0.5)
-    should = ending_chain(1, TableDenoiser(2 * denoiser.logits, MASK), BLANK, EOS)
-    seen = counts(
-        sample(AncestralSampler(steps=1), denoiser, Canvas.of(BLANK.expand(4000, -1), MASK), EosTokenSampler(cold, EOS))
-    )
-    assert chi_square(seen, should) > 1e-4
-
-
-@pytest.mark.parametrize(("p_end", "text"), [([0.2, 0.45, 0.6], 2), ([0.2, 0.3, 0.4], 3), ([0.9, 0.3, 0.4], 0)])
-def test_greedy_ends_where_an_end_is_likelier_than_not(p_end, text):
-    """Though EOS is the likeliest single token much earlier, and a lone high chance is weighed with those behind it."""
-    logits = torch.stack([torch.tensor([p, 0.0, 0.51 * (1 - p), 0.49 * (1 - p)]) for p in p_end]).log()
-    done = sample(
-        AncestralSampler(steps=1),
-        rows(logits),
-        Canvas.of(BLANK[None], MASK),
-        EosTokenSampler(TokenSampler(temperature=0), EOS),
-    )
+@pytest.mark.parametrize(("p_eos", "text"), [([0.2, 0.45, 0.6], 2), ([0.2, 0.3, 0.4], 3), ([0.9, 0.3, 0.4], 0)])
+def test_greedy_ends_where_an_end_is_more_likely_than_not(p_eos, text):
+    """Although EOS may be the single most likely token earlier."""
+    logits = torch.stack([torch.tensor([p, 0.0, 0.51 * (1 - p), 0.49 * (1 - p)]) for p in p_eos]).log()
+    greedy = EosTokenSampler(TokenSampler(temperature=0), EOS)
+    done = sample(AncestralSampler(steps=1), constant_rows(logits), blank(1), greedy)
     assert done.ids[0].tolist() == [2] * text + [EOS] * (L - text)
 
 
-def test_where_no_end_is_possible_tokens_are_drawn_each_by_itself():
-    """EOS is given before a text that is given."""
-    start = torch.tensor([EOS, MASK, 2])
-    canvas = Canvas.of(start.expand(3000, -1), MASK)
-    free = sample(AncestralSampler(), random_table(), canvas)
-    assert torch.equal(
-        sample(AncestralSampler(), random_table(), canvas, EosTokenSampler(TokenSampler(), EOS)).ids, free.ids
-    )
+def test_positions_are_independent_where_text_is_given_behind_eos():
+    canvas = Canvas.of(torch.tensor([EOS, MASK, 2]).expand(3000, -1), MASK)
+    plain = sample(AncestralSampler(), random_table(), canvas)
+    assert torch.equal(sample(AncestralSampler(), random_table(), canvas, EOS_SAMPLER).ids, plain.ids)
 
 
-def test_pads_are_no_text_and_confidence_is_the_untouched_prediction():
-    """The one mask before two pads is EOS as often as predicted, wherever the row's end is."""
+def test_pads_are_no_text_and_confidence_is_the_unmodified_probability():
     ids, real = torch.tensor([[MASK, 3, 3]]), torch.tensor([[True, False, False]])
     canvas = Canvas.of(ids.expand(4000, -1), MASK, attention_mask=real.expand(4000, -1))
-    done = sample(AncestralSampler(), random_table(), canvas, EosTokenSampler(TokenSampler(), EOS))
+    done = sample(AncestralSampler(), random_table(), canvas, EOS_SAMPLER)
     p = random_table().head(random_table().hidden(ids, attention_mask=real)[0, 0]).double().softmax(-1)
     assert chi_square(torch.bincount(done.ids[:, 0], minlength=V), p) > 1e-4
     assert torch.allclose(done.confidence[:, 0], p[done.ids[:, 0]].float(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["padded", "supervised_eos"])
-def test_texts_of_a_model_that_learnt_ends_have_one_and_others_are_left_alone(tmp_path, policy, monkeypatch):
+def test_the_length_policy_decides_whether_eos_fills_rows(tmp_path, policy, monkeypatch):
     lm = load(make_checkpoint(tmp_path / "model", policy=policy), device="cpu")
     head, eos = lm.denoiser.head, lm.tokenizer.eos_token_id
     bias = 5.0 * (torch.arange(lm.denoiser.config.vocab_size) == eos)
@@ -131,3 +140,124 @@ def test_texts_of_a_model_that_learnt_ends_have_one_and_others_are_left_alone(tm
         tails = [set(ids[ids.index(eos) :]) for ids in canvases if eos in ids]
         assert tails
         assert all(tail == {eos} for tail in tails) == (policy == "supervised_eos")
+
+
+def scores_of_all_canvases(score: str, tokens: AnyTokenSampler) -> Tensor:
+    """[V^L, L] the scores of a random table."""
+    table, canvas = random_table(3), Canvas.of(all_canvases(V, L), MASK)
+    state = State.start(canvas, canvas.masked.sum(dim=1), L, None)
+    return position_scores(table, state, predict_masked(table, state, fraction_written(state)), score, tokens)
+
+
+def expected_score(score: str, p: list[float], z: list[int], position: int) -> float:
+    """The score of a prediction p at a position of a canvas z."""
+    last_text = max((i for i in range(L) if z[i] not in (MASK, EOS)), default=-1)
+    first_eos = min((i for i in range(L) if z[i] == EOS), default=L)
+    correct = float(odds(torch.tensor(p).double()).sigmoid())
+    text = [0.0 if token == EOS else x for token, x in enumerate(p)]
+    if last_text > first_eos:
+        adjusted = p
+    elif position > first_eos:
+        adjusted, correct = [float(token == EOS) for token in range(V)], 1.0
+    elif position < last_text:
+        adjusted = [x / sum(text) for x in text]
+    else:
+        adjusted, correct = [x + p[EOS] / V for x in text], (1 - p[EOS]) * correct
+    top = sorted(adjusted)
+    entropy = -sum(x * math.log(x) for x in adjusted if x)
+    return {"confidence": top[-1], "margin": top[-1] - top[-2], "entropy": -entropy, "planner": correct}[score]
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_do_not_count_an_uncertain_end_as_certain(score):
+    found, canvases = scores_of_all_canvases(score, EOS_SAMPLER), all_canvases(V, L)
+    p = random_table(3).head(random_table(3).hidden(canvases)).softmax(-1)
+    for z, row, rows in zip(canvases.tolist(), found.tolist(), p.tolist(), strict=True):
+        for position in range(L):
+            expected = expected_score(score, rows[position], z, position) if z[position] == MASK else -math.inf
+            assert row[position] == pytest.approx(expected, abs=1e-5), (z, position)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_change_only_for_token_samplers_with_eos(score):
+    def total(ids: Tensor, real: Tensor) -> Tensor:
+        return ids.sum(dim=1)
+
+    plain, with_eos = (scores_of_all_canvases(score, tokens) for tokens in (TokenSampler(), EOS_SAMPLER))
+    assert torch.equal(scores_of_all_canvases(score, ScoredTokenSampler(TokenSampler(), total)), plain)
+    assert not torch.allclose(with_eos, plain)
+    automaton = compile_constraints([Banned([2], [0])], Vocabulary(None, V, MASK), [])
+    for tokens in (
+        ScoredTokenSampler(EOS_SAMPLER, total),
+        ConstrainedTokenSampler(TokenSampler(), automaton, CPU, eos=EOS),
+    ):
+        assert torch.equal(scores_of_all_canvases(score, tokens), with_eos)
+
+
+class CertainOfEos(ConstantDenoiser):
+    """Certain of EOS towards the end of a row, and before EOS; of text tokens 3 is the most likely."""
+
+    p_eos = torch.tensor([0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99])
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(5), MASK)
+
+    def hidden(self, input_ids: Tensor, *args, **kwargs) -> Tensor:
+        before_eos = torch.nn.functional.pad(input_ids[:, 1:] == EOS, (0, 1))
+        p = self.p_eos[: input_ids.shape[1]].expand(input_ids.shape).masked_fill(before_eos, 0.999)
+        text = (1 - p)[..., None] * torch.tensor([0.0, 0.0, 0.3, 0.6, 0.1])
+        return (text + p[..., None] * torch.tensor([1.0, 0, 0, 0, 0])).log()
+
+
+SIZE = len(CertainOfEos.p_eos)
+SAMPLERS = [
+    *(OrderedSampler(order=score, steps=steps) for score in SCORES for steps in (None, 6)),
+    ThresholdSampler(above=0.7),
+    ThresholdSampler(above=0.7, by="planner"),
+    EntropyBoundedSampler(gamma=1.0),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_text_is_written_before_its_end(sampler, temperature):
+    tokens = EosTokenSampler(TokenSampler(temperature=temperature), EOS)
+    done = sample(sampler, CertainOfEos(), blank(100, SIZE), tokens)
+    assert all(is_text_then_eos(row) and MASK not in row for row in done.ids.tolist())
+    size = (done.ids != EOS).sum(dim=1)
+    assert int((size == 0).sum()) <= 5
+    assert 4 < float(size.double().mean()) < 9
+
+
+@pytest.mark.parametrize("order", SCORES[:3])
+def test_text_is_written_before_its_end_under_a_score_or_a_constraint(order):
+    automaton = compile_constraints([Banned([4], [0])], Vocabulary(None, 5, MASK), [])
+    for options in ({"automaton": automaton}, {"score": lambda ids, real: (ids == 4).sum(dim=1)}):
+        options = SamplingOptions(eos=EOS, eos_padding=True, particles=2, **options)
+        *_, done = configure_sampler(OrderedSampler(order=order), options, CPU)(CertainOfEos(), blank(100, SIZE))
+        before_eos = (done.ids == EOS).long().cummax(dim=1).values == 0
+        assert int((before_eos.sum(dim=1) == 0).sum()) <= 5
+        assert options.automaton is None or bool((done.ids[:, 0] != 4).all())
+
+
+@pytest.mark.parametrize("sampler", [ThresholdSampler(above=0.999), EntropyBoundedSampler(gamma=0.0)], ids=repr)
+def test_everything_behind_eos_is_written_in_one_call(sampler):
+    ids = torch.tensor([[2, 3, EOS] + [MASK] * (SIZE - 3)])
+    done = sample(sampler, CertainOfEos(), Canvas.of(ids, MASK), EOS_SAMPLER)
+    assert done.ids[0].tolist() == [2, 3] + [EOS] * (SIZE - 2)
+    assert done.total == 1
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_sequences_do_not_depend_on_each_other_or_on_chunks(sampler, monkeypatch):
+    ids = torch.full((5, SIZE), MASK)
+    ids[1, :3], ids[2, 7], ids[3, 5] = 2, 3, EOS
+    real = torch.ones_like(ids, dtype=torch.bool)
+    real[4, 8:] = False
+    canvas = Canvas.of(ids, MASK, seed=11, attention_mask=real)
+    together = sample(sampler, CertainOfEos(), canvas, EOS_SAMPLER)
+    monkeypatch.setattr(token_sampling, "ENTRIES_PER_CHUNK", {"cpu": 3 * 5})
+    for row in range(5):
+        alone = sample(sampler, CertainOfEos(), canvas.select(torch.tensor([row])), EOS_SAMPLER)
+        assert torch.equal(alone.ids[0], together.ids[row])
+        assert torch.equal(alone.order[0], together.order[row])

@@ -1,4 +1,4 @@
-"""Remasking and correcting: their chains against the process that they reverse, and what a walk shows of them."""
+"""ReMDM and the corrector: their chains against the process that they reverse, and their states."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 from unmask.constraints import Vocabulary, Words, compile_constraints
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
-from unmask.laws.chains import ChainState, apply_remasking_step, output_distribution, remasking_steps
+from unmask.laws.chains import _at, _law, output_distribution, remasking_step, remasking_steps
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, all_canvases, oracle, random_joint, random_table
 from unmask.process import remask_limit, reveal_probability
 from unmask.registry import build, names
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, run_sampler, sample
-from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -26,7 +25,7 @@ STRATEGIES = ("cap", "rescale", "conf", "loop")
 
 
 def factorised() -> torch.Tensor:
-    """[V^L] a law of the data under which positions are independent, but not alike."""
+    """[V^L] a data distribution with independent positions."""
     rows = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.1, 0.0, 0.8, 0.1], [0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
     return torch.stack([rows[place, token] for place, token in enumerate(all_canvases(V, L).T)]).prod(dim=0)
 
@@ -35,7 +34,7 @@ def distance(law: torch.Tensor, other: torch.Tensor) -> float:
     return float((law - other).abs().sum()) / 2
 
 
-def test_chances_of_a_step():
+def test_probabilities_of_a_step():
     s, t = torch.tensor(0.2), torch.tensor(0.5)
     assert remask_limit(s, t).item() == pytest.approx(0.4)
     assert remask_limit(torch.tensor(0.8), torch.tensor(0.9)).item() == 1.0
@@ -46,100 +45,89 @@ def test_chances_of_a_step():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_without_remasking_it_is_ancestral_sampling(strategy):
-    """The loop's clock stands still from t_on to t_off; without a loop to speak of it is the schedule's own."""
-    short = {"t_on": 0.5, "t_off": 0.5, "alpha_on": 0.5} if strategy == "loop" else {}
+    loop = {"t_on": 0.5, "t_off": 0.5, "alpha_on": 0.5} if strategy == "loop" else {}
     for schedule in ("loglinear", "cosine") if strategy != "loop" else ("loglinear",):
         for table in (random_table(), random_table(conditioned=True)):
-            sampler = ReMDMSampler(strategy=strategy, steps=4, eta=0.0, schedule=build("schedule", schedule), **short)
+            sampler = ReMDMSampler(strategy=strategy, steps=4, eta=0.0, schedule=build("schedule", schedule), **loop)
             ancestral = output_distribution(AncestralSampler(steps=4, schedule=sampler.schedule), table, BLANK)
             assert torch.allclose(output_distribution(sampler, table, BLANK), ancestral, atol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", ["cap", "rescale", "loop"])
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
-def test_marginals_are_those_of_the_process_for_an_exact_denoiser(strategy, eta):
-    """Where positions are independent the factorised prediction is the posterior itself: z_s has the law of the process
-    at every step, whatever is masked again."""
+def test_marginals_are_those_of_the_process_for_independent_positions(strategy, eta):
+    """The factorised prediction is then the posterior, so z_s has the distribution of the process at every step."""
     joint = factorised()
     denoiser, canvases = oracle(joint, V, L, MASK), all_canvases(V, L)
-    walks, open_ = ChainState.at(BLANK), torch.ones(L, dtype=torch.bool)
-    for turn in remasking_steps(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
-        walks = apply_remasking_step(denoiser, walks, open_, turn)
-        kept = (1 - turn.rate_s) * (canvases[:, None] == canvases).double() + turn.rate_s * (canvases[:, None] == MASK)
+    states, open_ = _at(BLANK), torch.ones(L, dtype=torch.bool)
+    for step in remasking_steps(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
+        states = remasking_step(denoiser, states, open_, step)
+        kept = (1 - step.rate_s) * (canvases[:, None] == canvases).double() + step.rate_s * (canvases[:, None] == MASK)
         process = torch.einsum("x,zx->z", joint, kept.prod(dim=-1))
-        assert torch.allclose(walks.distribution(V), process, atol=1e-12)
+        assert torch.allclose(_law(states, V), process, atol=1e-12)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 1.0])
 @pytest.mark.parametrize("steps", [1, 4, 5])
-def test_corrections_keep_the_law_of_an_exact_denoiser(fraction, steps):
+def test_corrections_keep_the_distribution_of_an_exact_denoiser(fraction, steps):
     joint = factorised()
     law = output_distribution(CorrectorSampler(steps=steps, fraction=fraction), oracle(joint, V, L, MASK), BLANK)
     assert torch.allclose(law, joint, atol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", ["cap", "rescale", "loop"])
-def test_many_steps_give_the_law_of_the_data(strategy):
-    """With a chance of masking again that falls as 1/T, one token at a time is what is left in the limit."""
+def test_many_steps_give_the_data_distribution(strategy):
     joint = random_joint()
     denoiser = oracle(joint, V, L, MASK)
-    far = [
-        distance(
-            output_distribution(ReMDMSampler(strategy=strategy, steps=steps, eta=1 / steps), denoiser, BLANK), joint
-        )
-        for steps in (4, 16, 64, 256)
-    ]
+    samplers = [ReMDMSampler(strategy=strategy, steps=steps, eta=1 / steps) for steps in (4, 16, 64, 256)]
+    far = [distance(output_distribution(sampler, denoiser, BLANK), joint) for sampler in samplers]
     assert far[-1] < 2e-3
     assert all(more > 2.5 * less for more, less in itertools.pairwise(far))
 
 
-def test_corrections_bring_the_law_nearer_to_the_data():
+def test_corrections_move_the_distribution_towards_the_data():
     joint = random_joint()
     denoiser = oracle(joint, V, L, MASK)
     ancestral = distance(output_distribution(AncestralSampler(steps=4), denoiser, BLANK), joint)
-    corrected = distance(output_distribution(CorrectorSampler(steps=8, fraction=0.1), denoiser, BLANK), joint)
-    assert corrected < 0.8 * ancestral
-    many = distance(output_distribution(CorrectorSampler(steps=512, fraction=1 / 256), denoiser, BLANK), joint)
-    assert many < 0.02 * ancestral
+    for sampler, factor in (
+        (CorrectorSampler(steps=8, fraction=0.1), 0.8),
+        (CorrectorSampler(steps=512, fraction=1 / 256), 0.02),
+    ):
+        assert distance(output_distribution(sampler, denoiser, BLANK), joint) < factor * ancestral
 
 
 @pytest.mark.parametrize("schedule", names("schedule"))
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_chances_are_chances_and_the_last_call_writes_all(schedule, strategy):
+def test_plans_hold_probabilities_and_the_last_call_writes_all(schedule, strategy):
+    schedule = build("schedule", schedule)
     for eta, steps in itertools.product((0.02, 1.0), (1, 2, 50)):
-        plan = ReMDMSampler(strategy=strategy, steps=steps, eta=eta, schedule=build("schedule", schedule)).plan()
-        for chance in (plan.remask, plan.limit, plan.reveal, plan.alpha):
-            assert ((chance >= 0) & (chance <= 1 + 1e-12)).all()
+        plan = ReMDMSampler(strategy=strategy, steps=steps, eta=eta, schedule=schedule).plan()
+        for probability in (plan.remask, plan.limit, plan.reveal, plan.alpha):
+            assert ((probability >= 0) & (probability <= 1 + 1e-12)).all()
         assert plan.reveal[-1] == 1
         assert plan.remask[-1] == 0 or steps == 1
-    assert CorrectorSampler(steps=7, schedule=build("schedule", schedule)).plan().reveal[-1] == 1
-    assert CorrectorSampler(steps=8, schedule=build("schedule", schedule)).plan().reveal[-1] == 1
+    for steps in (7, 8):
+        assert CorrectorSampler(steps=steps, schedule=schedule).plan().reveal[-1] == 1
 
 
-def test_a_loop_stands_still():
+def test_a_loop_holds_alpha_and_remasks_only_inside():
     plan = ReMDMSampler(strategy="loop", steps=20, eta=0.02, t_on=0.55, t_off=0.05, alpha_on=0.9).plan()
     assert plan.alpha[0] == 0
     assert torch.allclose(plan.alpha[9:20], torch.tensor(0.9, dtype=torch.float64))
     assert (plan.alpha[:9].diff() > 0).all()
     assert plan.remask.tolist() == [0.0] * 9 + [0.02] * 10 + [0.0]
     assert plan.reveal[9].item() == pytest.approx(0.02 * 0.9 / 0.1)
-
-
-def test_a_loop_is_over_with_the_step_that_leaves_it():
-    """From 0.4 to 0.2 the loop's end, 0.3, is passed: there, and before 0.7, nothing is masked again."""
     plan = ReMDMSampler(strategy="loop", steps=5, eta=0.02, t_on=0.7, t_off=0.3, alpha_on=0.5).plan()
-    assert (plan.limit[:4] > 0.02).all(), "only the loop forbids it"
-    assert plan.remask.tolist() == [0.0, 0.0, 0.02, 0.0, 0.0]
+    assert (plan.limit[:4] > 0.02).all()
+    assert plan.remask.tolist() == [0.0, 0.0, 0.02, 0.0, 0.0], "the step from 0.4 to 0.2 leaves the loop at 0.3"
 
 
 @pytest.mark.parametrize(
     "sampler", [ReMDMSampler(steps=30, eta=0.2, strategy=s) for s in STRATEGIES] + [CorrectorSampler(steps=30)]
 )
-def test_calls_prompts_and_masks(sampler):
-    """More calls than positions, a batch with a prompt and a sequence with nothing to write."""
+def test_states_stay_consistent_while_tokens_are_masked_again(sampler):
     ids = torch.full((4, 12), MASK)
-    ids[1, :8] = 3
-    ids[2] = 2
+    ids[1, :8], ids[2] = 3, 2
     denoiser = RecordingDenoiser(ConstantDenoiser(torch.zeros(5, dtype=torch.float64), MASK))
     states = list(run_sampler(sampler, denoiser, Canvas.of(ids, MASK)))
     assert len(denoiser.calls) == 30
@@ -156,59 +144,54 @@ def test_calls_prompts_and_masks(sampler):
     assert rewritten > 0 or isinstance(sampler, CorrectorSampler)
 
 
-class TwoRows(ConstantDenoiser):
-    """A network that is sure of the first half of a canvas and not of the second."""
+class HalfCertain(ConstantDenoiser):
+    """Certain of the first half of a canvas, uncertain of the second."""
 
     def hidden(self, input_ids, *args, **kwargs):
         rows = torch.tensor([[0.98, 0.01, 0.01, 0.01], [0.3, 0.01, 0.4, 0.3]], dtype=torch.float64).log()
-        half = input_ids.shape[1] // 2
-        return rows.repeat_interleave(half, dim=0).expand(len(input_ids), -1, -1)
+        return rows.repeat_interleave(input_ids.shape[1] // 2, dim=0).expand(len(input_ids), -1, -1)
 
 
-def forgotten(strategy: str) -> tuple[float, float]:
+def remasked_fractions(strategy: str) -> tuple[float, float]:
     """How often a written token of either half is masked again."""
-    sampler = ReMDMSampler(steps=20, eta=0.05, strategy=strategy)
     canvas = Canvas.of(torch.full((400, 16), MASK), MASK)
-    gone, there = torch.zeros(16), torch.zeros(16)
-    for before, after in itertools.pairwise(run_sampler(sampler, TwoRows(torch.zeros(4), MASK), canvas)):
-        gone += (before.written & after.masked).sum(dim=0)
-        there += before.written.sum(dim=0)
-    sure, doubtful = (gone / there).view(2, 8).mean(dim=1).tolist()
-    return sure, doubtful
+    sampler, remasked, written = ReMDMSampler(steps=20, eta=0.05, strategy=strategy), torch.zeros(16), torch.zeros(16)
+    for before, after in itertools.pairwise(run_sampler(sampler, HalfCertain(torch.zeros(4), MASK), canvas)):
+        remasked += (before.written & after.masked).sum(dim=0)
+        written += before.written.sum(dim=0)
+    certain, uncertain = (remasked / written).view(2, 8).mean(dim=1).tolist()
+    return certain, uncertain
 
 
-def test_doubtful_tokens_are_masked_again_more_often():
-    """exp(0.98 - p) times as often, with p about 0.34 on average; in all as often as by cap."""
-    (sure, doubtful), (alike, other) = forgotten("conf"), forgotten("cap")
-    assert doubtful / sure == pytest.approx(torch.tensor(0.98 - 0.34).exp().item(), rel=0.12)
-    assert other == pytest.approx(alike, rel=0.08)
-    assert sure + doubtful == pytest.approx(alike + other, rel=0.08)
+def test_conf_masks_tokens_of_low_confidence_more_often():
+    """exp(0.98 - p) times as often, with p about 0.34 on average; in all as often as cap."""
+    (certain, uncertain), (first, second) = remasked_fractions("conf"), remasked_fractions("cap")
+    assert uncertain / certain == pytest.approx(torch.tensor(0.98 - 0.34).exp().item(), rel=0.12)
+    assert second == pytest.approx(first, rel=0.08)
+    assert certain + uncertain == pytest.approx(first + second, rel=0.08)
 
 
 @pytest.mark.parametrize(
     "sampler",
     [ReMDMSampler(steps=6, eta=0.5), ReMDMSampler(steps=6, strategy="conf", eta=0.5), CorrectorSampler(steps=6)],
 )
-def test_constraints_are_kept_and_particles_refused(sampler):
+def test_constraints_are_kept(sampler):
     automaton = compile_constraints([Words([2, 3])], Vocabulary(None, V, MASK), [])
-    rule = ConstrainedTokenSampler(TokenSampler(), automaton, torch.device("cpu"))
-    state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), rule)
+    tokens = ConstrainedTokenSampler(TokenSampler(), automaton, torch.device("cpu"))
+    state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), tokens)
     assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
-    with pytest.raises(UnmaskError, match="does not support particles"):
-        configure_sampler(sampler, SamplingOptions(automaton=automaton, particles=4), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "message"),
     [
-        ({"name": "remdm", "steps": 0}, "steps must be .*, got 0"),
-        ({"name": "remdm", "eta": 1.5}, "eta must be .*, got 1.5"),
-        ({"name": "remdm", "strategy": "always"}, "strategy must be .*, got 'always'"),
-        ({"name": "remdm", "strategy": "loop", "alpha_on": 1.0}, "alpha_on must be .*, got 1.0"),
-        ({"name": "remdm", "strategy": "loop", "t_on": 0.2, "t_off": 0.4}, "t_off"),
-        ({"name": "corrector", "fraction": 0.0}, "fraction must be .*, got 0.0"),
+        ({"name": "remdm", "eta": 1.5}, "eta must be .* got 1.5"),
+        ({"name": "remdm", "strategy": "always"}, "strategy must be .* got 'always'"),
+        ({"name": "remdm", "strategy": "loop", "alpha_on": 1.0}, "alpha_on must be .* got 1.0"),
+        ({"name": "remdm", "strategy": "loop", "t_on": 0.2, "t_off": 0.4}, "t_off must not be above t_on=0.2, got 0.4"),
+        ({"name": "corrector", "fraction": 0.0}, "fraction must be .* got 0.0"),
     ],
 )
-def test_impossible_options_are_named(spec, words):
-    with pytest.raises(UnmaskError, match=words):
+def test_options_out_of_range_are_refused(spec, message):
+    with pytest.raises(UnmaskError, match=message):
         build("sampler", spec)

@@ -1,4 +1,4 @@
-"""Texts longer than the network: their enumerated law, what they cost, and where they end."""
+"""Texts longer than the network: their enumerated distribution, their calls, and their ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unmask.schedules import LogLinear
 
 V, L, MASK, LONG = 4, 3, 1, 5
 CPU = torch.device("cpu")
-USUAL = LogLinear()
+DEFAULT = LogLinear()
 
 
 def last_of(states):
@@ -29,16 +29,12 @@ def last_of(states):
     return last
 
 
-def windowed(steps: int | None, denoiser, canvas: Canvas, windows: Windows):
-    return windowed_by(AncestralSampler(steps=steps), denoiser, canvas, windows)
-
-
-def windowed_by(sampler: Sampler, denoiser, canvas: Canvas, windows: Windows):
-    return run_windows(lambda part: run_sampler(sampler, denoiser, part), sampler, canvas, windows)
+def windowed(sampler: Sampler, denoiser, canvas: Canvas, windows: Windows):
+    return run_windows(lambda window: run_sampler(sampler, denoiser, window), sampler, canvas, windows)
 
 
 def windowed_law(sampler: Sampler, denoiser, start: list[int], windows: Windows) -> torch.Tensor:
-    """[V^N] window after window, each by the enumerated chain of the sampler from what stands before it."""
+    """[V^N] the distribution of the canvas, from the enumerated chain of the sampler on each window."""
     law = {tuple(start): 1.0}
     for begin in windows.starts(len(start)):
         after: dict[tuple[int, ...], float] = {}
@@ -56,19 +52,19 @@ def windowed_law(sampler: Sampler, denoiser, start: list[int], windows: Windows)
 
 
 def masked_samplers() -> list[Sampler]:
-    """Every registered one that walks a masked network, with the usual schedule."""
-    return [one for one in members("sampler") if not one.causal and getattr(one, "schedule", USUAL) == USUAL]
+    """Every registered sampler of masked models, with the default schedule."""
+    return [one for one in members("sampler") if not one.causal and getattr(one, "schedule", DEFAULT) == DEFAULT]
 
 
 @pytest.mark.parametrize("sampler", masked_samplers(), ids=describe)
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_windows_follow_their_enumerated_law(sampler, stride):
+def test_windows_follow_their_enumerated_distribution(sampler, stride):
     denoiser, windows = random_table(), Windows(L, stride)
     for start in ([MASK] * LONG, [2, MASK, MASK, 0, MASK]):
         law = windowed_law(sampler, denoiser, start, windows)
         assert float(law.sum()) == pytest.approx(1)
         canvas = Canvas.of(torch.tensor(start).expand(4000, -1), MASK, seed=300)
-        ids = last_of(windowed_by(sampler, denoiser, canvas, windows)).ids
+        ids = last_of(windowed(sampler, denoiser, canvas, windows)).ids
         counts = torch.bincount((ids * V ** torch.arange(LONG)).sum(dim=1), minlength=V**LONG)
         assert counts[law == 0].sum() == 0
         assert chi_square(counts, law) > 1e-4
@@ -83,41 +79,41 @@ def test_windows_cover_the_canvas_and_end_with_it():
 
 
 @pytest.mark.parametrize("steps", [2, None])
-def test_calls_add_up_and_order_goes_on_counting(steps):
+def test_calls_and_order_count_on_over_the_windows(steps):
     denoiser = RecordingDenoiser(random_table())
     canvas = Canvas.of(torch.tensor([[MASK] * 7]), MASK, seed=5)
-    states = list(windowed(steps, denoiser, canvas, Windows(L, 2)))
+    states = list(windowed(AncestralSampler(steps=steps), denoiser, canvas, Windows(L, 2)))
     assert [state.call for state in states] == list(range(len(denoiser.calls) + 1))
-    assert {state.total for state in states} == {len(denoiser.calls)}, "known before the first"
+    assert {state.total for state in states} == {len(denoiser.calls)}
     last = states[-1]
     assert int(last.calls[0]) == len(denoiser.calls) == int(last.order.max()) + 1
     for before, after in itertools.pairwise(states):
         fresh = after.order == before.call
         assert torch.equal(before.ids != after.ids, fresh)
-        assert torch.equal(before.confidence[~fresh], after.confidence[~fresh]), "what was written stays as sure"
-    for call, seen in enumerate(denoiser.calls):
-        assert seen.shape == (1, L)
-        assert (seen == MASK).sum() > 0, f"call {call} had something to write"
+        assert torch.equal(before.confidence[~fresh], after.confidence[~fresh])
+    assert all(seen.shape == (1, L) and (seen == MASK).any() for seen in denoiser.calls)
 
 
-def test_a_text_ends_with_the_window_of_its_end_and_costs_no_more():
-    """Token 3 ends a text, and each row draws it now and then; rows are the same in company and alone."""
+def test_a_sequence_is_finished_with_the_window_of_its_end():
+    """Token 3 ends a text. Sequences are the same alone and in a batch."""
     denoiser = RecordingDenoiser(ConstantDenoiser(torch.tensor([0.4, 0.0, 0.4, 0.2]).log(), MASK))
     windows, rows = Windows(4, 2, end=3), 12
     canvas = Canvas.of(torch.full((rows, 16), MASK), MASK, seed=70)
-    together = last_of(windowed(None, denoiser, canvas, windows))
+    together = last_of(windowed(AncestralSampler(), denoiser, canvas, windows))
     assert together.total == together.call == len(denoiser.calls)
-    assert not any((seen[:, :2] == 3).any() for seen in denoiser.calls[4:]), "behind the first window none has an end"
+    assert not any((seen[:, :2] == 3).any() for seen in denoiser.calls[4:]), "finished sequences are left out"
     ends = set()
     for b in range(rows):
         size = int(together.canvas.attention_mask[b].sum())
         ids = together.ids[b, :size].tolist()
         assert MASK not in ids
-        assert size == 16 or 3 in ids[-4:], "it stopped for a reason"
-        assert 3 not in ids[: max(0, size - 4)], "and at once"
+        assert size == 16 or 3 in ids[-4:]
+        assert 3 not in ids[: max(0, size - 4)]
         assert int(together.calls[b]) == size == int(together.order[b].max()) + 1
         denoiser.calls.clear()
-        alone = last_of(windowed(None, denoiser, Canvas.of(canvas.ids[b : b + 1], MASK, seed=70 + b), windows))
+        alone = last_of(
+            windowed(AncestralSampler(), denoiser, Canvas.of(canvas.ids[b : b + 1], MASK, seed=70 + b), windows)
+        )
         assert alone.ids[0, :size].tolist() == ids
         assert alone.order[0, :size].tolist() == together.order[b, :size].tolist()
         assert len(denoiser.calls) == int(together.calls[b])
@@ -125,7 +121,7 @@ def test_a_text_ends_with_the_window_of_its_end_and_costs_no_more():
     assert len(ends) > 2
 
 
-def test_up_to_the_length_of_the_network_it_is_the_plain_sampler():
+def test_a_canvas_of_one_window_is_sampled_as_without_windows():
     canvas = Canvas.of(torch.full((20, L), MASK), MASK, seed=3)
     plain = sample(AncestralSampler(steps=2), random_table(), canvas)
     ours = last_of(
@@ -135,11 +131,11 @@ def test_up_to_the_length_of_the_network_it_is_the_plain_sampler():
     )
     assert torch.equal(plain.ids, ours.ids)
     assert torch.equal(plain.order, ours.order)
-    whole = last_of(windowed(2, random_table(), canvas, Windows(L, 2)))
+    whole = last_of(windowed(AncestralSampler(steps=2), random_table(), canvas, Windows(L, 2)))
     assert torch.equal(plain.ids, whole.ids)
 
 
-def test_the_front_door_writes_any_length(mdlm):
+def test_generate_writes_any_length(mdlm):
     done = mdlm.sample(3, prompt="def f(", length=150, steps=8, seed=4, batch_size=2)
     for i, one in enumerate(done):
         assert len(one.ids) == 150
@@ -160,7 +156,7 @@ def test_the_front_door_writes_any_length(mdlm):
     assert [frame.call for frame in frames] == list(range(done[0].calls + 1))
 
 
-def test_the_network_is_called_as_often_as_is_said(mdlm, monkeypatch):
+def test_the_number_of_network_calls_is_reported(mdlm, monkeypatch):
     calls, run = [], mdlm.denoiser._run
     monkeypatch.setattr(mdlm.denoiser, "_run", lambda *a, **k: calls.append(1) or run(*a, **k))
     one = mdlm.sample(1, length=2 * LENGTH, steps=None, seed=3)[0]
@@ -175,7 +171,7 @@ def test_a_prompt_may_be_longer_than_the_network(mdlm):
     assert one.calls == max(one.order) + 1
 
 
-def test_a_long_text_ends_at_eos_where_the_policy_says_so(tmp_path):
+def test_a_long_text_ends_at_eos_if_the_policy_says_so(tmp_path):
     lm = load(make_checkpoint(tmp_path / "padded", policy="padded"), device="cpu")
     eos = lm.tokenizer.eos_token_id
     done = lm.sample(6, length=20 * LENGTH, steps=4, seed=0)
