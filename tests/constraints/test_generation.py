@@ -32,7 +32,7 @@ def test_every_text_matches(mdlm, constraint, holds, steps):
             assert holds(one.text), one.text
             assert one.text.startswith(prompt)
             assert len(one.ids) == LENGTH
-            assert mdlm.text_processor.mask not in one.ids
+            assert mdlm.text_processor.mask_token_id not in one.ids
             assert one.calls == max(one.order) + 1
 
 

@@ -15,7 +15,7 @@ from unmask.constraints.particles import ScoredTokenSampler
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V
-from unmask.laws.tables import ConstantDenoiser, TableDenoiser, all_canvases, odds, oracle, random_table
+from unmask.laws.tables import ConstantDenoiser, TableDenoiser, all_canvases, oracle, planner_log_odds, random_table
 from unmask.pipeline import load
 from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
@@ -153,7 +153,7 @@ def expected_score(score: str, p: list[float], z: list[int], position: int) -> f
     """The score of a prediction p at a position of a canvas z."""
     last_text = max((i for i in range(L) if z[i] not in (MASK, EOS)), default=-1)
     first_eos = min((i for i in range(L) if z[i] == EOS), default=L)
-    correct = float(odds(torch.tensor(p).double()).sigmoid())
+    correct = float(planner_log_odds(torch.tensor(p).double()).sigmoid())
     text = [0.0 if token == EOS else x for token, x in enumerate(p)]
     if last_text > first_eos:
         adjusted = p

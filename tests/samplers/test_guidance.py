@@ -146,6 +146,36 @@ def test_guidance_applies_in_the_windows_that_see_the_prompt(mdlm, monkeypatch):
     assert len(rows) == one.calls
 
 
+# ---- no EOS before text
+
+
+@pytest.mark.parametrize("steps", [2, None])
+def test_eos_is_excluded_where_no_eos_is_set(steps):
+    table, no_eos, eos = random_table(), torch.tensor([True, False, False]), 3
+    logits = table.logits.clone()
+    logits[:, no_eos, eos] = -torch.inf
+    expected = output_distribution(AncestralSampler(steps=steps), TableDenoiser(logits, 1), torch.full((3,), 1))
+    canvas = Canvas.of(torch.full((8000, 3), 1), 1, seed=90)
+    ids = sample(AncestralSampler(steps=steps), NoEosDenoiser(table, no_eos.expand(8000, -1), eos), canvas).ids
+    counts = torch.bincount((ids * 4 ** torch.arange(3)).sum(dim=1), minlength=64)
+    assert counts[expected == 0].sum() == 0
+    assert chi_square(counts, expected) > 1e-4
+
+
+def test_no_eos_follows_a_sequence_when_others_are_finished():
+    ids = torch.tensor([[2, 2, 0], [0, 2, 1], [1, 1, 1], [2, 0, 0], [1, 0, 0]])
+    no_eos, table, eos = torch.zeros_like(ids, dtype=torch.bool), random_table(), 3
+    no_eos[2, 1:] = True
+    for seed in range(40):
+        canvas = Canvas.of(ids, 1, seed=10 * seed)
+        together = sample(AncestralSampler(), NoEosDenoiser(table, no_eos, eos), canvas).ids
+        assert eos not in together[2, 1:].tolist()
+        for b in range(len(ids)):
+            alone = NoEosDenoiser(table, no_eos[b : b + 1], eos)
+            ids_alone = sample(AncestralSampler(), alone, Canvas.of(ids[b : b + 1], 1, seed=10 * seed + b)).ids
+            assert torch.equal(ids_alone[0], together[b])
+
+
 # ---- masks behind short rows
 
 
@@ -156,7 +186,7 @@ def supervised(tmp_path_factory):
 
 
 def test_short_rows_and_pads_are_shown_as_masks(supervised):
-    wrapped, mask = MaskPaddedDenoiser(supervised.denoiser, LENGTH), supervised.text_processor.mask
+    wrapped, mask = MaskPaddedDenoiser(supervised.denoiser, LENGTH), supervised.text_processor.mask_token_id
     ids = torch.randint(0, 200, (2, 7))
     real = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     shown = torch.full((2, LENGTH), mask)
@@ -172,7 +202,7 @@ def confidence_matches(one, logits: torch.Tensor, positions: range) -> bool:
 
 
 def test_short_texts_are_predicted_as_the_start_of_a_row(supervised):
-    mask, eos = supervised.text_processor.mask, supervised.tokenizer.eos_token_id
+    mask, eos = supervised.text_processor.mask_token_id, supervised.tokenizer.eos_token_id
     (short,) = supervised.sample(1, length=12, steps=1, seed=3)
     logits = supervised.denoiser.head(supervised.denoiser.hidden(torch.full((1, LENGTH), mask))).detach()[0]
     assert len(short.ids) == 12

@@ -10,7 +10,7 @@ import torch
 from unmask.constraints import Vocabulary, Words, compile_constraints
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
-from unmask.laws.chains import _at, _law, output_distribution, remasking_step, remasking_steps
+from unmask.laws.chains import ChainState, apply_remasking_step, output_distribution, remasking_steps
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, all_canvases, oracle, random_joint, random_table
 from unmask.process import remask_limit, reveal_probability
 from unmask.registry import build, names
@@ -59,12 +59,12 @@ def test_marginals_are_those_of_the_process_for_independent_positions(strategy, 
     """The factorised prediction is then the posterior, so z_s has the distribution of the process at every step."""
     joint = factorised()
     denoiser, canvases = oracle(joint, V, L, MASK), all_canvases(V, L)
-    states, open_ = _at(BLANK), torch.ones(L, dtype=torch.bool)
+    states, open_ = ChainState.at(BLANK), torch.ones(L, dtype=torch.bool)
     for step in remasking_steps(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
-        states = remasking_step(denoiser, states, open_, step)
+        states = apply_remasking_step(denoiser, states, open_, step)
         kept = (1 - step.rate_s) * (canvases[:, None] == canvases).double() + step.rate_s * (canvases[:, None] == MASK)
         process = torch.einsum("x,zx->z", joint, kept.prod(dim=-1))
-        assert torch.allclose(_law(states, V), process, atol=1e-12)
+        assert torch.allclose(states.distribution(V), process, atol=1e-12)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 1.0])

@@ -20,17 +20,9 @@ class DenoiserWrapper(ABC):
     def __init__(self, denoiser: Any) -> None:
         self.denoiser = denoiser
 
-    @property
-    def config(self) -> Any:
-        return self.denoiser.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.denoiser.device
-
-    @property
-    def fused(self) -> bool:
-        return getattr(self.denoiser, "fused", False)
+    def __getattr__(self, name: str) -> Any:
+        """`config`, `device`, `fused` and so on are those of the denoiser."""
+        return getattr(self.denoiser, name)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """Token ids [B, L] to hidden rows [B, L, D'] for `head`."""
@@ -55,13 +47,13 @@ class DenoiserWrapper(ABC):
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
     ) -> Tensor: ...
 
-    @abstractmethod
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Hidden rows [..., D'] to logits [..., V]."""
+        return self.denoiser.head(rows, mask_logit)
 
-    @abstractmethod
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         """The planner's logits [...] for hidden rows [..., D'] and the log-probabilities of their top tokens."""
+        return self.denoiser.plan(rows, log_top)
 
 
 class GuidedDenoiser(DenoiserWrapper):
@@ -141,10 +133,5 @@ class MaskPaddedDenoiser(DenoiserWrapper):
         mask, width = self.config.mask_token_id, input_ids.shape[1]
         padded = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask.bool(), mask)
         padded = torch.nn.functional.pad(padded, (0, max(0, self.length - width)), value=mask)
-        return hidden_rows(self.denoiser, padded, positions, alpha)[:, :width]
-
-    def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        return self.denoiser.head(rows, mask_logit)
-
-    def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
-        return self.denoiser.plan(rows, log_top)
+        hidden = hidden_rows(self.denoiser, padded, positions, alpha)
+        return hidden[:, :width] if positions is None else hidden

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -68,10 +67,6 @@ def check_sampling_options(
         raise UnmaskError(
             f"An autoregressive model cannot use {option}; use a masked model, which sees its whole canvas."
         )
-    if not 0 <= guidance < math.inf:
-        raise UnmaskError(f"guidance must be a number of at least 0, got {guidance}.")
-    if particles < 1:
-        raise UnmaskError(f"particles must be at least 1, got {particles}.")
     if particles == 1:
         return
     if constrained == scored:
