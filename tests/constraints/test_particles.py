@@ -63,7 +63,9 @@ def test_particles_converge_to_the_weighted_distribution(kind, steps):
 
 def test_weights_are_those_of_the_model_at_its_temperature():
     automaton, table = automaton_of(Words([2, 3])), random_table()
-    law = output_distribution(AncestralSampler(steps=2), TableDenoiser(table.logits / 0.5, MASK), BLANK) * matches(automaton)
+    law = output_distribution(AncestralSampler(steps=2), TableDenoiser(table.logits / 0.5, MASK), BLANK) * matches(
+        automaton
+    )
     tokens = ConstrainedTokenSampler(TokenSampler(temperature=0.5), automaton, CPU, 2)
     assert unbiased(last_state(2, 2000, 2, tokens, table), float(law.sum()))
 

@@ -95,7 +95,10 @@ def test_guided_samples_follow_the_guided_chain(steps):
     canvas = Canvas.of(PROMPTED.expand(8000, -1), 1, seed=20)
     ids = sample(AncestralSampler(steps=steps), GuidedDenoiser(table, canvas.ids != 1, weight), canvas).ids
     counts = torch.bincount((ids * 4 ** torch.arange(3)).sum(dim=1), minlength=64)
-    assert chi_square(counts, output_distribution(AncestralSampler(steps=steps), TableDenoiser(logits, 1), PROMPTED)) > 1e-4
+    assert (
+        chi_square(counts, output_distribution(AncestralSampler(steps=steps), TableDenoiser(logits, 1), PROMPTED))
+        > 1e-4
+    )
     plain = output_distribution(AncestralSampler(steps=steps), table, PROMPTED)
     assert chi_square(counts, plain) < 1e-6, "the test tells them apart"
 
