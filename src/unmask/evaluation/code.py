@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from unmask.data.encoding import encode
 from unmask.data.sources import Document
 from unmask.data.stdlib import FunctionsSource, parse_function, parse_module
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.evaluation.perplexity import training_source
 from unmask.evaluation.statistics import Estimate
 from unmask.evaluation.tasks import (
     TOKEN_RULES,
@@ -26,10 +25,13 @@ from unmask.evaluation.tasks import (
     TaskEvaluation,
     default_batch_size,
     summarize,
+    training_source,
 )
-from unmask.likelihood import Progress
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.text_processor import PieceReader
+
+if TYPE_CHECKING:
+    from unmask.likelihood import Progress
+    from unmask.pipeline import MaskedDiffusionLM
 
 Kind = Literal["expression", "line", "lines"]
 SIZES: dict[Kind, range] = {"expression": range(2, 9), "line": range(6, 21), "lines": range(21, 49)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,13 +29,15 @@ from unmask.evaluation.statistics import (
     unigram_entropy,
 )
 from unmask.io import unique_names
-from unmask.likelihood import Progress
 from unmask.models.build import read_config
 from unmask.models.dit import missing_planner_error
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.base import Sampler
 from unmask.samplers.options import choose_sampler
 from unmask.samplers.token_sampling import TokenSampler
+
+if TYPE_CHECKING:
+    from unmask.likelihood import Progress
+    from unmask.pipeline import MaskedDiffusionLM
 
 ONE_TOKEN_PER_CALL = "none"
 """The value of --steps for one token per call, which samples from the model exactly."""

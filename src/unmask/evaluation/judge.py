@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from unmask.checkpoint import DEFAULT_AR_MODEL, find_checkpoint, is_checkpoint, 
 from unmask.data.encoding import encode
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Values
-from unmask.likelihood import Progress
 from unmask.models.build import first_line, is_causal_config, read_config, silence_transformers
 from unmask.models.inference import Dtype, select_dtype
+
+if TYPE_CHECKING:
+    from unmask.likelihood import Progress
 
 BATCH_SIZE = 64
 IGNORE_INDEX = -100

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources import Document, Source, source_spec
+from unmask.data.sources import Document, source_spec
 from unmask.data.split import Corpus, prepare
 from unmask.errors import UnmaskError
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import build
 
-S = TypeVar("S", bound=Source)
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 
 def evaluation_rows(
@@ -62,13 +62,3 @@ def _training_corpus(lm: MaskedDiffusionLM) -> Corpus:
         raise UnmaskError(
             f"The training data of this checkpoint cannot be read ({reason}); name texts with --data."
         ) from error
-
-
-def training_source(lm: MaskedDiffusionLM, kind: type[S], description: str, recipes: str) -> S:
-    """The source of a checkpoint's training data; raise `UnmaskError` unless it is of this kind."""
-    config: dict[str, Any] = lm.config.protocol.get("data", {}).get("source", {})
-    source = build("source", config) if config else None
-    if isinstance(source, kind):
-        return source
-    found = f"was trained on the source '{config['name']}'" if config else "does not record its training data"
-    raise UnmaskError(f"The checkpoint '{lm.path}' {found}, not on {description}; train one with {recipes}.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from unmask.data.encoding import encode, encode_one
 from unmask.data.length_policies import rows_of_texts
 from unmask.data.puzzles import PuzzleSource
 from unmask.data.rows import Rows
+from unmask.data.sources import Source
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.evaluation.perplexity import training_source
 from unmask.evaluation.statistics import (
     LEVEL,
     Estimate,
@@ -28,11 +28,14 @@ from unmask.evaluation.statistics import (
     bootstrap_weights,
     wilson,
 )
-from unmask.likelihood import Progress
-from unmask.pipeline import MaskedDiffusionLM
+from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler
 from unmask.samplers.options import SamplerSpec, SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
+
+if TYPE_CHECKING:
+    from unmask.likelihood import Progress
+    from unmask.pipeline import MaskedDiffusionLM
 
 ORDERS = ("uniform", "left_to_right", "confidence", "margin", "entropy", "threshold")
 TokenRule = Literal["greedy", "stochastic"]
@@ -43,6 +46,7 @@ MAX_PUZZLES = 1000
 
 Columns = dict[str, Values]
 """Measurements by name, [n] each: one value per item."""
+S = TypeVar("S", bound=Source)
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,16 @@ def summarize(columns: Columns, rates: Sequence[str], unit: str) -> dict[str, Es
         unit: share,
         **{name: Estimate(float(columns[name].mean())) for name in ("calls", "seconds")},
     }
+
+
+def training_source(lm: MaskedDiffusionLM, kind: type[S], description: str, recipes: str) -> S:
+    """The source of a checkpoint's training data; raise `UnmaskError` unless it is of this kind."""
+    config: dict[str, Any] = lm.config.protocol.get("data", {}).get("source", {})
+    source = build("source", config) if config else None
+    if isinstance(source, kind):
+        return source
+    found = f"was trained on the source '{config['name']}'" if config else "does not record its training data"
+    raise UnmaskError(f"The checkpoint '{lm.path}' {found}, not on {description}; train one with {recipes}.")
 
 
 def puzzle_source(lm: MaskedDiffusionLM) -> PuzzleSource:
