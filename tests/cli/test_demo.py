@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -68,10 +67,8 @@ def test_every_part_is_printed_with_its_time(run, folder, monkeypatch):
         assert len(frames) - 1 <= demo.CALLS
 
 
-def test_json_has_every_part_and_a_finished_run_is_kept(run, folder, monkeypatch):
-    code, out, err = run("demo", "--json")
-    assert code == 0, err
-    first = json.loads(out)
+def test_json_has_every_part_and_a_finished_run_is_kept(reported, printed, folder, monkeypatch):
+    first = reported("demo")
     assert len(first["stories"]) == demo.STORIES
     assert first["rewritten"].startswith("One.")
     assert first["rewritten"].endswith(" Three.")
@@ -81,12 +78,9 @@ def test_json_has_every_part_and_a_finished_run_is_kept(run, folder, monkeypatch
     log = (folder / "log.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(demo, "train", None)
-        code, out, _ = run("demo", "--json")
-    assert code == 0
-    assert {**json.loads(out), "seconds": 0} == {**first, "seconds": 0}
+        assert {**reported("demo"), "seconds": 0} == {**first, "seconds": 0}
     assert (folder / "log.jsonl").read_bytes() == log
-    code, out, _ = run("demo", "--fresh", "--json")
-    assert code == 0
+    printed("demo", "--fresh", "--json")
     assert (folder / "log.jsonl").read_bytes() != log
 
 
@@ -102,16 +96,15 @@ def test_a_folder_in_use_is_refused_before_the_work(run, folder, options):
     assert (folder / "letter.txt").read_text() == Path("letter.txt").read_text() == "mine"
 
 
-def test_another_run_is_not_resumed(run, folder):
+def test_another_run_is_not_resumed(printed, run, folder):
     train(read_recipe("demo", [*SMALL, "training.steps=2", "optimizer.learning_rate=0.5"]), folder)
     code, out, err = run("demo")
     assert (code, "took" in out) == (2, False)
     assert "--fresh" in err
-    code, _, err = run("demo", "--fresh", "--json")
-    assert code == 0, err
+    printed("demo", "--fresh", "--json")
 
 
-def test_ctrl_c_during_training_saves_and_the_next_demo_resumes(run, folder, monkeypatch):
+def test_ctrl_c_during_training_saves_and_the_next_demo_resumes(reported, run, folder, monkeypatch):
     pressed = []
 
     def press_once(self):
@@ -125,9 +118,7 @@ def test_ctrl_c_during_training_saves_and_the_next_demo_resumes(run, folder, mon
     assert err == "Interrupted; the checkpoint of step 1 is saved. Run the same command to resume.\n"
     assert not list(folder.rglob(".*.tmp"))
     assert load_checkpoint(folder).config.length == 32
-    code, out, _ = run("demo", "--json")
-    assert code == 0
-    assert json.loads(out)["training"]["bound"]["nats"] > 0
+    assert reported("demo")["training"]["bound"]["nats"] > 0
     assert [one["step"] for one in read_log(folder) if "loss" in one] == [2, 4, 6]
 
 

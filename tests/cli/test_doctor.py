@@ -46,10 +46,8 @@ def test_text_has_a_line_per_check(doctor, few_laws, mdlm_folder):
     assert "✗" not in out
 
 
-def test_json_has_everything(doctor, few_laws, mdlm_folder):
-    code, out, _ = doctor("--checkpoint", mdlm_folder, "--json")
-    assert code == 0
-    found = json.loads(out)
+def test_json_has_everything(reported, few_laws, mdlm_folder):
+    found = reported("doctor", "--device", "cpu", "--checkpoint", mdlm_folder)
     assert (found["passed"], found["failures"], found["device"]) == (True, 0, "cpu")
     assert {"unmask", "Python", "torch", "transformers"} <= {one["name"] for one in found["versions"]}
     assert found["machine"]["cores"] >= 1
@@ -62,27 +60,21 @@ def test_json_has_everything(doctor, few_laws, mdlm_folder):
     assert exact["value"] <= exact["limit"]
 
 
-def test_quick_skips_the_laws(doctor, ar_folder):
-    code, out, _ = doctor("--quick", "--json")
-    assert code == 0
-    found = json.loads(out)
+def test_quick_skips_the_laws(printed, reported, ar_folder):
+    found = reported("doctor", "--quick")
     assert (found["laws"], found["checkpoint"]) == (None, None)
-    code, out, _ = doctor("--quick", "--checkpoint", ar_folder)
-    assert code == 0
+    out = printed("doctor", "--quick", "--checkpoint", ar_folder, "--device", "cpu")
     assert "Laws" not in out
     assert "✓ generation agrees with score" in out
 
 
-def test_shipped_models_pass(doctor, shipped_models):
+def test_shipped_models_pass(reported, shipped_models):
     """The exact likelihood of the trained 'smoke' is far from uniform; --text alone checks 'stories'."""
-    code, out, _ = doctor("--quick", "--checkpoint", "smoke", "--text", "bbbbbcafffffffffffcafbbbbcbbbebffff", "--json")
-    assert code == 0
-    found = json.loads(out)["checkpoint"]
+    quick = partial(reported, "doctor", "--quick", "--device", "cpu")
+    found = quick("--checkpoint", "smoke", "--text", "bbbbbcafffffffffffcafbbbbcbbbebffff")["checkpoint"]
     assert found["about"]["parameters"] == 57_129
     assert all(one["passed"] is not False for one in found["findings"])
-    code, out, _ = doctor("--quick", "--text", "a text of some tokens", "--json")
-    assert code == 0
-    assert json.loads(out)["checkpoint"]["about"]["path"] == str(shipped_models / "stories")
+    assert quick("--text", "a text of some tokens")["checkpoint"]["about"]["path"] == str(shipped_models / "stories")
 
 
 def test_a_broken_law_is_named_with_its_numbers(doctor, few_laws, monkeypatch):

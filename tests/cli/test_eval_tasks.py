@@ -58,10 +58,9 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("task", "calls"), [("sudoku", (8, 16)), ("paths", (5, 5))])
-def test_puzzles_have_a_row_per_strategy(run, place, task, calls):
+def test_puzzles_have_a_row_per_strategy(printed, place, task, calls):
     options = ("--count", 6, "--steps", 2, "--steps", "none", "--out", "all.json", "--plot", "p.png")
-    code, out, err = run("eval", "puzzles", task, "--twin", f"{task}-ar", *options)
-    assert code == 0, err
+    out = printed("eval", "puzzles", task, "--twin", f"{task}-ar", *options)
     for words in ("uniform", "margin", "threshold", "solved", f"6 held-out puzzles of '{task}'"):
         assert words in out
     report = json.loads(Path("all.json").read_text())
@@ -79,11 +78,10 @@ def test_puzzles_have_a_row_per_strategy(run, place, task, calls):
             assert calls[0] <= row["calls"]["value"] <= calls[1]
 
 
-def test_code_has_a_row_per_strategy_and_kind(run, place):
+def test_code_has_a_row_per_strategy_and_kind(printed, place):
     options = ("--count", 3, "--rule", "greedy", "--steps", 2, "--steps", "none")
     options += ("--out", "all.json", "--plot", "p.png")
-    code, out, err = run("eval", "code", "code", "--twin", "code-ar", *options)
-    assert code == 0, err
+    out = printed("eval", "code", "code", "--twin", "code-ar", *options)
     for words in ("uniform", "margin", "threshold", "parses", "expression: 3 blanks in held-out functions"):
         assert words in out
     assert "…" not in out, "a table fits into 80 columns"
@@ -109,14 +107,10 @@ def test_code_has_a_row_per_strategy_and_kind(run, place):
         ("code", ("code-ar", "--count", 2, "--kind", "line"), ("code", "--count", 2, "--kind", "lines")),
     ],
 )
-def test_a_causal_model_and_another_sampler_have_one_row_each(run, place, verb, causal, masked):
-    code, out, err = run("eval", verb, *causal, "--rule", "greedy", "--json")
-    assert code == 0, err
-    (row,) = json.loads(out)["rows"]
+def test_a_causal_model_and_another_sampler_have_one_row_each(reported, place, verb, causal, masked):
+    (row,) = reported("eval", verb, *causal, "--rule", "greedy")["rows"]
     assert (row["way"], row["rule"], row["items"]) == ("ar", "greedy", causal[2])
-    code, out, err = run("eval", verb, *masked, "--sampler", REMDM, "--rule", "stochastic", "--json")
-    assert code == 0, err
-    (row,) = json.loads(out)["rows"]
+    (row,) = reported("eval", verb, *masked, "--sampler", REMDM, "--rule", "stochastic")["rows"]
     assert (row["way"], row["calls"]["value"], row["sampler"]["strategy"]) == ("remdm", 6, "loop")
 
 
@@ -128,11 +122,10 @@ def test_results_do_not_depend_on_the_batch(run, place):
     assert reports[0] == reports[1]
 
 
-def test_puzzle_models_can_be_scored_and_fill(run, place):
+def test_puzzle_models_can_be_scored_and_fill(printed, run, place):
     code, _, err = run("eval", "sudoku", "--json")
     assert code in (0, 1), err
-    code, out, err = run("fill", "sudoku", "12[MASK:2]3[MASK:11]", "--order", "margin", "--greedy")
-    assert code == 0, err
+    out = printed("fill", "sudoku", "12[MASK:2]3[MASK:11]", "--order", "margin", "--greedy")
     assert out.strip().startswith("12")
     assert len(out.strip()) == 16
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+from functools import partial
 
 import pytest
 
 
 @pytest.fixture
-def fill(run, mdlm_folder):
-    def call(*arguments):
-        code, out, err = run("fill", mdlm_folder, *arguments, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return call
+def fill(reported, mdlm_folder):
+    return partial(reported, "fill", mdlm_folder)
 
 
 def test_blanks_are_filled_and_the_rest_is_kept(fill):
@@ -27,10 +22,9 @@ def test_blanks_are_filled_and_the_rest_is_kept(fill):
     assert 2 <= len(one["ids"]) - 4 <= 4
 
 
-def test_text_is_printed_without_wrapping_or_markup(run, mdlm_folder, mdlm):
+def test_text_is_printed_without_wrapping_or_markup(printed, mdlm_folder, mdlm):
     text = "[bold]" + "x" * 37 + "[MASK]"
-    code, out, _ = run("fill", mdlm_folder, text, "--greedy")
-    assert code == 0
+    out = printed("fill", mdlm_folder, text, "--greedy")
     assert out == mdlm.fill(text, greedy=True) + "\n"
 
 

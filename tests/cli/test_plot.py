@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,20 +20,16 @@ def runs(tmp_path, monkeypatch):
     return Path("healthy"), Path("healthy-ar")
 
 
-def test_curves_of_one_run_are_in_its_folder_and_of_several_here(run, runs):
-    code, out, _ = run("plot", "run", runs[0])
-    assert code == 0
+def test_curves_of_one_run_are_in_its_folder_and_of_several_here(printed, runs):
+    out = printed("plot", "run", runs[0])
     assert out == f"Wrote {runs[0] / 'curves.png'}\n"
     assert (runs[0] / "curves.png").read_bytes().startswith(b"\x89PNG")
-    code, _, _ = run("plot", "run", *runs)
-    assert code == 0
+    printed("plot", "run", *runs)
     assert Path("curves.png").is_file()
 
 
-def test_json_has_last_and_best_values(run, runs):
-    code, out, _ = run("plot", "run", *runs, "--x", "seconds", "--out", "compared.svg", "--json")
-    assert code == 0
-    report = json.loads(out)
+def test_json_has_last_and_best_values(reported, runs):
+    report = reported("plot", "run", *runs, "--x", "seconds", "--out", "compared.svg")
     assert report["picture"] == "compared.svg"
     assert Path("compared.svg").is_file()
     first, second = report["runs"]
@@ -66,13 +61,11 @@ def test_bad_input_is_one_sentence_and_exit_2(refused, runs, arguments, words):
     assert sorted(Path().rglob("*")) == before
 
 
-def test_each_order_and_sampler_has_a_panel(run, mdlm_folder, tmp_path):
+def test_each_order_and_sampler_has_a_panel(reported, mdlm_folder, tmp_path):
     picture = tmp_path / "order.png"
     samplers = ("--order", "left_to_right", "--order", "threshold", "--sampler", "name: remdm, eta: 0.5")
-    options = ("--length", 12, "--prompt", "ab", "--steps", 5, *samplers, "--out", picture, "--json")
-    code, out, err = run("plot", "order", mdlm_folder, *options)
-    assert code == 0, err
-    panels = json.loads(out)["walks"]
+    options = ("--length", 12, "--prompt", "ab", "--steps", 5, *samplers, "--out", picture)
+    panels = reported("plot", "order", mdlm_folder, *options)["walks"]
     assert [panel["name"] for panel in panels] == ["left to right", "threshold", "remdm cap"]
     assert [one[:2] for one in panels[0]["written"]] == [[i, (i - 2) // 2 + 1] for i in range(2, 12)]
     assert panels[2]["calls"] == 5
@@ -80,7 +73,10 @@ def test_each_order_and_sampler_has_a_panel(run, mdlm_folder, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_autoregressive_model_has_one_panel(run, ar_folder, tmp_path):
-    code, out, err = run("plot", "order", ar_folder, "--length", 6, "--steps", 3, "--out", tmp_path / "a.png", "--json")
-    assert code == 0, err
-    assert [one[:2] for one in json.loads(out)["walks"][0]["written"]] == [[i, i + 1] for i in range(6)]
+def test_an_autoregressive_model_has_one_panel(reported, ar_folder, tmp_path):
+    assert [
+        one[:2]
+        for one in reported("plot", "order", ar_folder, "--length", 6, "--steps", 3, "--out", tmp_path / "a.png")[
+            "walks"
+        ][0]["written"]
+    ] == [[i, i + 1] for i in range(6)]

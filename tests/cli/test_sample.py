@@ -6,12 +6,14 @@ import io
 import json
 import re
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from unmask.cli import common, terminal
+from unmask.constraints import Regex
 from unmask.pipeline import MaskedDiffusionLM
 
 SMALL = ("--length", 16, "--steps", 4, "--seed", 3)
@@ -19,13 +21,8 @@ PICTURES = ("html", "gif", "png")
 
 
 @pytest.fixture
-def sample(run, mdlm_folder):
-    def call(*arguments):
-        code, out, err = run("sample", mdlm_folder, *arguments, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return call
+def sample(reported, mdlm_folder):
+    return partial(reported, "sample", mdlm_folder)
 
 
 @pytest.fixture
@@ -47,25 +44,23 @@ def replayed_text(page) -> str:
     return "".join(json.loads(data)["finished"])
 
 
-def test_texts_have_their_seeds_and_calls(run, sample, mdlm_folder, mdlm):
+def test_texts_have_their_seeds_and_calls(printed, sample, mdlm_folder, mdlm):
     result = sample("-n", 2, "--length", 12, "--steps", 3)
     assert [one["seed"] for one in result["texts"]] == [0, 1]
     assert all(1 <= one["calls"] <= 3 and len(one["ids"]) == 12 for one in result["texts"])
     assert result["sampler"]["name"] == "ancestral"
-    code, out, _ = run("sample", mdlm_folder, "--length", 48, "--steps", 4)
-    assert code == 0
+    out = printed("sample", mdlm_folder, "--length", 48, "--steps", 4)
     head, text = out.split("\n", 1)
     assert "seed 0, 4 network calls" in head
     assert text == mdlm.generate(1, length=48, steps=4)[0] + "\n", "neither wrapped nor read as markup"
 
 
-def test_long_texts_are_sampled_in_windows(run, sample, mdlm_folder):
+def test_long_texts_are_sampled_in_windows(printed, sample, mdlm_folder):
     options = ("--length", 120, "--steps", 4, "--stride", 40)
     (one,) = sample(*options)["texts"]
     assert len(one["ids"]) == 120
     assert one["calls"] == max(one["order"]) + 1
-    code, watched, _ = run("sample", mdlm_folder, *options, "--watch")
-    assert code == 0
+    watched = printed("sample", mdlm_folder, *options, "--watch")
     assert watched.rstrip("\n") == one["text"].rstrip("\n")
 
 
@@ -105,37 +100,24 @@ def test_orders_and_samplers_apply(sample):
     [
         (("{mdlm}", "--watch", "--json"), "--watch and --json cannot be combined"),
         (("{mdlm}", "--top-p", "1.5"), "top_p"),
-        (("{mdlm}", "--min-p", "2"), "min_p"),
-        (("{mdlm}", "--greedy-tail", "-1"), "greedy_tail"),
-        (("{mdlm}", "--greedy-above", "1.5"), "greedy_above"),
         (("{mdlm}", "--steps", "0"), "--steps"),
         (("{mdlm}", "--seed", 10**23), "seed"),
         (("{mdlm}", "--seed", 2**63 - 1, "-n", 2, "--watch"), "seed"),
-        (("{mdlm}", "-n", 10**12), "1000000"),
         (("{mdlm}", "--length", 10**12), "1000000"),
         (("{mdlm}", "--length", 90, "--stride", 60), "stride"),
-        (("{mdlm}", "--length", 90, "--match", "[a-z]+"), "48"),
-        (("{mdlm}", "--prompt", "x" * 60, "--length", 50), "60 tokens"),
         (("{mdlm}", "--guidance", 1), "prompt"),
         (("{mdlm}", "--order", "sideways"), "sideways"),
-        (("{mdlm}", "--order", "margin", "--sampler", "remdm"), "one of them"),
         (("{mdlm}", "--order", "threshold", "--steps", "4"), "steps"),
         (("{mdlm}", "--sampler", "name: [remdm"), "--sampler must be written as 'name: remdm, strategy: cap'"),
         (("{mdlm}", "--sampler", "name: remdm, eta: 3"), "eta"),
         (("{mdlm}", "--sampler", "remdm", "--with", "a", "--particles", "2"), "particles"),
         (("{mdlm}", "--match", "[a-z"), "regular expression"),
         (("{mdlm}", "--match", "abc", "--length", 14), "14 tokens"),
-        (("{mdlm}", "--match", "(.{0,1000}a){5}.*"), "too many states"),
         (("{mdlm}", "--characters", "many"), "--characters must be a length such as 50 or 40-60, got 'many'"),
-        (("{mdlm}", "--characters", "9-3"), "9"),
-        (("{mdlm}", "--characters", "99999999"), "at most 1"),
-        (("{mdlm}", "--with", ""), "empty"),
-        (("{mdlm}", "--with", "a", "--without", "a"), "NoWords"),
         (("{mdlm}", "--particles", "2"), "constraint"),
         (("{ar}", "--length", 9999), "48"),
         (("{ar}", "--length", 6, "--steps", 2), "steps"),
         (("{ar}", "--length", 6, "--stride", 2), "stride"),
-        (("{ar}", "--length", 6, "--watch", "--prompt", "O[MASK]a"), "blank"),
         (("{ar}", "--prompt", "a", "--suffix", "b"), "suffix"),
     ],
 )
@@ -154,24 +136,19 @@ def test_watch_shows_every_text_on_a_terminal(run, screen, mdlm_folder):
     assert terminal.MASK in shown
 
 
-def test_an_autoregressive_model_can_be_watched(run, screen, ar_folder, tmp_path):
-    code, _, _ = run("sample", ar_folder, "--length", 8, "--prompt", "ab", "--watch", *picture_options(tmp_path))
-    assert code == 0
+def test_an_autoregressive_model_can_be_watched(printed, screen, ar_folder, tmp_path):
+    printed("sample", ar_folder, "--length", 8, "--prompt", "ab", "--watch", *picture_options(tmp_path))
     assert "call 6 of 6" in screen.file.getvalue()
 
 
-def test_a_prompt_that_fills_the_canvas_can_be_watched(run, screen, mdlm_folder, tmp_path):
-    code, _, err = run("sample", mdlm_folder, "--length", 2, "--prompt", "ab", "--watch", *picture_options(tmp_path))
-    assert code == 0, err
+def test_a_prompt_that_fills_the_canvas_can_be_watched(printed, screen, mdlm_folder, tmp_path):
+    printed("sample", mdlm_folder, "--length", 2, "--prompt", "ab", "--watch", *picture_options(tmp_path))
     assert "call 0 of 0" in screen.file.getvalue()
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gif", ".html", ".png"]
 
 
-def test_watch_prints_only_texts_without_a_terminal(run, mdlm_folder, mdlm):
-    code, out, _ = run("sample", mdlm_folder, *SMALL, "-n", 2, "--prompt", "a[MASK]b", "--match", "[a-z]+", "--watch")
-    assert code == 0
-    from unmask.constraints import Regex
-
+def test_watch_prints_only_texts_without_a_terminal(printed, mdlm_folder, mdlm):
+    out = printed("sample", mdlm_folder, *SMALL, "-n", 2, "--prompt", "a[MASK]b", "--match", "[a-z]+", "--watch")
     options = {"prompt": "a[MASK]b", "length": 16, "steps": 4, "seed": 3, "constraint": Regex("[a-z]+")}
     assert out == "".join(f"{text}\n" for text in mdlm.generate(2, **options))
 
@@ -191,9 +168,8 @@ def test_pictures_show_the_first_text(run, mdlm_folder, mdlm, tmp_path, watched)
 
 
 @pytest.mark.parametrize("sampler", [("--order", "threshold"), ("--sampler", "name: remdm, eta: 0.5", "--steps", 8)])
-def test_adaptive_and_remasking_samplers_have_pictures(run, mdlm_folder, tmp_path, sampler):
-    code, _, err = run("sample", mdlm_folder, "--length", 12, *sampler, *picture_options(tmp_path))
-    assert code == 0, err
+def test_adaptive_and_remasking_samplers_have_pictures(printed, mdlm_folder, tmp_path, sampler):
+    printed("sample", mdlm_folder, "--length", 12, *sampler, *picture_options(tmp_path))
     assert all(path.stat().st_size > 500 for path in tmp_path.iterdir())
 
 

@@ -18,19 +18,15 @@ from unmask.pipeline import MaskedDiffusionLM
 BOOK = "a few words to be scored\n" * 8
 
 
-def test_every_unit_has_its_error(run, mdlm_folder, ar_folder):
-    code, out, _ = run("score", mdlm_folder, "some text", "--steps", 8, "--precision", 0.2, "--json")
-    assert code == 0
-    result = json.loads(out)
+def test_every_unit_has_its_error(reported, mdlm_folder, ar_folder):
+    result = reported("score", mdlm_folder, "some text", "--steps", 8, "--precision", 0.2)
     assert result["agree"] is True
     assert set(result["bounds"]) == {"mask-count", "continuous"}
     assert result["discrete"]["8"]["nats"] > 0
     headline = result["headline"]
     for unit in ("bits_per_token", "bits_per_byte", "bits_per_char", "perplexity"):
         assert headline[f"{unit}_mc_stderr"] > 0
-    code, out, _ = run("score", ar_folder, "some text", "other text", "--json")
-    assert code == 0
-    exact = json.loads(out)["headline"]
+    exact = reported("score", ar_folder, "some text", "other text")["headline"]
     assert exact["exact"]
     assert exact["mc_stderr"] == 0
     assert exact["data_stderr"] > 0
@@ -69,7 +65,7 @@ def test_supervised_padding_is_noted(run, mdlm_folder, tmp_path):
     assert "EOS" not in run("score", mdlm_folder, "some text", "--precision", 0.5)[1]
 
 
-def test_progress_counts_every_draw(run, mdlm_folder, monkeypatch):
+def test_progress_counts_every_draw(reported, mdlm_folder, monkeypatch):
     counted = []
 
     @contextmanager
@@ -77,8 +73,8 @@ def test_progress_counts_every_draw(run, mdlm_folder, monkeypatch):
         yield counted.append
 
     monkeypatch.setattr(common, "progress", bar)
-    _, out, _ = run("score", mdlm_folder, "some text", "--precision", 0.3, "--json")
-    assert sum(counted) >= sum(bound["draws"] for bound in json.loads(out)["bounds"].values())
+    bounds = reported("score", mdlm_folder, "some text", "--precision", 0.3)["bounds"]
+    assert sum(counted) >= sum(bound["draws"] for bound in bounds.values())
 
 
 def test_the_default_precision_is_that_of_the_library():
@@ -114,16 +110,13 @@ def test_bad_input_is_one_sentence_and_exit_2(refused, mdlm_folder, arguments, w
     assert words in refused(*[one.format(mdlm=mdlm_folder) for one in arguments])
 
 
-def test_eval_scores_a_file_whatever_the_checkpoint_is_called(run, mdlm_folder, tmp_path, monkeypatch):
+def test_eval_scores_a_file_whatever_the_checkpoint_is_called(reported, printed, mdlm_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(BOOK)
     shutil.copytree(mdlm_folder, "generation")
     for words in (("./generation",), ("perplexity", "generation"), (mdlm_folder,)):
-        code, out, _ = run("eval", *words, "--data", "book.txt", "--json")
-        assert code == 0
-        assert json.loads(out)["headline"]["bytes"] == Path("book.txt").stat().st_size
-    code, out, _ = run("eval", "generation/", "--data", "book.txt")
-    assert code == 0
+        assert reported("eval", *words, "--data", "book.txt")["headline"]["bytes"] == Path("book.txt").stat().st_size
+    out = printed("eval", "generation/", "--data", "book.txt")
     assert "perplexity" in out
     assert "±" in out
 

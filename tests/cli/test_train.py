@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -20,32 +19,27 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_text_file_becomes_a_checkpoint(run, refused, folder):
-    code, out, err = run("train", "my.txt", "training.steps=3", *SMALL)
-    assert code == 0, err
+def test_a_text_file_becomes_a_checkpoint(reported, printed, run, refused, folder):
+    out = printed("train", "my.txt", "training.steps=3", *SMALL)
     assert "±" in out
     assert "Next: unmask sample runs/my" in out
     assert run("sample", "runs/my", "--length", 8, "--json")[0] == 0
     assert run("eval", "runs/my", "--json")[0] == 0
     assert "--resume" in refused("train", "my.txt", "training.steps=3", *SMALL)
-    code, out, _ = run("train", "my.txt", "training.steps=5", *SMALL, "--resume", "--json")
-    assert code == 0
-    assert json.loads(out)["steps"] == 5
+    assert reported("train", "my.txt", "training.steps=5", *SMALL, "--resume")["steps"] == 5
     assert "--resume takes no value or 'auto', got 'now'" in refused("train", "my.txt", "--resume=now")
 
 
-def test_standard_input_is_trained_on_but_not_evaluated(run, refused, folder, monkeypatch):
+def test_standard_input_is_trained_on_but_not_evaluated(printed, refused, folder, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    code, _, err = run("train", "-", "training.steps=2", *SMALL)
-    assert code == 0, err
+    printed("train", "-", "training.steps=2", *SMALL)
     message = refused("eval", "runs/stdin")
     assert "standard input" in message
     assert "--data" in message
 
 
-def test_a_recipe_may_be_followed_by_a_text(run, refused, folder):
-    code, _, err = run("train", "demo", "my.txt", "training.steps=2", *SMALL, "--out", "run", "--json")
-    assert code == 0, err
+def test_a_recipe_may_be_followed_by_a_text(printed, refused, folder):
+    printed("train", "demo", "my.txt", "training.steps=2", *SMALL, "--out", "run", "--json")
     assert "my.txt" in Path("run/recipe.yaml").read_text()
     Path("other.txt").write_text(TEXT)
     assert "Cannot train on both 'my.txt' and 'other.txt'" in refused("train", "my.txt", "other.txt")
@@ -56,14 +50,14 @@ def test_skipped_files_are_counted(run, folder):
     Path("books/a.txt").write_text(TEXT)
     for name in ("b.pdf", "c.pdf", "README"):
         Path("books", name).write_text("no text")
-    code, _, err = run("train", "books", "training.steps=2", *SMALL, "--json")
-    assert code == 0
+    code, _, err = run("train", "books", "training.steps=2", *SMALL)
+    assert code == 0, err
     assert "Skipped files: " in err
     assert "2 .pdf" in err
     assert "1 without suffix" in err
 
 
-def test_a_batch_that_does_not_fit_names_one_that_does(run, refused, folder, monkeypatch):
+def test_a_batch_that_does_not_fit_names_one_that_does(printed, refused, folder, monkeypatch):
     """With memory for three sequences, ten of them need four micro-batches."""
     import torch
 
@@ -81,8 +75,7 @@ def test_a_batch_that_does_not_fit_names_one_that_does(run, refused, folder, mon
     message = refused(*command)
     assert "10 sequences of 32 tokens" in message
     assert "training.accumulation=4" in message
-    code, _, err = run(*command, "training.accumulation=4")
-    assert code == 0, err
+    printed(*command, "training.accumulation=4")
 
 
 @pytest.mark.parametrize(
@@ -93,17 +86,12 @@ def test_a_batch_that_does_not_fit_names_one_that_does(run, refused, folder, mon
         (("demo", "trainng.steps=3"), "Did you mean 'training'"),
         (("demo", "training.stepz=3"), "Did you mean 'steps'"),
         (("demo", "schedule=cosin"), "Did you mean 'cosine'"),
-        (("demo", "schedule={name: polynomial, powr: 3}"), "Did you mean 'power'"),
         (("demo", "training.steps=many"), "training.steps"),
         (("demo", "objective=ar"), "model.name=causal"),
         (("demo", "training=3"), "training must be a mapping, got 3."),
         (("demo", f"training.seed={2**63}"), "got 9223372036854775808"),
-        (("demo", f"data.seed={-(2**63) - 1}"), "got -9223372036854775809"),
         (("demo", "expect.bits_per_byte=.nan"), "expect.bits_per_byte must be a finite number, got nan"),
-        (("demo", "optimizer.betas=[0.9, 2]"), "betas.1 must be less than 1, got 2."),
         (("demo", "optimizer.betas=[0.9]"), "betas.1 is missing, got [0.9]."),
-        (("demo", "optimizer.learning_rate=.inf"), "learning_rate must be a finite number, got inf."),
-        (("demo", "data.source={name: mixture, parts: []}"), "parts must have at least 1 item, got []."),
         (("demo", "data.source={name: mixture, parts: [{source: txet}]}"), "Did you mean 'text'?"),
         (("demo", "--from", "{mdlm}", "model.lora.targets=[]"), "targets must have at least 1 item, got []."),
         (("demo", "--from", "{mdlm}", "objective=ar"), "choose another objective"),
