@@ -18,6 +18,7 @@ from unmask.process import Batch
 from unmask.training.metrics import (
     BUCKETS,
     Throughput,
+    Timer,
     TrainingMetrics,
     flops_per_token,
     peak_flops,
@@ -77,6 +78,19 @@ def test_the_first_non_finite_step_is_remembered(loss: float, norm: float) -> No
     found = metrics.first_non_finite()
     assert (found.step, found.places) == (2, [1, 2])
     assert (found.loss, found.grad_norm, found.previous_grad_norm) == pytest.approx((loss, norm, 0.25), nan_ok=True)
+
+
+def test_a_lap_leaves_out_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("unmask.training.metrics.time.monotonic", lambda: now)
+    timer = Timer(seconds=50.0, lap=5.0)
+    now = 110.0
+    with timer.paused():
+        now = 130.0
+    assert (timer.seconds, timer.lap) == (80.0, 15.0)
+    timer.start_lap()
+    now = 131.0
+    assert (timer.seconds, timer.lap) == (81.0, 1.0)
 
 
 def network(model: str):

@@ -29,7 +29,7 @@ from unmask.pipeline import load
 from unmask.training import Callback, Interrupted, make_progress, train
 from unmask.training import trainer as loop
 from unmask.training.callbacks import read_log
-from unmask.training.checkpointing import all_checkpoints
+from unmask.training.checkpointing import all_checkpoints, read_trainer_state
 from unmask.training.distributed import Distributed, make_accelerator
 from unmask.training.metrics import TrainingMetrics
 from unmask.training.step import TrainStep
@@ -126,6 +126,8 @@ def test_the_newest_and_the_best_checkpoints_are_kept(
     out, bits = tmp_path / "run", iter([5.0, 3.0, 4.0, 2.0, 4.0, 6.0])
     measured = train(recipe(text, training={"save_every": 1, "keep": 2, "keep_best": 0}), tmp_path / "newest").bound
     assert steps_of(tmp_path / "newest") == [5, 6]
+    states = [read_trainer_state(path) for path in all_checkpoints(tmp_path / "newest")]
+    assert [state.bits_per_token for state in states] == [None, measured.bits_per_token]
 
     def measure(*_: Any) -> Bound:
         return replace(measured, nats=next(bits) * measured.tokens * math.log(2))
