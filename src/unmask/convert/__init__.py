@@ -1,4 +1,4 @@
-"""Published weights in, published weights out: `convert` makes a checkpoint of them and `export` is the way back.
+"""Published weights to checkpoints (`convert`) and back (`export`).
 
 >>> from unmask import convert
 >>> convert.convert("mdlm.ckpt", "checkpoints/mdlm", tokenizer="gpt2", length=1024)

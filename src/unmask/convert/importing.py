@@ -1,20 +1,35 @@
-"""From published weights to a checkpoint folder."""
+"""From published weights (Lightning checkpoint, Hugging Face folder or state dict) to a checkpoint folder."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
-from unmask.checkpoint import CheckpointConfig, save_checkpoint
-from unmask.convert.layout import choose_heads, fold, with_norm_biases
-from unmask.convert.sources import Published, Which, read_published
+from unmask.checkpoint import CONFIG_FILE, CheckpointConfig, save_checkpoint
+from unmask.convert.layout import (
+    PREFIX,
+    ROTARY,
+    add_norm_biases,
+    check_ema,
+    check_keys,
+    fold,
+    infer_heads,
+    infer_sizes,
+    published_shapes,
+)
+from unmask.convert.torch_file import StoredTensor, TorchFile
 from unmask.data.tokenizers import MASK, HuggingFaceTokenizer, TokenizerComponent, vocabulary_size
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import check_new_folder
@@ -23,10 +38,11 @@ from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
 from unmask.registry import build
 
+Which = Literal["ema", "raw"]
 Objective = Literal["subs", "sedd"]
 
 PUBLISHED_LENGTH = 1024
-FIXED_TOKENIZERS = ("byte", "char")
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,11 +52,42 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
+TRAINER_KEYS = ("noise.", "train_metrics.", "valid_metrics.", "test_metrics.", "gen_ppl_metric.")
+"""Keys in the state dict of the published trainer that are not part of the network."""
+
+
+class PublishedConfig(BaseModel):
+    """The config.json of a published Hugging Face folder; every field may be missing."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    vocab_size: int | None = None
+    hidden_dim: int | None = None
+    n_blocks: int | None = None
+    cond_dim: int | None = None
+    n_heads: int | None = Field(default=None, ge=1)
+    model_length: int | None = Field(default=None, ge=1)
+    dropout: float = Field(default=0.1, ge=0, le=1)
+    time_conditioning: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published network: float32 weights by name without prefix, and the fields of its `DiTConfig`.
+
+    The network is autoregressive if `fields` has no `cond_dim`. `chosen` tells which weights of the file these are.
+    """
+
+    path: Path
+    config: PublishedConfig
+    fields: dict[str, int]
+    weights: dict[str, Tensor]
+    chosen: Literal["ema", "raw", "as stored"]
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was converted into what."""
+    """Summary of a conversion."""
 
     source: str
     folder: str
@@ -57,7 +104,7 @@ class ConversionReport:
     length: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Values for JSON."""
         return asdict(self)
 
 
@@ -73,157 +120,222 @@ def convert(
     objective: Objective = "subs",
     policy: str | Mapping[str, Any] = "packed",
 ) -> ConversionReport:
-    """Make a checkpoint folder of published weights; nothing is written unless all of them fit.
+    """Write published weights as a checkpoint folder; nothing is written unless all of them fit.
 
-    A network with modulation becomes the DiT, one without it the autoregressive twin (whose objective is always AR and
-    which begins with the first token of a text, as published).
+    A network with modulation becomes a DiT. One without it becomes the autoregressive network, which has the objective
+    `ar` and, as published, no BOS token.
 
     Args:
-        src: A Lightning checkpoint, a Hugging Face folder, or a state dict file (safetensors or `torch.save`).
+        src: A Lightning checkpoint, a Hugging Face folder, or a state dict (safetensors or `torch.save`).
         dst: The folder to write, new or empty.
-        tokenizer: A tokenizer object, the folder or hub name of one, "byte" or "char"; None takes the one in `src`.
-            Without any, the checkpoint knows ids alone, and its mask is the last of them, as published.
-        weights: The average (EMA) or the raw weights of a Lightning checkpoint; other sources have one set only.
-        time_conditioning: Keep the network conditioned on alpha; it is kept too when a config.json says it was trained
-            so. Otherwise its constant modulation (of sigma = 0) is folded into the unconditioned trunk.
-        length: Tokens of a row; without it what a config.json tells, else 1024, as published for OpenWebText.
-        heads: Attention heads, where neither a config.json nor the rotary buffer tells them; else width / 64.
-        objective: What a DiT was trained on.
+        tokenizer: A tokenizer, the folder or hub name of one, "byte" or "char"; None takes the one in `src`. Without
+            any, the checkpoint works on ids only, and its mask is the last id, as published.
+        weights: The EMA or the raw weights of a Lightning checkpoint; other sources have only one set.
+        time_conditioning: Keep the network conditioned on alpha, as it is if config.json says so. Otherwise its
+            modulation at sigma = 0 is folded into an unconditioned network.
+        length: Tokens per row; the default is that of config.json, else 1024, as published for OpenWebText.
+        heads: Attention heads; the default is from config.json, the rotary buffer or width / 64.
+        objective: The training objective of a DiT.
         policy: The length policy, a name or a mapping with its options.
     """
-    _check_choice("weights", weights, get_args(Which))
-    _check_choice("objective", objective, get_args(Objective))
-    chosen_policy = build("policy", policy)
+    for name, value, choices in (("weights", weights, get_args(Which)), ("objective", objective, get_args(Objective))):
+        if value not in choices:
+            raise UnmaskError(f"{name} cannot be '{value}'.{did_you_mean(str(value), choices)}")
+    if length is not None and length < 1:
+        raise UnmaskError(f"length must be 1 or more, got {length}.")
+    length_policy = build("policy", policy)
     check_new_folder(Path(dst), "name a new folder")
-    published = read_published(Path(src), weights)
-    vocabulary = _tokenizer(tokenizer, published)
-    mask = published.layout.vocab_size - 1 if vocabulary is None else vocabulary.mask_token_id
-    model = _network(published, mask, time_conditioning, _length(length, published), heads)
-    card = CheckpointConfig(
-        objective=_objective(objective, model),
-        policy=chosen_policy,
+    published = read_published(Path(src), weights, heads)
+    causal = "cond_dim" not in published.fields
+    if causal and time_conditioning:
+        raise UnmaskError(f"'{src}' has no time conditioning to keep; leave --time-conditioning out.")
+    if causal and objective != "subs":
+        raise UnmaskError(f"The objective '{objective}' does not fit an autoregressive network; leave it out.")
+    opened = _fitting_tokenizer(tokenizer, published)
+    trained_length = published.config.model_length
+    fields: dict[str, Any] = {
+        **published.fields,
+        "mask_token_id": published.fields["vocab_size"] - 1 if opened is None else opened.mask_token_id,
+        "dropout": published.config.dropout,
+        "max_length": max(length or trained_length or PUBLISHED_LENGTH, trained_length or 1),
+    }
+    conditioned = not causal and (time_conditioning or published.config.time_conditioning)
+    if causal:
+        model: Any = _build(CausalLM, CausalConfig(bos_token_id=None, **fields), add_norm_biases(published.weights))
+    else:
+        layers = published.fields["num_hidden_layers"]
+        folded = published.weights if conditioned else fold(published.weights, layers)
+        model = _build(DiT, DiTConfig(conditioned=conditioned, **fields), folded)
+    config = CheckpointConfig(
+        objective="ar" if causal else objective,
+        policy=length_policy,
         length=length or model.config.max_length,
         protocol={
             "converted_from": published.path.resolve().name,
             "weights": published.chosen,
-            "conditioned": _conditioned(model),
+            "conditioned": conditioned,
         },
     )
-    save_checkpoint(dst, model, vocabulary, card)
-    return _report(published, Path(dst), model, card)
+    save_checkpoint(dst, model, opened, config)
+    return ConversionReport(
+        source=str(published.path),
+        folder=str(dst),
+        network="causal" if causal else "dit",
+        conditioned=conditioned,
+        weights=published.chosen,
+        objective=config.objective.name,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        vocab_size=model.config.vocab_size,
+        mask_token_id=model.config.mask_token_id,
+        layers=model.config.num_hidden_layers,
+        hidden_size=model.config.hidden_size,
+        heads=model.config.num_attention_heads,
+        length=config.length,
+    )
 
 
-def _network(
-    published: Published, mask: int, time_conditioning: bool, length: int, heads: int | None
-) -> DiT | CausalLM:
-    """The network with the published weights, folded unless it is conditioned."""
-    layout, config = published.layout, published.config
-    fields: dict[str, Any] = {
-        "vocab_size": layout.vocab_size,
-        "mask_token_id": mask,
-        "hidden_size": layout.hidden_size,
-        "num_hidden_layers": layout.layers,
-        "num_attention_heads": choose_heads(layout, heads, config.n_heads, published.rotary, published.where),
-        "mlp_ratio": layout.mlp_ratio,
-        "dropout": config.dropout,
-        "max_length": length,
-    }
-    if layout.cond_dim is None:
-        if time_conditioning:
-            raise UnmaskError(f"{published.where} has no time conditioning to keep; convert it without.")
-        return _filled(CausalLM, CausalConfig(bos_token_id=None, **fields), with_norm_biases(published.weights))
-    conditioned = time_conditioning or config.time_conditioning
-    weights = published.weights if conditioned else fold(published.weights, layout.layers)
-    return _filled(DiT, DiTConfig(conditioned=conditioned, cond_dim=layout.cond_dim, **fields), weights)
-
-
-def _filled(network: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
-    """A network that holds these weights, made without drawing others first."""
+def _build(network: Any, config: Any, weights: dict[str, Tensor]) -> Any:
     with torch.device("meta"):
         model = network(config)
     model.load_state_dict(weights, strict=True, assign=True)
     return model.eval()
 
 
-def _length(given: int | None, published: Published) -> int:
-    """The longest row of the network: that of its training, or more where more is asked for."""
-    if given is not None and given < 1:
-        raise UnmaskError(f"A length of {given} tokens is not possible; give 1 or more.")
-    trained = published.config.model_length
-    if given is None and trained is None:
-        return PUBLISHED_LENGTH
-    return max(given or 1, trained or 1)
+# ---- reading published weights ---------------------------------------------------------------------------------------
 
 
-def _objective(objective: Objective, model: DiT | CausalLM) -> str:
-    if isinstance(model, DiT):
-        return objective
-    if objective != "subs":
-        raise UnmaskError(f"The objective '{objective}' does not suit an autoregressive network; leave it out.")
-    return "ar"
+def read_published(path: Path, which: Which, heads: int | None = None) -> Published:
+    """Read a published network and check every key. `which` applies to Lightning checkpoints, which have both."""
+    if not path.exists():
+        raise UnmaskError(f"There is no file or folder '{path}'; check the path.")
+    file, config = (_weight_file(path), _read_config(path)) if path.is_dir() else (path, PublishedConfig())
+    if file.suffix == ".safetensors":
+        try:
+            state = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise UnmaskError(f"'{file}' is damaged or not safetensors ({error}); fetch it again.") from error
+        return _read(path, config, state, lambda tensor: tensor, "as stored", None, heads)
+    with TorchFile(file) as opened:
+        tree = opened.tree
+        if not isinstance(tree, Mapping) or not isinstance(tree.get("state_dict", {}), Mapping):
+            raise UnmaskError(f"'{path}' has no dictionary of weights; give a checkpoint or a state dict.")
+        if "state_dict" not in tree:
+            return _read(path, config, tree, opened.tensor, "as stored", None, heads)
+        state = {k: value for k, value in tree["state_dict"].items() if not str(k).startswith(TRAINER_KEYS)}
+        ema = tree.get("ema")
+        shadow = ema.get("shadow_params") if isinstance(ema, Mapping) else None
+        return _read(path, config, state, opened.tensor, which, shadow, heads)
 
 
-def _tokenizer(given: Any, published: Published) -> Any:
-    """A tokenizer whose vocabulary, its mask token included, is that of the network; None where there is none."""
-    tokenizer = _open_tokenizer(given, published)
+def _read(
+    path: Path,
+    config: PublishedConfig,
+    state: Mapping[Any, Any],
+    read: Callable[[Any], Tensor],
+    chosen: Literal["ema", "raw", "as stored"],
+    shadow: Any,
+    heads: int | None,
+) -> Published:
+    """Check the keys and shapes of a state dict and read its weights, or those of the EMA list `shadow`."""
+    where = f"'{path}'"
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, (Tensor, StoredTensor)):
+            raise UnmaskError(f"{where} has {str(name)[:80]!r}, which is not a tensor; give a state dict.")
+    prefixed = [name for name in state if name.startswith(PREFIX)]
+    if prefixed and len(prefixed) < len(state):
+        other = next(name for name in state if name not in prefixed)
+        raise UnmaskError(f"{where} has the key {other} without the prefix '{PREFIX}'; give the original file.")
+    tensors = {name.removeprefix(PREFIX): value for name, value in state.items()}
+    rotary = tensors.pop(ROTARY, None)
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+
+    fields = infer_sizes(shapes, where)
+    for stated, name in (
+        ("vocab_size", "vocab_size"),
+        ("hidden_dim", "hidden_size"),
+        ("n_blocks", "num_hidden_layers"),
+        ("cond_dim", "cond_dim"),
+    ):
+        value = getattr(config, stated)
+        if value is not None and fields.get(name, value) != value:
+            raise UnmaskError(
+                f"config.json of {where} says {stated}={value}, but the weights say {fields[name]}; "
+                "correct the one that is wrong."
+            )
+    frequencies = None if rotary is None else read(rotary)
+    given_heads = config.n_heads if heads is None else heads
+    fields["num_attention_heads"] = infer_heads(fields["hidden_size"], given_heads, frequencies, where)
+    conditioned = "cond_dim" in fields
+    expected = published_shapes(DiTConfig(conditioned=True, **fields) if conditioned else CausalConfig(**fields))
+    check_keys(shapes, expected, where)
+    if chosen == "ema":
+        if not isinstance(shadow, list) or not all(isinstance(value, StoredTensor) for value in shadow):
+            raise UnmaskError(
+                f"{where} has no list of EMA weights (ema.shadow_params); convert the raw ones (--weights raw)."
+            )
+        check_ema([value.shape for value in shadow], expected, where)
+        tensors = dict(zip(expected, shadow, strict=True))
+    weights = {}
+    for name in expected:
+        weight = read(tensors[name])
+        if not weight.is_floating_point():
+            raise UnmaskError(f"{where} has {name} as {weight.dtype}; give a checkpoint that is not quantised.")
+        weights[name] = weight.to(torch.float32).contiguous()
+    return Published(path, config, fields, weights, chosen)
+
+
+def _weight_file(folder: Path) -> Path:
+    if (folder / CONFIG_FILE).is_file():
+        raise UnmaskError(f"'{folder}' is already a checkpoint of unmask; use it as it is, or add --reverse.")
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise UnmaskError(f"The folder '{folder}' has no weights ({' or '.join(WEIGHT_FILES)}); give the file itself.")
+
+
+def _read_config(folder: Path) -> PublishedConfig:
+    file = folder / "config.json"
+    if not file.is_file():
+        return PublishedConfig()
+    try:
+        return PublishedConfig.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(str(part) for part in first["loc"]) or "content"
+        raise UnmaskError(f"The {what} in '{file}' is invalid: {first['msg']}; correct it.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UnmaskError(f"'{file}' is not JSON ({error}); fetch it again.") from error
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def _fitting_tokenizer(given: Any, published: Published) -> Any:
+    """Return a tokenizer with a mask token and the network's vocabulary size, or None if there is none."""
+    tokenizer = _open_tokenizer(given, published.path)
     if tokenizer is None:
         return None
     if tokenizer.mask_token_id is None:
         tokenizer = deepcopy(tokenizer)
         tokenizer.add_special_tokens({"mask_token": MASK})
-    size, wanted = vocabulary_size(tokenizer), published.layout.vocab_size
+    size, wanted = vocabulary_size(tokenizer), published.fields["vocab_size"]
     if size != wanted:
         raise UnmaskError(
-            f"The tokenizer has {size} tokens (mask included) and the network in {published.where} has {wanted}; "
+            f"The tokenizer has {size} tokens (mask included) and the network in '{published.path}' has {wanted}; "
             "give the tokenizer it was trained with (--tokenizer)."
         )
     return tokenizer
 
 
-def _open_tokenizer(given: Any, published: Published) -> Any:
+def _open_tokenizer(given: Any, source: Path) -> Any:
     if given is None:
-        return _own_tokenizer(published)
-    if isinstance(given, str) and given in FIXED_TOKENIZERS:
-        given = build("tokenizer", given)
-    elif isinstance(given, (str, Path)):
-        given = HuggingFaceTokenizer(path=str(given))
+        files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+        if not files:
+            return None
+        with tempfile.TemporaryDirectory() as folder:  # without config.json, which names an unknown model type
+            for file in files:
+                shutil.copy(file, folder)
+            return HuggingFaceTokenizer(path=folder).build(lambda: iter(()))
+    if isinstance(given, (str, Path)):
+        given = build("tokenizer", given) if given in ("byte", "char") else HuggingFaceTokenizer(path=str(given))
     return given.build(lambda: iter(())) if isinstance(given, TokenizerComponent) else given
-
-
-def _own_tokenizer(published: Published) -> Any:
-    """The tokenizer in the source folder, read apart from its config.json, which names a network unknown here."""
-    files = [published.path / name for name in TOKENIZER_FILES if (published.path / name).is_file()]
-    if not files:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        for file in files:
-            shutil.copy(file, folder)
-        return HuggingFaceTokenizer(path=folder).build(lambda: iter(()))
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UnmaskError(f"{name}='{value}' is not possible.{did_you_mean(str(value), choices)}")
-
-
-def _conditioned(model: DiT | CausalLM) -> bool:
-    return isinstance(model, DiT) and model.config.conditioned
-
-
-def _report(published: Published, folder: Path, model: DiT | CausalLM, card: CheckpointConfig) -> ConversionReport:
-    config = model.config
-    return ConversionReport(
-        source=str(published.path),
-        folder=str(folder),
-        network="dit" if isinstance(model, DiT) else "causal",
-        conditioned=_conditioned(model),
-        weights=published.chosen,
-        objective=card.objective.name,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        vocab_size=config.vocab_size,
-        mask_token_id=config.mask_token_id,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        heads=config.num_attention_heads,
-        length=card.length,
-    )
