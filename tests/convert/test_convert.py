@@ -1,4 +1,4 @@
-"""Converted networks compute what an independent forward pass of the published ones does; errors name their reason."""
+"""Converted networks equal an independent forward pass of the published ones; bad sources are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import unmask
 from unmask.checkpoint import Checkpoint, CheckpointConfig, load_checkpoint, save_checkpoint
 from unmask.convert import convert, export
 from unmask.convert.importing import ConversionReport
-from unmask.convert.layout import PublishedLayout
+from unmask.convert.layout import published_shapes
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError
 from unmask.models import CausalLM, DiT, DiTConfig
@@ -33,7 +33,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on"
 
 
 def published_weights(seed: int, vocab: int = V, causal: bool = False) -> dict[str, Tensor]:
-    """A published network with random weights, none of them silent, in the order of its parameters, without prefix."""
+    """Random non-zero weights of a published network, in the order of its parameters, without prefix."""
     shapes: dict[str, tuple[int, ...]] = {"vocab_embed.embedding": (vocab, D)}
     if not causal:
         shapes |= {"sigma_map.mlp.0.weight": (COND, 256), "sigma_map.mlp.0.bias": (COND,)}
@@ -58,14 +58,14 @@ def published_weights(seed: int, vocab: int = V, causal: bool = False) -> dict[s
 
 
 def as_published(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict under its published keys, with the rotary buffer."""
+    """Add the prefix and the rotary buffer."""
     head = D // HEADS
     frequencies = torch.tensor([10_000.0 ** (-2 * i / head) for i in range(head // 2)])
     return {f"backbone.{name}": value for name, value in {**weights, "rotary_emb.inv_freq": frequencies}.items()}
 
 
 def published_forward(w: dict[str, Tensor], ids: Tensor, sigma: float = 0.0, mask: int = MASK) -> Tensor:
-    """Log-probabilities [B, L, V] of the published network in float64; without modulation, of the causal twin."""
+    """Log-probabilities [B, L, V] of the published network in float64; without modulation it is autoregressive."""
     w = {name.removeprefix("backbone."): value.double() for name, value in w.items()}
     causal, length = "sigma_map.mlp.0.weight" not in w, ids.shape[1]
     angle = torch.outer(torch.arange(length).double(), w["rotary_emb.inv_freq"])
@@ -84,7 +84,7 @@ def published_forward(w: dict[str, Tensor], ids: Tensor, sigma: float = 0.0, mas
     def normed(x: Tensor, name: str, shift: Tensor | float, scale: Tensor | float) -> Tensor:
         return F.layer_norm(x, (D,)) * w[f"{name}.weight"] * (1 + scale) + shift
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.exp(1j * angle)[:, None]
         return torch.cat([pairs.real, pairs.imag], dim=-1)
 
@@ -93,7 +93,7 @@ def published_forward(w: dict[str, Tensor], ids: Tensor, sigma: float = 0.0, mas
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation(block, 6)
         qkv = linear(normed(x, f"{block}.norm1", shift1, scale1), f"{block}.attn_qkv")
         q, k, v = qkv.reshape(*ids.shape, 3, HEADS, D // HEADS).unbind(2)
-        scores = torch.einsum("bihd,bjhd->bhij", turned(q), turned(k)) / math.sqrt(D // HEADS)
+        scores = torch.einsum("bihd,bjhd->bhij", rotated(q), rotated(k)) / math.sqrt(D // HEADS)
         if causal:
             scores = scores + torch.full((length, length), -math.inf, dtype=scores.dtype).triu(1)
         mixed = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(2)
@@ -121,8 +121,8 @@ def same(found: Tensor, wanted: Tensor, atol: float = 1e-4) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
 
 
-class Config(dict):
-    """Stands for the configuration object that is pickled in real checkpoints; reading it must not need its class."""
+class ForeignConfig(dict):
+    """Stands for the configuration object in real Lightning checkpoints; reading must not run its code."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise AssertionError("foreign code ran")
@@ -141,7 +141,7 @@ def lightning(path: Path, raw: dict[str, Tensor], ema: list[Tensor] | None = Non
     tree: dict[str, Any] = {
         "epoch": 3,
         "state_dict": as_published(raw),
-        "hyper_parameters": Config(model={"length": L}),
+        "hyper_parameters": ForeignConfig(model={"length": L}),
         "optimizer_states": [{"state": {0: {"exp_avg": torch.zeros(3)}}}],
         **more,
     }
@@ -157,7 +157,7 @@ def bare(path: Path, weights: dict[str, Tensor]) -> Path:
 
 
 def folder(path: Path, weights: dict[str, Tensor], tokenizer: Any = None, **config: Any) -> Path:
-    """A Hugging Face folder as published."""
+    """A published Hugging Face folder."""
     path.mkdir()
     save_file(as_published(weights), path / "model.safetensors")
     (path / "config.json").write_text(json.dumps({"model_type": "mdlm", **config}))
@@ -167,6 +167,9 @@ def folder(path: Path, weights: dict[str, Tensor], tokenizer: Any = None, **conf
 
 
 CONFIG = {"vocab_size": V, "hidden_dim": D, "n_blocks": BLOCKS, "n_heads": HEADS, "cond_dim": COND, "model_length": L}
+RAW = published_weights(0)
+FULL = as_published(RAW)
+CAUSAL = as_published(published_weights(0, causal=True))
 
 
 def byte_tokenizer() -> Any:
@@ -179,162 +182,148 @@ def converted(src: Path, **options: Any) -> tuple[ConversionReport, Checkpoint]:
     return report, load_checkpoint(dst)
 
 
+def check_equals_published(loaded: Checkpoint, published: dict[str, Tensor]) -> None:
+    same(log_probs(loaded.model, some_ids()), published_forward(published, some_ids()))
+
+
+# ---- importing -------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "hidden_size", "layers", "millions"),
     [(50_258, 768, 12, 169.63), (30_522, 768, 12, 139.29), (28, 768, 12, 92.42), (50_258, 1024, 24, 424.5)],
     ids=["gpt2", "bert", "text8", "medium"],
 )
-def test_the_layout_has_the_published_number_of_parameters(
-    vocab_size: int, hidden_size: int, layers: int, millions: float
-) -> None:
-    layout = PublishedLayout(vocab_size, hidden_size, layers, mlp_ratio=4, cond_dim=128)
-    count = sum(math.prod(shape) for shape in layout.parameters().values())
+def test_the_layout_has_the_published_number_of_parameters(vocab_size, hidden_size, layers, millions):
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": hidden_size // 64}
+    shapes = published_shapes(DiTConfig(vocab_size=vocab_size, cond_dim=128, conditioned=True, **sizes))
+    count = sum(math.prod(shape) for shape in shapes.values())
     assert round(count / 1e6, 1 if millions > 400 else 2) == millions
 
 
-def test_folded_network_equals_the_published_one_at_sigma_zero(tmp_path: Path) -> None:
-    raw = published_weights(0)
-    report, loaded = converted(bare(tmp_path / "w.safetensors", as_published(raw)))
+def test_the_modulation_of_the_test_network_is_not_constant():
+    at_zero = published_forward(FULL, some_ids())
+    assert (published_forward(FULL, some_ids(), sigma=2.0) - at_zero)[..., :MASK].abs().max() > 0.1
+
+
+def test_a_folded_network_equals_the_published_one_at_sigma_zero(tmp_path):
+    report, loaded = converted(bare(tmp_path / "w.safetensors", FULL))
     assert isinstance(loaded.model, DiT)
     assert not loaded.model.config.conditioned
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
+    check_equals_published(loaded, FULL)
     assert (report.network, report.conditioned, report.heads, report.mask_token_id) == ("dit", False, HEADS, MASK)
     assert report.parameters == sum(weight.numel() for weight in loaded.model.parameters())
 
 
-def test_the_modulation_of_the_test_is_not_silent() -> None:
-    weights = as_published(published_weights(0))
-    at_zero = published_forward(weights, some_ids())
-    other = published_forward({**weights, "backbone.sigma_map.mlp.2.bias": torch.ones(COND)}, some_ids())
-    assert (other - at_zero)[..., :MASK].abs().max() > 0.5
-    assert (published_forward(weights, some_ids(), sigma=2.0) - at_zero)[..., :MASK].abs().max() > 0.1
-
-
-def test_conditioned_network_is_kept_unchanged(tmp_path: Path) -> None:
-    raw = published_weights(0)
-    report, loaded = converted(bare(tmp_path / "w.pt", as_published(raw)), time_conditioning=True)
+def test_a_conditioned_network_keeps_its_weights(tmp_path):
+    report, loaded = converted(bare(tmp_path / "w.pt", FULL), time_conditioning=True)
     assert report.conditioned
     assert loaded.model.config.conditioned
-    assert all(torch.equal(loaded.model.state_dict()[name], raw[name]) for name in raw)
+    assert all(torch.equal(loaded.model.state_dict()[name], RAW[name]) for name in RAW)
     for alpha in (0.05, 0.6, 1.0):
         sigma = -math.log(1e-3 + (1 - 1e-3) * alpha)
-        wanted = published_forward(as_published(raw), some_ids(), sigma)
-        same(log_probs(loaded.model, some_ids(), torch.full((3,), alpha)), wanted)
+        same(log_probs(loaded.model, some_ids(), torch.full((3,), alpha)), published_forward(FULL, some_ids(), sigma))
 
 
-def test_network_without_modulation_is_the_causal_twin(tmp_path: Path) -> None:
-    raw = published_weights(0, causal=True)
-    report, loaded = converted(bare(tmp_path / "w.pt", as_published(raw)))
+def test_a_network_without_modulation_is_autoregressive(tmp_path):
+    report, loaded = converted(bare(tmp_path / "w.pt", CAUSAL))
     assert isinstance(loaded.model, CausalLM)
     assert loaded.model.config.bos_token_id is None
     assert loaded.config.objective.name == report.objective == "ar"
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
+    check_equals_published(loaded, CAUSAL)
 
 
 @pytest.mark.parametrize("which", ["ema", "raw"])
 @pytest.mark.parametrize("causal", [False, True], ids=["dit", "causal"])
-def test_lightning_checkpoint_gives_the_weights_that_are_asked_for(tmp_path: Path, which: Any, causal: bool) -> None:
-    raw, ema = published_weights(0, causal=causal), published_weights(1, causal=causal)
-    source = lightning(tmp_path / "last.ckpt", raw, list(ema.values()))
+def test_a_lightning_checkpoint_gives_the_chosen_weights_and_runs_no_code(tmp_path, which, causal):
+    raw, ema, canary = published_weights(0, causal=causal), published_weights(1, causal=causal), tmp_path / "canary"
+    trainer = {"noise.sigma_max": torch.tensor(1.0), "valid_metrics.nll.weight": torch.tensor(0.0)}
+    more = {"state_dict": {**as_published(raw), **trainer}, "callbacks": [Hostile(canary)]}
+    source = lightning(tmp_path / "last.ckpt", raw, list(ema.values()), **more)
     report, loaded = converted(source, weights=which)
-    wanted = published_forward(as_published(ema if which == "ema" else raw), some_ids())
-    same(log_probs(loaded.model, some_ids()), wanted)
+    check_equals_published(loaded, as_published(ema if which == "ema" else raw))
     assert report.weights == loaded.config.protocol["weights"] == which
     assert loaded.config.protocol["converted_from"] == "last.ckpt"
     assert (loaded.config.schedule.name, loaded.config.policy.name, loaded.config.length) == ("loglinear", "packed", L)
-
-
-def test_hostile_hyper_parameters_do_not_run_and_do_not_hinder(tmp_path: Path) -> None:
-    raw, canary = published_weights(0), tmp_path / "canary"
-    hostile = {"hyper_parameters": Config(tokenizer=Hostile(canary)), "callbacks": [Hostile(canary)]}
-    source = lightning(tmp_path / "last.ckpt", raw, list(raw.values()), **hostile)
-    _, loaded = converted(source)
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
     assert not canary.exists()
 
 
-def test_what_the_trainer_keeps_beside_the_network_is_left_out(tmp_path: Path) -> None:
-    raw = published_weights(0)
-    beside = {"noise.sigma_max": torch.tensor(1.0), "valid_metrics.nll.weight": torch.tensor(0.0)}
-    source = lightning(tmp_path / "a.ckpt", raw, state_dict={**as_published(raw), **beside})
-    _, loaded = converted(source, weights="raw")
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".bin", ".safetensors"])
-@pytest.mark.parametrize("prefix", [True, False], ids=["prefix", "plain"])
-def test_bare_state_dict_of_every_kind(tmp_path: Path, suffix: str, prefix: bool) -> None:
-    raw = published_weights(0)
-    weights = as_published(raw) if prefix else raw
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("weights", [FULL, RAW], ids=["prefix", "no prefix"])
+def test_a_state_dict_file(tmp_path, suffix, weights):
     report, loaded = converted(bare(tmp_path / f"w{suffix}", weights), heads=HEADS)
     assert report.weights == "as stored"
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
+    check_equals_published(loaded, FULL)
 
 
-def test_hugging_face_folder_tells_heads_length_and_tokenizer(tmp_path: Path) -> None:
-    raw = published_weights(0)
-    source = folder(tmp_path / "published", raw, byte_tokenizer(), **CONFIG, dropout=0.25)
+def test_a_hugging_face_folder_has_heads_length_dropout_and_tokenizer(tmp_path):
+    source = folder(tmp_path / "published", RAW, byte_tokenizer(), **CONFIG, dropout=0.25)
     report = convert(source, tmp_path / "converted")
     loaded = load_checkpoint(tmp_path / "converted")
     assert (report.heads, report.length, loaded.model.config.dropout) == (HEADS, L, 0.25)
     assert loaded.tokenizer.mask_token_id == MASK
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
+    check_equals_published(loaded, FULL)
 
 
-def test_hugging_face_folder_with_pickled_weights(tmp_path: Path) -> None:
-    raw, source = published_weights(0), tmp_path / "published"
-    source.mkdir()
-    torch.save(as_published(raw), source / "pytorch_model.bin")
-    _, loaded = converted(source)
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
+def test_a_hugging_face_folder_with_pickled_weights(tmp_path):
+    (tmp_path / "published").mkdir()
+    torch.save(FULL, tmp_path / "published" / "pytorch_model.bin")
+    check_equals_published(converted(tmp_path / "published")[1], FULL)
 
 
-def test_a_config_that_says_time_conditioning_keeps_it(tmp_path: Path) -> None:
-    source = folder(tmp_path / "published", published_weights(0), **CONFIG, time_conditioning=True)
-    report, _ = converted(source)
-    assert report.conditioned
-
-
-def test_a_length_of_ones_own_does_not_shorten_the_network(tmp_path: Path) -> None:
-    source = folder(tmp_path / "published", published_weights(0), **CONFIG)
+def test_a_config_file_keeps_time_conditioning_and_the_trained_length(tmp_path):
+    source = folder(tmp_path / "published", RAW, **CONFIG, time_conditioning=True)
     report, loaded = converted(source, length=5)
+    assert report.conditioned
     assert (report.length, loaded.config.length, loaded.model.config.max_length) == (5, 5, L)
 
 
-def test_half_precision_becomes_float32(tmp_path: Path) -> None:
-    raw = {name: weight.bfloat16() for name, weight in published_weights(0).items()}
+def test_half_precision_becomes_float32(tmp_path):
+    raw = {name: weight.bfloat16() for name, weight in RAW.items()}
     _, loaded = converted(bare(tmp_path / "w.pt", as_published(raw)))
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
-    same(log_probs(loaded.model, some_ids()), published_forward(as_published(raw), some_ids()))
+    check_equals_published(loaded, as_published(raw))
 
 
-def test_mask_token_inside_the_vocabulary(tmp_path: Path) -> None:
+def test_a_mask_token_inside_the_vocabulary(tmp_path):
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "vocab.txt").write_text("\n".join(WORDS))
-    raw, mask = published_weights(0, vocab=len(WORDS)), WORDS.index("[MASK]")
-    report, loaded = converted(bare(tmp_path / "w.pt", as_published(raw)), tokenizer=tmp_path / "words")
+    weights, mask = as_published(published_weights(0, vocab=len(WORDS))), WORDS.index("[MASK]")
+    report, loaded = converted(bare(tmp_path / "w.pt", weights), tokenizer=tmp_path / "words")
     assert report.mask_token_id == loaded.model.config.mask_token_id == loaded.tokenizer.mask_token_id == mask
     ids = some_ids(len(WORDS), mask)
-    same(log_probs(loaded.model, ids), published_forward(as_published(raw), ids, mask=mask))
+    same(log_probs(loaded.model, ids), published_forward(weights, ids, mask=mask))
 
 
-def test_a_tokenizer_object_without_mask_gets_one_behind_its_tokens(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_mask_gets_one_in_a_copy(tmp_path):
     words = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS[5:])}, unk_token="the"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-    raw = published_weights(0, vocab=len(WORDS[5:]) + 1)
-    report, loaded = converted(bare(tmp_path / "w.pt", as_published(raw)), tokenizer=tokenizer)
+    weights = as_published(published_weights(0, vocab=len(WORDS[5:]) + 1))
+    report, loaded = converted(bare(tmp_path / "w.pt", weights), tokenizer=tokenizer)
     assert report.mask_token_id == loaded.tokenizer.mask_token_id == len(WORDS[5:])
-    assert tokenizer.mask_token is None, "the caller's own tokenizer has changed"
+    assert tokenizer.mask_token is None
 
 
-def test_sedd_and_a_length_policy_are_written_on_the_card(tmp_path: Path) -> None:
-    source = bare(tmp_path / "w.pt", as_published(published_weights(0)))
-    _, loaded = converted(source, objective="sedd", policy="padded", time_conditioning=True)
+def test_objective_and_length_policy_are_saved(tmp_path):
+    _, loaded = converted(bare(tmp_path / "w.pt", FULL), objective="sedd", policy="padded", time_conditioning=True)
     assert (loaded.config.objective.name, loaded.config.policy.name) == ("sedd", "padded")
 
 
+def test_without_a_tokenizer_the_checkpoint_works_on_ids(tmp_path):
+    report, loaded = converted(bare(tmp_path / "w.pt", FULL), tokenizer=None, length=None)
+    assert loaded.tokenizer is None
+    assert (report.mask_token_id, report.length) == (report.vocab_size - 1, 1024)
+    lm = unmask.load(report.folder)
+    assert lm.denoiser.config.vocab_size == report.vocab_size
+    with pytest.raises(UnmaskError, match=r"no tokenizer.*--tokenizer"):
+        lm.generate(1, length=4)
+
+
+# ---- exporting -------------------------------------------------------------------------------------------------------
+
+
 def random_checkpoint(path: Path, conditioned: bool) -> Path:
-    """A checkpoint of ours with random weights and biases."""
+    """One of our checkpoints with random weights and biases."""
     fields = {"vocab_size": V, "hidden_size": D, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS}
     model = DiT(DiTConfig(**fields, max_length=L, cond_dim=COND, conditioned=conditioned)).eval()
     generator = torch.Generator().manual_seed(3)
@@ -346,13 +335,12 @@ def random_checkpoint(path: Path, conditioned: bool) -> Path:
     return path
 
 
-def test_exported_unconditioned_network_is_the_published_one_at_every_sigma(tmp_path: Path) -> None:
+def test_an_exported_unconditioned_network_is_the_same_at_every_sigma(tmp_path):
     source = random_checkpoint(tmp_path / "ours", conditioned=False)
     report = export(source, tmp_path / "out.safetensors")
     state = load_file(tmp_path / "out.safetensors")
-    wanted = as_published(published_weights(0))
-    assert {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in wanted.items()}
-    assert report.keys == len(wanted)
+    assert {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in FULL.items()}
+    assert report.keys == len(FULL)
     assert not report.conditioned
     ours = log_probs(load_checkpoint(source).model, some_ids())
     for sigma in (0.0, 3.0):
@@ -361,7 +349,7 @@ def test_exported_unconditioned_network_is_the_published_one_at_every_sigma(tmp_
 
 @pytest.mark.parametrize("conditioned", [False, True], ids=["unconditioned", "conditioned"])
 @pytest.mark.parametrize("target", ["out.safetensors", "out"], ids=["file", "folder"])
-def test_convert_is_the_inverse_of_export(tmp_path: Path, conditioned: bool, target: str) -> None:
+def test_convert_is_the_inverse_of_export(tmp_path, conditioned, target):
     ours = load_checkpoint(random_checkpoint(tmp_path / "ours", conditioned)).model
     export(tmp_path / "ours", tmp_path / target)
     options = {} if target == "out" else {"tokenizer": "byte", "length": L, "time_conditioning": conditioned}
@@ -372,10 +360,9 @@ def test_convert_is_the_inverse_of_export(tmp_path: Path, conditioned: bool, tar
     assert {**again.config.to_dict(), "_name_or_path": ""} == {**ours.config.to_dict(), "_name_or_path": ""}
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["dit", "causal"])
-def test_export_gives_published_weights_back(tmp_path: Path, causal: bool) -> None:
-    published = as_published(published_weights(0, causal=causal))
-    converted(bare(tmp_path / "w.pt", published), time_conditioning=not causal)
+@pytest.mark.parametrize("published", [FULL, CAUSAL], ids=["dit", "causal"])
+def test_export_is_the_inverse_of_convert(tmp_path, published):
+    converted(bare(tmp_path / "w.pt", published), time_conditioning=published is FULL)
     export(tmp_path / "converted", tmp_path / "back.safetensors")
     back = load_file(tmp_path / "back.safetensors")
     assert back.keys() == published.keys()
@@ -383,25 +370,20 @@ def test_export_gives_published_weights_back(tmp_path: Path, causal: bool) -> No
     same(back["backbone.rotary_emb.inv_freq"], published["backbone.rotary_emb.inv_freq"], atol=1e-6)
 
 
-def test_folded_network_survives_export_and_conversion(tmp_path: Path) -> None:
-    published = as_published(published_weights(0))
-    converted(bare(tmp_path / "w.pt", published))
-    export(tmp_path / "converted", tmp_path / "out")
-    convert(tmp_path / "out", tmp_path / "again")
-    same(log_probs(load_checkpoint(tmp_path / "again").model, some_ids()), published_forward(published, some_ids()))
-
-
-def test_export_of_the_causal_twin_makes_a_folder_that_converts(tmp_path: Path) -> None:
-    published = as_published(published_weights(0, causal=True))
+@pytest.mark.parametrize("published", [FULL, CAUSAL], ids=["folded", "causal"])
+def test_an_exported_folder_can_be_converted_again(tmp_path, published):
     converted(bare(tmp_path / "w.pt", published))
     export(tmp_path / "converted", tmp_path / "out")
     report = convert(tmp_path / "out", tmp_path / "again")
-    assert (report.network, report.heads, report.length) == ("causal", HEADS, L)
-    same(log_probs(load_checkpoint(tmp_path / "again").model, some_ids()), published_forward(published, some_ids()))
+    assert (report.network, report.heads, report.length) == ("dit" if published is FULL else "causal", HEADS, L)
+    check_equals_published(load_checkpoint(tmp_path / "again"), published)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
 
 
 def refuses(match: str, src: Path, **options: Any) -> None:
-    """The conversion fails with one sentence and leaves nothing behind."""
+    """The conversion fails with one sentence and writes nothing."""
     before = sorted(src.parent.rglob("*"))
     with pytest.raises(UnmaskError, match=match) as caught:
         converted(src, **options)
@@ -413,8 +395,11 @@ def without(weights: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
     return {name: value for name, value in weights.items() if name not in names}
 
 
-FULL = as_published(published_weights(0))
-NORM, OUT = "backbone.blocks.1.norm2.weight", "backbone.output_layer.linear.bias"
+NORM, OUT, ROTARY = (
+    "backbone.blocks.1.norm2.weight",
+    "backbone.output_layer.linear.bias",
+    "backbone.rotary_emb.inv_freq",
+)
 
 
 @pytest.mark.parametrize(
@@ -422,112 +407,92 @@ NORM, OUT = "backbone.blocks.1.norm2.weight", "backbone.output_layer.linear.bias
     [
         (without(FULL, NORM), r"lacks the key blocks\.1\.norm2\.weight of"),
         (without(FULL, NORM, OUT), r"lacks the key blocks\.1\.norm2\.weight and 1 more"),
-        ({**FULL, "backbone.extra": torch.ones(1)}, r"holds the key extra unknown"),
+        ({**FULL, "backbone.extra": torch.ones(1)}, r"has the key extra unknown"),
         ({**FULL, "backbone.a": torch.ones(1), "backbone.b": torch.ones(1)}, "the key a and 1 more unknown"),
-        ({**FULL, "noise.sigma": torch.ones(1)}, r"the key noise\.sigma and 0 more that do not begin with 'backbone"),
-        ({**FULL, NORM: torch.ones(D + 1)}, r"the key blocks\.1\.norm2\.weight of a shape .*\[33\] instead of \[32\]"),
+        ({**FULL, "noise.sigma": torch.ones(1)}, r"the key noise\.sigma without the prefix 'backbone"),
+        ({**FULL, NORM: torch.ones(D + 1)}, r"the key blocks\.1\.norm2\.weight of the wrong shape \(\[33\] instead of"),
         ({**FULL, NORM: torch.ones(D, dtype=torch.int8)}, "torch.int8"),
         ({"weight": torch.ones(3, 3)}, r"no matrix vocab_embed\.embedding"),
         ({}, r"no matrix vocab_embed\.embedding"),
         (without(FULL, "backbone.sigma_map.mlp.0.weight"), r"no matrix sigma_map\.mlp\.0\.weight"),
-        ({**FULL, "backbone.rotary_emb.inv_freq": torch.ones(4)}, "rotary frequencies"),
-        ({**FULL, "backbone.rotary_emb.inv_freq": torch.tensor(1.0)}, "rotary frequencies"),
-    ],
-    ids=[
-        "missing",
-        "two missing",
-        "extra",
-        "two extra",
-        "stray",
-        "shape",
-        "int",
-        "other",
-        "empty",
-        "sigma",
-        "rotary",
-        "0d",
+        ({**FULL, ROTARY: torch.ones(4)}, "rotary frequencies"),
+        ({**FULL, ROTARY: torch.tensor(1.0)}, "rotary frequencies"),
+        ([1, 2], "no dictionary of weights"),
+        ({"state_dict": ForeignConfig()}, "no dictionary of weights"),
+        ({"vocab_embed.embedding": "text"}, "'vocab_embed.embedding', which is not a tensor"),
     ],
 )
-def test_keys_are_strict(tmp_path: Path, weights: dict[str, Tensor], message: str) -> None:
-    refuses(message, bare(tmp_path / "w.pt", weights))
+def test_a_file_that_does_not_hold_exactly_the_published_weights_is_refused(tmp_path, weights, message):
+    torch.save(weights, tmp_path / "w.pt")
+    refuses(message, tmp_path / "w.pt")
 
 
-def test_the_ema_list_is_strict(tmp_path: Path) -> None:
-    raw = published_weights(0)
-    ema = list(raw.values())
+def test_the_ema_list_must_fit(tmp_path):
+    ema = list(RAW.values())
     swapped = [*ema[:-2], ema[-1], ema[-2]]
-    refuses("29 EMA tensors for the 30 parameters.*--weights raw", lightning(tmp_path / "a.ckpt", raw, ema[:-1]))
+    refuses("29 EMA tensors for 30 parameters.*--weights raw", lightning(tmp_path / "a.ckpt", RAW, ema[:-1]))
     refuses(
-        r"in the place of output_layer\.adaLN_modulation\.weight \[64, 8\], and 1",
-        lightning(tmp_path / "a.ckpt", raw, swapped),
+        r"\[64\] in place of output_layer\.adaLN_modulation\.weight \[64, 8\]",
+        lightning(tmp_path / "a.ckpt", RAW, swapped),
     )
-    refuses("no list of EMA weights.*--weights raw", lightning(tmp_path / "a.ckpt", raw))
-    refuses("no list of EMA weights", lightning(tmp_path / "a.ckpt", raw, [*ema[:-1], 3]))
+    refuses("no list of EMA weights.*--weights raw", lightning(tmp_path / "a.ckpt", RAW))
+    refuses("no list of EMA weights", lightning(tmp_path / "a.ckpt", RAW, [*ema[:-1], 3]))
     assert converted(tmp_path / "a.ckpt", weights="raw")[0].weights == "raw"
 
 
-def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save({"state_dict": Config()}, tmp_path / "object.ckpt")
-    torch.save({"vocab_embed.embedding": "text"}, tmp_path / "text.pt")
+def test_files_and_folders_without_weights_are_refused(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 40)
     (tmp_path / "notes.txt").write_text("weights")
-    refuses("no dictionary of weights", tmp_path / "list.pt")
-    refuses("no dictionary of weights", tmp_path / "object.ckpt")
-    refuses("'vocab_embed.embedding', which is no tensor", tmp_path / "text.pt")
+    (tmp_path / "empty").mkdir()
     refuses("damaged or not safetensors", tmp_path / "broken.safetensors")
     refuses("neither safetensors nor", tmp_path / "notes.txt")
     refuses("There is no file or folder", tmp_path / "nowhere")
-
-
-def test_folders_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
     refuses("has no weights", tmp_path / "empty")
-    refuses("a checkpoint of unmask already", random_checkpoint(tmp_path / "ours", conditioned=False))
-    wrong = folder(tmp_path / "wrong", published_weights(0), **{**CONFIG, "n_blocks": 3})
-    refuses("n_blocks=3 and its weights say 2", wrong)
-    (wrong / "config.json").write_text('{"n_heads": "many"}')
-    refuses("The n_heads in", wrong)
-    (wrong / "config.json").write_text("{")
-    refuses("is not JSON", wrong)
-    (wrong / "config.json").write_text("[]")
-    refuses("config.json", wrong)
+    refuses("already a checkpoint of unmask", random_checkpoint(tmp_path / "ours", conditioned=False))
 
 
-def test_without_a_tokenizer_the_checkpoint_knows_ids_alone(tmp_path: Path) -> None:
-    report, loaded = converted(bare(tmp_path / "w.pt", FULL), tokenizer=None, length=None)
-    assert loaded.tokenizer is None
-    assert (report.mask_token_id, report.length) == (report.vocab_size - 1, 1024)
-    lm = unmask.load(report.folder)
-    assert lm.denoiser.config.vocab_size == report.vocab_size
-    with pytest.raises(UnmaskError, match=r"no tokenizer.*--tokenizer"):
-        lm.generate(1, length=4)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps({**CONFIG, "n_blocks": 3}), "says n_blocks=3, but the weights say 2"),
+        ('{"n_heads": "many"}', "The n_heads in"),
+        ("{", "is not JSON"),
+        ("[]", "config.json"),
+    ],
+)
+def test_a_wrong_config_file_is_refused(tmp_path, content, message):
+    source = folder(tmp_path / "wrong", RAW)
+    (source / "config.json").write_text(content)
+    refuses(message, source)
 
 
-def test_the_tokenizer_must_fit(tmp_path: Path) -> None:
-    source = bare(tmp_path / "w.pt", FULL)
-    refuses("has 28 tokens .*has 258; .*--tokenizer", source, tokenizer="char")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": "char"}, "has 28 tokens .*has 258; .*--tokenizer"),
+        ({"length": 0}, "length must be 1 or more, got 0"),
+        ({"heads": 2}, "not those of 2 heads"),
+        ({"heads": 5}, "width 32 .* does not split into 5 attention heads"),
+        ({"heads": 0}, "does not split into 0 attention heads"),
+        ({"weights": "emma"}, "weights cannot be 'emma'.*'ema'"),
+        ({"objective": "ar"}, "objective cannot be 'ar'"),
+        ({"policy": "pack"}, "no policy named 'pack'"),
+    ],
+)
+def test_a_wrong_option_is_refused(tmp_path, options, message):
+    refuses(message, bare(tmp_path / "w.pt", FULL), **options)
+
+
+def test_options_that_do_not_fit_the_network_are_refused(tmp_path):
     (tmp_path / "nothing").mkdir()
-    refuses("no tokenizer in it", source, tokenizer=tmp_path / "nothing")
+    refuses("no tokenizer in it", bare(tmp_path / "w.pt", FULL), tokenizer=tmp_path / "nothing")
+    refuses("the number of attention heads.*--heads", bare(tmp_path / "plain.pt", without(FULL, ROTARY)))
+    causal = bare(tmp_path / "causal.pt", CAUSAL)
+    refuses("no time conditioning to keep", causal, time_conditioning=True)
+    refuses("'sedd' does not fit", causal, objective="sedd")
 
 
-def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    source = bare(tmp_path / "w.pt", FULL)
-    refuses("length of 0", source, length=0)
-    refuses("not those of 2 heads", source, heads=2)
-    refuses("width 32 .* does not split into 5 attention heads", source, heads=5)
-    refuses("does not split into 0 attention heads", source, heads=0)
-    refuses("weights='emma'.*'ema'", source, weights="emma")
-    refuses("objective='ar'", source, objective="ar")
-    refuses("no policy named 'pack'", source, policy="pack")
-    unknown_heads = bare(tmp_path / "plain.pt", without(FULL, "backbone.rotary_emb.inv_freq"))
-    refuses("does not tell its number of attention heads.*--heads", unknown_heads)
-    twin = bare(tmp_path / "twin.pt", as_published(published_weights(0, causal=True)))
-    refuses("no time conditioning to keep", twin, time_conditioning=True)
-    refuses("'sedd' does not suit", twin, objective="sedd")
-
-
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path):
     source = bare(tmp_path / "w.pt", FULL)
     (tmp_path / "converted").mkdir()
     converted(source)
@@ -538,8 +503,8 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
             export(tmp_path / "converted", tmp_path / target)
 
 
-def test_networks_that_the_published_code_cannot_hold_are_not_exported(tmp_path: Path) -> None:
-    converted(bare(tmp_path / "w.pt", as_published(published_weights(0, causal=True))))
+def test_networks_that_the_published_code_cannot_represent_are_not_exported(tmp_path):
+    converted(bare(tmp_path / "w.pt", CAUSAL))
     loaded = load_checkpoint(tmp_path / "converted")
     torch.nn.init.ones_(loaded.model.blocks[0].norm1.bias)
     save_checkpoint(tmp_path / "biased", loaded.model, loaded.tokenizer, loaded.config)

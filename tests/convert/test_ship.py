@@ -1,4 +1,4 @@
-"""A run that is handed on: bf16 shards, the recipe, and a model card whose figures are those of the files."""
+"""A shipped run has bf16 shards, its recipe, and a model card with the figures of the run and of the given files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import unmask.models  # noqa: F401  (the Auto classes know our networks)
+import unmask.models  # noqa: F401  (registers our networks with the Auto classes)
 from unmask.checkpoint import read_checkpoint_config
 from unmask.config import parse_recipe, read_recipe
-from unmask.convert.model_card import JUDGED as MEASURES
-from unmask.convert.model_card import Entropy, Measurements, model_card, read_evidence, read_facts
+from unmask.convert.model_card import METRICS, Measurements, SourceEntropy, model_card, read_measurements, read_run
 from unmask.convert.ship import ship
 from unmask.data.length_policies import SupervisedEOS
 from unmask.data.sources import TextSource
@@ -29,14 +28,9 @@ from unmask.training.callbacks import read_log
 SMALL = ["model.hidden_size=32", "model.layers=2", "model.heads=2", "training.steps=4", "training.batch_size=8"]
 SHORT = ["data.source.count=64", "training.log_every=2", "training.validate_every=4", "training.validation_rows=4"]
 BOUND = Bound("mask-count", 700.0, 1000, 3000, 3000, 2.0, 9.0, 16)
-KNOWN = {"value": 20.25, "low": 18.5, "high": 22.125}
-ROW = {"name": "tiny", "kind": "samples", "steps": 64, "texts": 8, "empty": 0, **dict.fromkeys(MEASURES, KNOWN)}
-JUDGED = {
-    "judge": {"name": "/somewhere/judges/llama"},
-    "n": 8,
-    "seed": 5,
-    "rule": {"temperature": 1.0, "top_p": 0.9},
-}
+ESTIMATE = {"value": 20.25, "low": 18.5, "high": 22.125}
+ROW = {"name": "tiny", "kind": "samples", "steps": 64, "texts": 8, "empty": 0, **dict.fromkeys(METRICS, ESTIMATE)}
+JUDGED = {"judge": {"name": "/somewhere/judges/llama"}, "n": 8, "seed": 5, "rule": {"temperature": 1.0, "top_p": 0.9}}
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +48,12 @@ def shipped(run_folder, tmp_path_factory) -> Path:
 
 
 def evaluated(bound: Bound, path: Path) -> Path:
-    """A file as `unmask eval --json` writes it."""
+    """A file as written by `unmask eval --json`."""
     path.write_text(json.dumps({"headline": bound.as_dict()}))
     return path
 
 
-def test_weights_are_the_average_rounded_to_bf16(run_folder, shipped):
+def test_weights_are_the_ema_rounded_to_bf16(run_folder, shipped):
     average, rounded = load_file(run_folder / "model.safetensors"), load_file(shipped / "model.safetensors")
     assert average.keys() == rounded.keys()
     for name, weight in average.items():
@@ -67,7 +61,7 @@ def test_weights_are_the_average_rounded_to_bf16(run_folder, shipped):
         assert torch.equal(rounded[name], weight.to(torch.bfloat16))
 
 
-def test_it_opens_in_float32_and_says_the_same(run_folder, shipped):
+def test_a_shipped_model_loads_in_float32_with_the_same_likelihood(run_folder, shipped):
     before, after = load(run_folder, device="cpu"), load(shipped, device="cpu")
     assert after.denoiser.dtype == torch.float32
     text = "abcdefgh" * 8
@@ -75,127 +69,131 @@ def test_it_opens_in_float32_and_says_the_same(run_folder, shipped):
     assert read_checkpoint_config(shipped) == read_checkpoint_config(run_folder)
 
 
-def test_auto_classes_open_it(shipped):
+def test_auto_classes_load_a_shipped_model(shipped):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     assert AutoModelForMaskedLM.from_pretrained(shipped).config.num_hidden_layers == 2
     assert AutoTokenizer.from_pretrained(shipped).mask_token == "[MASK]"
 
 
-def test_shards_are_as_small_as_asked(shipped, tmp_path):
-    """A network of about 2 MB in bf16, in files of at most one."""
+def test_shards_have_at_most_the_given_size(tmp_path):
     recipe = read_recipe("smoke", [*SHORT, "training.steps=1", "training.batch_size=1", "model.hidden_size=192"])
     train(recipe, tmp_path / "run")
-    parcel = ship(tmp_path / "run", tmp_path / "out", shard_megabytes=1)
+    report = ship(tmp_path / "run", tmp_path / "out", shard_megabytes=1)
     sizes = [path.stat().st_size for path in (tmp_path / "out").glob("model-*.safetensors")]
-    assert parcel.shards == len(sizes) > 1
+    assert report.shards == len(sizes) > 1
     assert max(sizes) < 1.01e6
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
-    assert parcel.parameters == sum(weight.numel() for weight in load(tmp_path / "out").denoiser.parameters())
-    assert parcel.bytes == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    assert report.parameters == sum(weight.numel() for weight in load(tmp_path / "out").denoiser.parameters())
+    assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
 
 
-def test_there_is_the_recipe_and_no_training_state(run_folder, shipped):
+def test_the_recipe_is_shipped_and_the_training_state_is_not(run_folder, shipped):
     assert (shipped / "recipe.yaml").read_bytes() == (run_folder / "recipe.yaml").read_bytes()
     assert parse_recipe(yaml.safe_load((shipped / "recipe.yaml").read_text())).training.steps == 4
     assert not (shipped / "state").exists()
 
 
-def test_the_card_tells_the_run_s_own_figures(run_folder, shipped):
+# ---- the model card --------------------------------------------------------------------------------------------------
+
+
+def test_the_card_has_the_figures_of_the_run(run_folder, shipped):
     card = (shipped / "README.md").read_text(encoding="utf-8")
     bound = Bound.from_dict(read_log(run_folder)[-1]["validation"])
     rows = int(json.loads((run_folder / "latest/state/trainer.json").read_text())["data"].split()[0])
     parameters = sum(weight.numel() for weight in load(shipped).denoiser.parameters())
     size = (shipped / "model.safetensors").stat().st_size
     entropy = read_recipe(run_folder / "recipe.yaml").data.source.bits_per_character()
+    assert yaml.safe_load(card.split("---\n")[1]) == {
+        "library_name": "unmask",
+        "tags": ["masked-diffusion", "language-model"],
+    }
     for words in (
         "# tiny-chain",
         'unmask.load("tiny-chain")',
         f"{parameters:,} parameters; {size:,} bytes in one file of bf16",
-        "| steps | 4 of 8 rows |",
-        "| tokens seen | 2,048 |",
-        f"| passes over the rows | {32 / rows:.1f} |",
-        f"| rows | {rows:,} for training, of 64 tokens, `padded` |",
-        f"| validation at the end of the run | {bound.tokens:,} | {format_with_errors(bound, 'bits_per_char')} |",
-        f"| the source itself |  | {entropy:.3f} |",
+        "| steps | 4 with batch size 8 |",
+        "| tokens | 2,048 |",
+        f"| epochs | {32 / rows:.1f} |",
+        f"| rows | {rows:,} for training, 64 tokens each, `padded` |",
+        f"| validation at the end of training | {bound.tokens:,} | {format_with_errors(bound, 'bits_per_char')} |",
+        f"| entropy of the source |  | {entropy:.3f} |",
         f"It is {bound.bits_per_char - entropy:.3f} ± ",
     ):
         assert words in card, words
-    assert "judged" not in card
+    assert "Generated texts" not in card
 
 
-def test_the_card_shows_what_was_measured_elsewhere(run_folder, tmp_path):
-    judged = {**JUDGED, "rows": [ROW, {**ROW, "steps": None, **dict.fromkeys(MEASURES)}]}
+def test_the_card_has_the_figures_of_the_given_files(run_folder, tmp_path):
+    judged = {**JUDGED, "rows": [ROW, {**ROW, "steps": None, **dict.fromkeys(METRICS)}]}
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     (tmp_path / "entropy.json").write_text(json.dumps({"bits_per_char": 0.1, "stderr": 0.002, "how": "by its maker"}))
     (tmp_path / "data.md").write_text("Letters of a chain.\n")
-    out = tmp_path / "out"
     ship(
         run_folder,
-        out,
+        tmp_path / "out",
         bounds=[evaluated(BOUND, tmp_path / "held-out.json")],
         judged=tmp_path / "judged.json",
         entropy=tmp_path / "entropy.json",
         about=tmp_path / "data.md",
     )
-    card = (out / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     for words in (
         "Letters of a chain.",
         "| held-out | 1,000 | ≤ 0.337 ± 0.001 ± 0.004 | ≤ 1.010 ± 0.003 ± 0.013 | ≤ 2.014 ± 0.004 ± 0.018 |",
-        "| the source itself |  | 0.100 ± 0.002 |",
+        "| entropy of the source |  | 0.100 ± 0.002 |",
         "It is 0.237 ± 0.005 bits per character above",
-        "The source's own bits: by its maker.",
+        "Entropy of the source: by its maker.",
         "| tiny, 64 steps | 20.2 (18.5–22.1) | 20.2 (18.5–22.1) |",
         "| tiny | - | - |",
-        "Judge: llama; 8 texts from seed 5 on, top_p 0.9.",
+        "Judge: llama; 8 texts with seeds from 5, top_p 0.9.",
     ):
         assert words in card, words
 
 
-def test_bounds_of_one_file_name_are_told_apart(tmp_path):
+def test_bounds_with_the_same_file_name_are_named_by_their_paths(tmp_path):
     files = [tmp_path / folder / "held-out.json" for folder in ("a", "b")]
     for file in files:
         file.parent.mkdir()
         evaluated(BOUND, file)
-    assert list(read_evidence(files).bounds) == [str(file) for file in files]
+    assert list(read_measurements(files).bounds) == [str(file) for file in files]
 
 
-def test_a_bar_in_a_recipe_does_not_break_the_card_and_unknown_bits_are_not_compared(run_folder, tmp_path):
-    facts, _ = read_facts(run_folder)
+def test_a_bar_is_escaped_and_unknown_bits_are_not_compared(run_folder):
+    run = read_run(run_folder)
     source = TextSource(paths=["a.txt"], separator="<|end|>")
-    data = facts.recipe.data.model_copy(update={"source": source})
-    text = facts.recipe.model_copy(update={"data": data})
+    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update={"source": source})})
     unknown = Bound("mask-count", 700.0, 1000, 0, 0, 2.0, 9.0, 16)
-    card = model_card(
-        "m", replace(facts, recipe=text, validation=unknown), Measurements(entropy=Entropy(0.1)), [10, 12]
-    )
+    measured = Measurements(entropy=SourceEntropy(bits_per_char=0.1))
+    card = model_card("m", replace(run, recipe=recipe, validation=unknown), measured, [10, 12])
     assert r"<\|end\|>" in card
     assert "22 bytes in 2 files" in card
     assert "bits per character above" not in card
     assert "nan" not in card
 
 
-def test_the_card_says_what_the_recipe_leaves_to_others(run_folder):
-    """Files that are held out by name, EOS that fill rows, and weights that another run has left."""
-    facts, _ = read_facts(run_folder)
-    plain = model_card("m", facts, Measurements(), [10])
+def test_the_card_describes_split_padding_and_starting_weights(run_folder):
+    run = read_run(run_folder)
+    plain = model_card("m", run, Measurements(), [10])
     assert "| held out | 5.0% of the documents" in plain
     assert LEARNT_PADDING_NOTE not in plain
-    assert "beside this page with unmask" in plain
+    assert "by the recipe in `recipe.yaml`." in plain
     source = TextSource(paths=["a.txt", "valid-b.txt"], validation_files="valid*")
-    data = facts.recipe.data.model_copy(update={"source": source, "policy": SupervisedEOS()})
-    recipe = facts.recipe.model_copy(update={"data": data, "model": CheckpointSpec(path="runs/first")})
-    card = model_card("m", replace(facts, recipe=recipe), Measurements(), [10])
+    data = run.recipe.data.model_copy(update={"source": source, "policy": SupervisedEOS()})
+    recipe = run.recipe.model_copy(update={"data": data, "model": CheckpointSpec(path="runs/first")})
+    card = model_card("m", replace(run, recipe=recipe), Measurements(), [10])
     assert "| held out | the files `valid*` |" in card
     assert LEARNT_PADDING_NOTE in card.split("## Likelihood")[1]
-    assert "beside this page, which goes on from the weights of an earlier run, with unmask" in card
+    assert "`recipe.yaml`, starting from the weights of an earlier run." in card
 
 
-def test_it_can_be_packed_again_and_nothing_else_is_written_over(run_folder, tmp_path):
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_shipped_folder_is_replaced_and_no_other(run_folder, tmp_path):
     out = tmp_path / "out"
     ship(run_folder, out)
-    bound = evaluated(Bound("mask-count", 700.0, 1000, 3000, 3000, 2.0, 9.0, 16), tmp_path / "late.json")
-    ship(run_folder, out, bounds=[bound])
+    ship(run_folder, out, bounds=[evaluated(BOUND, tmp_path / "late.json")])
     assert "| late |" in (out / "README.md").read_text()
     with pytest.raises(UnmaskError, match="folder of a run"):
         ship(run_folder, run_folder)
@@ -203,19 +201,21 @@ def test_it_can_be_packed_again_and_nothing_else_is_written_over(run_folder, tmp
     (tmp_path / "full" / "letter.txt").write_text("mine")
     with pytest.raises(UnmaskError, match="not empty"):
         ship(run_folder, tmp_path / "full")
+    with pytest.raises(UnmaskError, match="not a run with a checkpoint"):
+        ship(tmp_path / "full", tmp_path / "new")
 
 
 @pytest.mark.parametrize(
     ("option", "content", "words"),
     [
-        ("bounds", "[]", "holds no bound"),
-        ("bounds", "no json", "not JSON"),
-        ("bounds", json.dumps({"headline": {**BOUND.as_dict(), "tokens": None}}), "holds no bound"),
-        ("judged", "{}", "holds no judged texts"),
-        ("judged", json.dumps({**JUDGED, "rows": [{"name": "tiny", "steps": 4}]}), "holds no judged texts"),
-        ("judged", json.dumps({**JUDGED, "rows": [{**ROW, "entropy": "high"}]}), "holds no judged texts"),
-        ("entropy", '{"bits": 1}', "does not tell a source's entropy"),
-        ("entropy", '{"bits_per_char": "low"}', "does not tell a source's entropy"),
+        ("bounds", "[]", "a bound"),
+        ("bounds", "no json", "a bound"),
+        ("bounds", json.dumps({"headline": {**BOUND.as_dict(), "tokens": None}}), "a bound"),
+        ("judged", "{}", "judged texts"),
+        ("judged", json.dumps({**JUDGED, "rows": [{"name": "tiny", "steps": 4}]}), "judged texts"),
+        ("judged", json.dumps({**JUDGED, "rows": [{**ROW, "entropy": "high"}]}), "judged texts"),
+        ("entropy", '{"bits": 1}', "the entropy of a source"),
+        ("entropy", '{"bits_per_char": "low"}', "the entropy of a source"),
         ("about", "\udcff", "not UTF-8 text"),
         ("about", None, "no file"),
     ],

@@ -1,4 +1,4 @@
-"""`unmask convert`: published weights into a checkpoint, and back."""
+"""`unmask convert`: published weights to a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ from unmask.cli.common import Json, console, print_json
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder, or a bare state dict.", metavar="SRC")
+        Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder, or a state dict file.", metavar="SRC")
     ],
     target: Annotated[Path, typer.Argument(help="The checkpoint folder to write.", metavar="DST")],
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of the tokenizer; without one the checkpoint knows ids alone.")
+        str | None, typer.Option(help="Folder or name of the tokenizer; without one the checkpoint works on ids only.")
     ] = None,
     weights: Annotated[Literal["ema", "raw"], typer.Option(help="Which weights of a Lightning checkpoint.")] = "ema",
     time_conditioning: Annotated[
-        bool, typer.Option("--time-conditioning", help="The network was trained with the time as an input.")
+        bool, typer.Option("--time-conditioning", help="Keep the network conditioned on time.")
     ] = False,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a row; 1024 where the file does not tell.")
+        int | None, typer.Option(min=1, help="Tokens per row; the default is that of config.json, else 1024.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads, where the file does not tell.")] = None,
-    objective: Annotated[Literal["subs", "sedd"], typer.Option(help="What a masked network was trained on.")] = "subs",
-    policy: Annotated[str, typer.Option(help="Length policy it was trained with: packed, padded.")] = "packed",
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Attention heads, if the file does not determine them.")
+    ] = None,
+    objective: Annotated[
+        Literal["subs", "sedd"], typer.Option(help="Training objective of a masked network.")
+    ] = "subs",
+    policy: Annotated[str, typer.Option(help="Length policy of the training: packed or padded.")] = "packed",
     reverse: Annotated[
-        bool, typer.Option("--reverse", help="SRC is a checkpoint of ours; write published key names.")
+        bool, typer.Option("--reverse", help="SRC is a checkpoint of unmask; write the published key names.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert published weights. No code stored in a checkpoint is ever run.
+    """Convert published weights. Code stored in a checkpoint is never run.
 
     Examples:
 

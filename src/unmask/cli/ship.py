@@ -1,4 +1,4 @@
-"""`unmask ship`: a run made small, with a model card, to be handed on."""
+"""`unmask ship`: a small copy of a run with a model card, ready to publish."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from unmask.cli.common import Json, console, print_json
 
 
 def ship(
-    run: Annotated[Path, typer.Argument(help="A folder that 'unmask train' wrote.", metavar="RUN")],
-    out: Annotated[
-        Path, typer.Argument(help="The folder to write: a new one, or one that was shipped before.", metavar="OUT")
-    ],
+    run: Annotated[Path, typer.Argument(help="A folder written by 'unmask train'.", metavar="RUN")],
+    out: Annotated[Path, typer.Argument(help="The folder to write, new or written by 'unmask ship'.", metavar="OUT")],
     bound: Annotated[
-        list[Path] | None, typer.Option(help="What 'unmask eval --json' wrote, for the model card; repeatable.")
+        list[Path] | None, typer.Option(help="A file of 'unmask eval --json' for the model card; repeatable.")
     ] = None,
     judged: Annotated[
-        Path | None, typer.Option(help="What 'unmask eval generation --json' wrote, for the model card.")
+        Path | None, typer.Option(help="A file of 'unmask eval generation --json' for the model card.")
     ] = None,
     entropy: Annotated[
-        Path | None, typer.Option(help="JSON with the source's bits_per_char, stderr and how they are known.")
+        Path | None, typer.Option(help="JSON with bits_per_char of the source, its stderr and how it is known.")
     ] = None,
-    about: Annotated[Path | None, typer.Option(help="Markdown that says what the data are and who made them.")] = None,
-    shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Megabytes of the largest file of weights.")] = 10,
+    about: Annotated[Path | None, typer.Option(help="Markdown that describes the data.")] = None,
+    shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Megabytes of the largest weight file.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Write a run's newest weights (their average) in bf16, with tokenizer, recipe and a model card.
+    """Write the newest weights of a run (their EMA) in bf16, with tokenizer, recipe and a model card.
 
-    The folder opens like any checkpoint and cannot be resumed. Every figure of the model card comes from the run's
-    records or from the files you name.
+    The folder opens like any checkpoint but cannot be resumed. The figures of the model card come from the records of
+    the run and from the given files.
 
     Examples:
 

@@ -80,7 +80,7 @@ class Published:
 
     path: Path
     config: PublishedConfig
-    fields: dict[str, int]
+    fields: dict[str, Any]
     weights: dict[str, Tensor]
     chosen: Literal["ema", "raw", "as stored"]
 

@@ -35,7 +35,7 @@ Weights = dict[str, Tensor]
 # ---- keys and shapes -------------------------------------------------------------------------------------------------
 
 
-def infer_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, int]:
+def infer_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
     """Return the config fields that the shapes determine; `cond_dim` is missing from an autoregressive network."""
 
     def matrix(name: str) -> Shape:
@@ -48,7 +48,7 @@ def infer_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, int]:
 
     vocab_size, width = matrix("vocab_embed.embedding")
     inner, _ = matrix("blocks.0.mlp.0.weight")
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": width,
         "num_hidden_layers": len({match[1] for name in shapes if (match := re.match(r"blocks\.(\d+)\.", name))}),

@@ -1,4 +1,4 @@
-"""A run made ready to be handed on: a small checkpoint in bf16 shards with its recipe and a model card.
+"""Ship a run: a small checkpoint in bf16 shards with its recipe and a model card.
 
 >>> from unmask.convert.ship import ship
 >>> ship("runs/mine", "models/mine", bounds=["eval.json"], judged="judged.json")
@@ -15,17 +15,16 @@ from typing import Any
 import torch
 
 from unmask.checkpoint import is_checkpoint, write_checkpoint
-from unmask.convert.model_card import RECIPE, Facts, Measurements, model_card, read_evidence, read_facts
+from unmask.convert.model_card import RECIPE, model_card, read_measurements, read_run
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, check_new_folder
 
-SHARD_MEGABYTES = 10
 README = "README.md"
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was packed: `bytes` are those of the whole folder."""
+    """A shipped model; `bytes` is the size of the whole folder."""
 
     path: str
     parameters: int
@@ -33,7 +32,7 @@ class Export:
     bytes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Values for JSON."""
         return asdict(self)
 
 
@@ -45,56 +44,35 @@ def ship(
     judged: str | Path | None = None,
     entropy: str | Path | None = None,
     about: str | Path | None = None,
-    shard_megabytes: int = SHARD_MEGABYTES,
+    shard_megabytes: int = 10,
 ) -> Export:
-    """Write the newest checkpoint of a run, without its training state, into a folder of its own.
+    """Write the newest checkpoint of a run, without its training state, into a new folder.
 
     Args:
-        run: A folder that `unmask train` wrote.
-        out: A new folder, or one that was shipped before, which is replaced.
-        bounds: Files that `unmask eval --json` wrote; the model card shows them beside the run's own validation.
-        judged: A file that `unmask eval generation --json` wrote.
-        entropy: What is known of the source: JSON with `bits_per_char`, and perhaps `stderr` and `how` it was found.
-        about: Markdown on the data, for what no log records.
-        shard_megabytes: The largest file of weights.
+        run: A folder written by `unmask train`.
+        out: A new folder, or one written by `ship`, which is replaced.
+        bounds: Files written by `unmask eval --json`; the model card lists them after the run's validation.
+        judged: A file written by `unmask eval generation --json`.
+        entropy: JSON with the `bits_per_char` of the source, and optionally `stderr` and `how` it is known.
+        about: Markdown that describes the data.
+        shard_megabytes: Size of the largest weight file.
     """
-    out = Path(out)
-    _check_place(out)
-    evidence = read_evidence(bounds, judged, entropy, about)
-    facts, loaded = read_facts(Path(run))
-    with atomic_folder(out) as folder:
-        for file in (*_beside_weights(loaded.path), Path(run) / RECIPE):
-            shutil.copyfile(file, folder / file.name)
-        network = loaded.model.to(torch.bfloat16)
-        write_checkpoint(folder, network, None, loaded.config, max_shard_size=f"{shard_megabytes}MB")
-        _write_card(folder, out.name, facts, evidence)
-    return Export(str(out), facts.parameters, len(_shards(out)), sum(_size(path) for path in out.iterdir()))
-
-
-def _check_place(out: Path) -> None:
-    """Let a parcel be packed again, and nothing else be written over."""
+    run, out = Path(run), Path(out)
     if (out / "checkpoints").exists():
-        raise UnmaskError(f"'{out}' is the folder of a run; name a new one to ship it into.")
+        raise UnmaskError(f"'{out}' is the folder of a run; name another one.")
     if not (is_checkpoint(out) and (out / README).is_file()):
-        check_new_folder(out, "name a new folder, or one that 'unmask ship' wrote")
-
-
-def _write_card(folder: Path, name: str, facts: Facts, evidence: Measurements) -> None:
-    weights = [_size(path) for path in _shards(folder)]
-    (folder / README).write_text(model_card(name, facts, evidence, weights), encoding="utf-8")
-
-
-def _beside_weights(folder: Path) -> list[Path]:
-    """The files of a checkpoint that are no weights: the tokenizer's, as they were written first."""
-    return [path for path in folder.iterdir() if path.is_file() and ".safetensors" not in path.name]
-
-
-def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-__all__ = ["Export", "ship"]
+        check_new_folder(out, "name a new folder, or one written by 'unmask ship'")
+    measured = read_measurements(bounds, judged, entropy, about)
+    record = read_run(run)
+    checkpoint = record.checkpoint
+    with atomic_folder(out) as folder:
+        others = [path for path in checkpoint.path.iterdir() if path.is_file() and ".safetensors" not in path.name]
+        for file in (*others, run / RECIPE):
+            shutil.copyfile(file, folder / file.name)
+        network = checkpoint.model.to(torch.bfloat16)
+        write_checkpoint(folder, network, None, checkpoint.config, max_shard_size=f"{shard_megabytes}MB")
+        shards = [path.stat().st_size for path in sorted(folder.glob("*.safetensors"))]
+        (folder / README).write_text(model_card(out.name, record, measured, shards), encoding="utf-8")
+        size = sum(path.stat().st_size for path in folder.iterdir())
+    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    return Export(str(out), parameters, len(shards), size)
