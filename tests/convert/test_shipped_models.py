@@ -28,7 +28,7 @@ def test_a_model_is_small_and_complete(name):
     files = {path.name: path.stat().st_size for path in (SHIPPED / name).iterdir()}
     assert sum(files.values()) <= (1_000_000 if name == "smoke" else 20 * 2**20)
     assert {"config.json", "unmask.json", "recipe.yaml", "README.md", "tokenizer.json"} <= set(files)
-    assert load(name, device="cpu").words.mask_token == "[MASK]"
+    assert load(name, device="cpu").tokenizer.mask_token == "[MASK]"
 
 
 @each_model
