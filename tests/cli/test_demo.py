@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from unmask.checkpoint import load_checkpoint
-from unmask.cli import terminal
+from unmask.cli import demo, terminal
 from unmask.config import read_recipe
-from unmask.evaluation import demo
+from unmask.pipeline import MaskedDiffusionLM
 from unmask.training import Callback, train
 from unmask.training.callbacks import read_log
 
@@ -41,7 +41,7 @@ TEXTS = {
 def folder(shipped_models, tmp_path, monkeypatch):
     """Random models of 48 bytes as shipped models, a story that fits into them, and a run of six steps."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "read_recipe", lambda name: read_recipe(name, SMALL))
+    monkeypatch.setattr("unmask.config.read_recipe", lambda name: read_recipe(name, SMALL))
     for name, text in TEXTS.items():
         monkeypatch.setattr(demo, name, text)
     return Path("runs/demo")
@@ -77,7 +77,7 @@ def test_json_has_every_part_and_a_finished_run_is_kept(reported, printed, folde
     assert len(first["seconds"]) == 6
     log = (folder / "log.jsonl").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(demo, "train", None)
+        patch.setattr(demo, "_train", None)
         assert {**reported("demo"), "seconds": 0} == {**first, "seconds": 0}
     assert (folder / "log.jsonl").read_bytes() == log
     printed("demo", "--fresh", "--json")
@@ -123,10 +123,10 @@ def test_ctrl_c_during_training_saves_and_the_next_demo_resumes(reported, run, f
 
 
 def test_ctrl_c_before_training_leaves_nothing(run, folder, monkeypatch):
-    def interrupt(lm):
+    def interrupt(*texts, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "fill_blanks", interrupt)
+    monkeypatch.setattr(MaskedDiffusionLM, "fill", interrupt)
     code, _, err = run("demo")
     assert code == 130
     assert err.endswith("\nunmask: interrupted.\n")

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from unmask.cli import terminal
 from unmask.cli.common import Json, console, error_console, format_bound, print_json
+from unmask.errors import UnmaskError
+from unmask.io import check_new_folder, check_writable
 
+if TYPE_CHECKING:
+    from unmask.config import Recipe
+    from unmask.likelihood import Bound
+
+STORIES = 2
+CALLS = 64
+STORY_TOP_P, BLANK_TOP_P = 0.9, 0.5
+PRECISION = 0.1
+"""Monte-Carlo error of the scores, in bits per token over both texts."""
+BLANKS = (
+    "Once upon a time, there was a little [MASK] named Tom.",
+    "Lily was very [MASK] because she had lost her favorite toy.",
+    "The dog ran to the park and saw a big [MASK] in the tree.",
+)
+FIRST = "Once upon a time, there was a little girl named Lily."
+MIDDLE = (
+    "One day, she found a small bird with a hurt wing. She took it home and gave it some water. "
+    "Every day she sat with the bird and sang to it. Soon the bird could fly again."
+)
+LAST = "Lily was very happy and they became best friends."
+STORY = f"{FIRST} {MIDDLE} {LAST}"
 NEXT = (
     'unmask sample --prompt "One day, a dragon" --steps 64 --watch',
     "unmask sample --steps 32 --html replay.html",
@@ -46,45 +70,53 @@ def demo(
     results = tour.results
     with tour.part("Load the shipped model and its autoregressive counterpart", 5):
         # imports torch, which takes longest here
-        from unmask.evaluation import demo as content
+        from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL
+        from unmask.config import read_recipe
+        from unmask.data.encoding import encode
+        from unmask.likelihood import Bound
+        from unmask.pipeline import load
         from unmask.plots.curves import draw_runs, read_runs
 
-        run = content.prepare_run(out, fresh)
-        lm, ar = content.open_pair()
+        recipe = read_recipe("demo")
+        _check_folder(out, recipe, fresh)
+        lm, ar = load(DEFAULT_MODEL), load(DEFAULT_AR_MODEL)
 
-    title = (
-        f"Generate {content.STORIES} stories in at most {content.CALLS} network calls, top-p {content.WRITING.top_p}"
-    )
-    with tour.part(title, 15):
+    with tour.part(f"Generate {STORIES} stories in at most {CALLS} network calls, top-p {STORY_TOP_P}", 15):
         results["stories"] = []
-        for seed in range(content.STORIES):
-            frames = lm.stream(steps=content.CALLS, seed=seed, rule=content.WRITING)
+        for seed in range(STORIES):
+            frames = lm.stream(steps=CALLS, seed=seed, top_p=STORY_TOP_P)
             seen = list(frames) if as_json else terminal.show(frames)
             results["stories"].append(seen[-1].text)
             tour.print()
 
-    with tour.part(f"Fill three blanks, top-p {content.FILLING.top_p}", 1):
-        results["fills"] = content.fill_blanks(lm)
-        for before, after in zip(content.BLANKS, results["fills"], strict=True):
+    with tour.part(f"Fill three blanks, top-p {BLANK_TOP_P}", 1):
+        results["fills"] = lm.fill(BLANKS, top_p=BLANK_TOP_P)
+        for before, after in zip(BLANKS, results["fills"], strict=True):
             tour.print(f"{before}\n  → {after}")
 
     with tour.part("Rewrite the middle of a story", 3):
-        results["rewritten"] = content.rewrite(lm)
-        tour.print(f"{content.STORY}\n  → {results['rewritten']}")
+        size = len(encode(lm.text_processor.tokenizer, [f" {MIDDLE}"])[0])
+        results["rewritten"] = lm.fill(f"{FIRST} [MASK:{size}] {LAST}", steps=CALLS, top_p=STORY_TOP_P)
+        tour.print(f"{STORY}\n  → {results['rewritten']}")
 
     with tour.part("Score that story with both models", 8):
-        scores = {"masked diffusion": content.score(lm), "autoregressive twin": content.score(ar)}
-        tour.print(_score_table(list(scores.values())))
+        texts = [STORY, " ".join(reversed(STORY.split()))]
+        scores = [one.score(texts, precision=PRECISION) for one in (lm, ar)]
+        tour.print(_score_table(scores))
     results["scores"] = {
-        name: {"story": one.story.as_dict(), "backwards": one.backwards.as_dict()} for name, one in scores.items()
+        name: {"story": bound[0].as_dict(), "backwards": bound[1].as_dict()}
+        for name, bound in zip(("masked diffusion", "autoregressive twin"), scores, strict=True)
     }
 
     with tour.part(f"Train on Python's documentation (unmask train demo --out {out})", 60):
-        if run.finished:
+        if _is_finished(out, recipe):
             tour.print("already trained; --fresh trains again")
-        bound = _train(run, quiet=as_json)
+        else:
+            _train(out, recipe, quiet=as_json)
         picture = out / "curves.png"
-        draw_runs(read_runs([out]), picture, "steps")
+        runs = read_runs([out])
+        draw_runs(runs, picture, "steps")
+        bound = Bound.from_dict(runs[0].validated[-1]["validation"])
         tour.print(f"{format_bound(bound)}\nCurves: {picture}")
     results["training"] = {"path": str(out), "picture": str(picture), "bound": bound.as_dict()}
 
@@ -120,12 +152,39 @@ class Tour:
         self.print(f"took {seconds:.1f} s", style="dim")
 
 
-def _train(run: Any, quiet: bool) -> Any:
-    from unmask.evaluation.demo import train_run
-    from unmask.training import Callback, Interrupted, make_progress
+def _is_finished(out: Path, recipe: Recipe) -> bool:
+    from unmask.training.checkpointing import find_latest
 
+    latest = find_latest(out)
+    return latest is not None and latest.name.endswith(f"{recipe.training.steps:08d}")
+
+
+def _check_folder(out: Path, recipe: Recipe, fresh: bool) -> None:
+    """Raise `UnmaskError` if the run cannot be trained in this folder; `fresh` deletes an earlier run."""
+    from unmask.training.checkpointing import clear_abandoned, find_latest, find_resume_point
+
+    if find_latest(out) is None:
+        clear_abandoned(out)
+        check_new_folder(out, "choose another --out")
+        check_writable(out)
+    elif fresh:
+        shutil.rmtree(out)
+    elif not _is_finished(out, recipe):
+        try:
+            find_resume_point(out, recipe, "auto")
+        except UnmaskError as error:
+            raise UnmaskError(
+                f"The run in '{out}' is damaged, or not the run of the demo; choose another --out, or train again with "
+                "--fresh."
+            ) from error
+
+
+def _train(out: Path, recipe: Recipe, quiet: bool) -> None:
+    from unmask.training import Callback, Interrupted, make_progress, train
+
+    progress = Callback() if quiet else make_progress(error_console, verbose=True)
     try:
-        return train_run(run, Callback() if quiet else make_progress(error_console, verbose=True))
+        train(recipe, out, resume="auto", callbacks=[progress])
     except Interrupted as stop:
         error_console.print(
             f"Interrupted; the checkpoint of step {stop.step} is saved. Run the same command to resume."
@@ -133,13 +192,13 @@ def _train(run: Any, quiet: bool) -> Any:
         raise SystemExit(130) from stop
 
 
-def _score_table(scores: list[Any]) -> Table:
+def _score_table(scores: list[Bound]) -> Table:
     from unmask.likelihood import format_with_errors
 
     table = Table(box=None, header_style="bold", title="bits per character ± Monte-Carlo error", title_justify="left")
     table.add_column("")
     for name in ("masked diffusion", "autoregressive"):
         table.add_column(name, justify="right")
-    table.add_row("the story", *(format_with_errors(one.story, "bits_per_char") for one in scores))
-    table.add_row("its words in reverse", *(format_with_errors(one.backwards, "bits_per_char") for one in scores))
+    table.add_row("the story", *(format_with_errors(one[0], "bits_per_char") for one in scores))
+    table.add_row("its words in reverse", *(format_with_errors(one[1], "bits_per_char") for one in scores))
     return table
