@@ -40,7 +40,9 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, error: Exception):
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     target = tmp_path / "deep" / "report.json"
     atomic_text(target, "older")
+    first = target.stat().st_ino
     atomic_text(target, "old")
+    assert target.stat().st_ino != first, "the file is replaced, not overwritten"
 
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")

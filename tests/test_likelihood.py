@@ -50,7 +50,8 @@ def test_the_other_estimators_get_a_quarter_of_the_passes_and_progress_counts_al
 
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
     rows, schedule = mdlm.text_processor.scored_rows(TEXTS, None), mdlm.config.schedule
-    repeats = [estimate_bound(mdlm.denoiser, MaskCount(), schedule, rows, seed=seed, offsets=8) for seed in range(40)]
+    repeats = [estimate_bound(mdlm.denoiser, MaskCount(), schedule, rows, seed=seed, offsets=7) for seed in range(40)]
+    assert {one.tokens for one in repeats} == {sum(map(len, TEXTS)) + 3}
     spread = np.std([one.nats for one in repeats], ddof=1)
     claimed = math.sqrt(np.mean([one.mc_stderr**2 for one in repeats]))
     assert 0.6 < spread / claimed < 1.6
@@ -94,6 +95,9 @@ def test_every_text_has_its_own_bound_and_the_data_error_is_that_of_a_ratio(ar):
     jackknife = (nats.sum() - nats) / (tokens.sum() - tokens)
     expected = math.sqrt(2 / 3 * np.square(jackknife - jackknife.mean()).sum())
     assert bound.data_stderr / bound.tokens == pytest.approx(expected, rel=0.5)
+    bound = ar.score(["abcd", "wxyz", "1234"])
+    expected = math.sqrt(3) * np.std([one.nats for one in bound], ddof=1)
+    assert bound.data_stderr == pytest.approx(expected), "texts of equal length are a sample of totals"
 
 
 def test_a_text_longer_than_a_row_is_scored_in_blocks(ar):

@@ -185,12 +185,12 @@ def test_a_suffix_is_never_cut_off(eager, length):
 
 
 def test_the_network_sees_eos_after_a_suffix_and_the_user_does_not(eager, monkeypatch):
-    seen, hidden, eos = [], eager.denoiser.hidden, eager.tokenizer.eos_token_id
-    monkeypatch.setattr(eager.denoiser, "hidden", lambda ids, **told: seen.append(ids.tolist()) or hidden(ids, **told))
+    seen, run, eos = [], eager.denoiser._run, eager.tokenizer.eos_token_id
+    monkeypatch.setattr(eager.denoiser, "_run", lambda ids, *a, **k: seen.append(ids.tolist()) or run(ids, *a, **k))
     options = {"suffix": " end.", "length": 24, "steps": 5, "seed": 2}
     (one,) = eager.sample(1, **options, return_trajectory=True)
     after = [eos] if eager.config.policy.name == "padded" else [eos] * (LENGTH - 24)
-    assert all(row[24:] == after for (row,) in seen)
+    assert [row[24:] for (row,) in seen] == [after] * one.calls
     assert len(one.ids) == len(one.order) == len(one.confidence) == 24
     assert {len(canvas) for canvas in one.trajectory} == {24}
     frames = list(eager.stream(**options))

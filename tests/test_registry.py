@@ -42,6 +42,7 @@ def test_a_component_is_built_from_a_name_a_mapping_or_itself():
 def test_an_earlier_name_keeps_opening():
     for axis, aliases in registry.ALIASES.items():
         for old, new in aliases.items():
+            assert registry.get(axis, old) is registry.get(axis, new)
             assert registry.build(axis, old) == registry.build(axis, new)
 
 

@@ -1,4 +1,4 @@
-"""Every shipped recipe loads, reads back as itself, says what to expect, and trains for two steps when made small.
+"""Every shipped recipe says what to expect, and trains for two steps when made small.
 
 The recipe `planner` is for a checkpoint, which cannot be made small: test_train_planner.py trains it.
 """
@@ -6,21 +6,13 @@ The recipe `planner` is for a checkpoint, which cannot be made small: test_train
 from __future__ import annotations
 
 import pytest
-import yaml
 
-from unmask.config import parse_recipe, read_recipe, shipped_recipes
-from unmask.errors import UnmaskError
+from unmask.config import read_recipe, shipped_recipes
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32"]
 PUZZLES = ["sudoku", "sudoku-ar", "paths", "paths-ar"]
 SHORT = ["training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
-
-
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_a_recipe_reads_back_as_itself(name):
-    recipe = read_recipe(name)
-    assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in ("default", "finetune")])
@@ -47,18 +39,3 @@ def test_a_recipe_trains(name, tmp_path):
     result = train(read_recipe(name, [source, tokenizer, *SMALL, *SHORT]), tmp_path / "run")
     assert result.steps == 2
     assert result.bound.nats > 0
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("training.compile=maybe", r"training.compile must be a valid boolean or 'auto', got 'maybe'\.$"),
-        ("training.steps=abc", r"training.steps must be a valid integer, got 'abc'\.$"),
-        ("training.trackers=[foo]", r"training.trackers must be 'tensorboard', 'wandb' or 'trackio', got 'foo'"),
-        ("data.source={name: text, paths: x, separater: line}", r"^The source 'text' has no option 'separater'\. Did"),
-        ("model.size=huge", r"^model 'dit': size must be 'nano', 'tiny', "),
-    ],
-)
-def test_a_wrong_value_is_answered_in_one_sentence_of_ours(override, sentence):
-    with pytest.raises(UnmaskError, match=sentence):
-        read_recipe("smoke", [override])

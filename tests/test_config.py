@@ -1,0 +1,56 @@
+"""Recipes: reading, overrides, and messages for wrong values."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from unmask.config import parse_recipe, read_recipe, recipe_for, shipped_recipes
+from unmask.errors import UnmaskError
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_recipe_reads_back_as_itself(name):
+    recipe = read_recipe(name)
+    assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+def test_overrides_set_nested_values_and_a_new_name_drops_the_old_options(tmp_path):
+    (tmp_path / "my.yaml").write_text("schedule: {name: polynomial, power: 3}\ntraining: {steps: 7}\n")
+    recipe = read_recipe(tmp_path / "my.yaml", ["training.batch_size=4", "optimizer.learning_rate=0.01"])
+    assert (recipe.training.steps, recipe.training.batch_size) == (7, 4)
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate) == ("adamw", 0.01)
+    assert recipe.schedule.power == 3
+    assert read_recipe(tmp_path / "my.yaml", ["schedule.power=4"]).schedule.power == 4
+    assert read_recipe(tmp_path / "my.yaml", ["schedule.name=cosine"]).schedule.name == "cosine"
+    assert recipe_for(str(tmp_path / "my.yaml"), ["training.steps=9"]).training.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.compile=maybe", r"^training.compile must be a valid boolean or 'auto', got 'maybe'\.$"),
+        ("training.steps=abc", r"^training.steps must be a valid integer, got 'abc'\.$"),
+        ("training.steps=0", r"^training.steps must be greater than or equal to 1, got 0\.$"),
+        ("training.trackers=[foo]", r"^training.trackers must be 'tensorboard', 'wandb' or 'trackio', got 'foo'"),
+        ("training.stepz=3", r"^A recipe has no key 'training.stepz'\. Did you mean 'steps'\?"),
+        ("training=3", r"^training must be a mapping, got 3"),
+        ("data.source={name: text, paths: x, separater: line}", r"^The source 'text' has no option 'separater'\. Did"),
+        ("model.size=huge", r"^model 'dit': size must be 'nano', 'tiny', "),
+        ("training.steps", "not of the form key.sub=value"),
+        ("training.steps=[", "is not YAML; quote it"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence(override, message):
+    with pytest.raises(UnmaskError, match=message):
+        read_recipe("smoke", [override])
+
+
+def test_a_file_that_is_not_a_recipe_is_named(tmp_path):
+    for content, message in (("a: [", r"is not YAML \(line 1: "), ("- 1", "is not a recipe; write a mapping")):
+        (tmp_path / "bad.yaml").write_text(content)
+        with pytest.raises(UnmaskError, match=message):
+            read_recipe(tmp_path / "bad.yaml")
+    for name, message in (("nowhere.yaml", "no recipe file"), ("demoo", "Did you mean 'demo'")):
+        with pytest.raises(UnmaskError, match=message):
+            read_recipe(name)
