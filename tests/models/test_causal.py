@@ -1,4 +1,4 @@
-"""The autoregressive twin: what a row may see, its cache, and Hugging Face's view of it."""
+"""The autoregressive model: causality, its cache, padding and its Hugging Face interface."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def some_ids(batch: int = 3, length: int = L) -> Tensor:
     return torch.randint(0, V, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def test_a_row_sees_what_is_before_it_and_nothing_after() -> None:
+def test_a_row_depends_only_on_earlier_tokens() -> None:
     model, ids = make(), some_ids()
     rows = model.hidden(ids)
     changed = ids.clone()
@@ -45,8 +45,8 @@ def test_a_row_sees_what_is_before_it_and_nothing_after() -> None:
     assert (moved[:, 5:] > 1e-4).all()
 
 
-def test_one_block_equals_the_bidirectional_trunk_on_every_prefix() -> None:
-    """With one block, the last row of a prefix is the same whether or not the rows before it look ahead."""
+def test_one_block_equals_the_bidirectional_network_on_every_prefix() -> None:
+    """With one block, the last row of a prefix does not depend on the mask of the rows before it."""
     causal, ids = make(layers=1), some_ids()
     trunk = DiT(DiTConfig(num_hidden_layers=1, **SHAPE)).eval()
     trunk.load_state_dict(causal.state_dict())
@@ -67,7 +67,7 @@ def test_cached_logits_equal_uncached(pieces: list[int]) -> None:
     torch.testing.assert_close(torch.cat(logits, dim=1), model(ids, use_cache=False).logits, rtol=0, atol=1e-5)
 
 
-def test_a_cache_is_started_when_asked_for_or_outside_training() -> None:
+def test_a_cache_is_created_on_request_or_outside_training() -> None:
     model, ids = make(), some_ids()
     assert model(ids).past_key_values.get_seq_length() == L
     assert model(ids, use_cache=False).past_key_values is None
@@ -76,7 +76,7 @@ def test_a_cache_is_started_when_asked_for_or_outside_training() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_pads_on_either_side_change_no_token(side: str) -> None:
+def test_padding_on_either_side_changes_nothing(side: str) -> None:
     model, ids = make(), some_ids()
     lengths = torch.tensor([[L], [7], [4]])
     mask = torch.arange(L) < lengths if side == "right" else torch.arange(L) >= L - lengths
@@ -89,7 +89,7 @@ def test_pads_on_either_side_change_no_token(side: str) -> None:
         torch.testing.assert_close(model.hidden(ids)[mask], rows[mask], rtol=0, atol=1e-5)
 
 
-def test_pads_and_cache_together() -> None:
+def test_padding_with_a_cache() -> None:
     model, ids = make(), some_ids()
     mask = (torch.arange(L) >= torch.tensor([[0], [2], [3]])).long()
     cache = DynamicCache()
@@ -98,13 +98,6 @@ def test_pads_and_cache_together() -> None:
     torch.testing.assert_close(torch.cat((first, second), dim=1), model(ids, mask).logits, rtol=0, atol=1e-5)
     with pytest.raises(UnmaskError, match=r"attention_mask must have the shape \(3, 12\).*got \(3, 4\)"):
         model(ids[:, 8:], mask[:, 8:], past_key_values=model(ids[:, :8]).past_key_values)
-
-
-def test_no_position_predicts_the_mask_token() -> None:
-    model = make()
-    rows = model.hidden(some_ids())
-    assert (model.head(rows).softmax(-1)[..., MASK] == 0).all()
-    assert model.head(rows, mask_logit=True).isfinite().all()
 
 
 def test_labels_are_shifted() -> None:
@@ -132,7 +125,7 @@ def test_greedy_generation_follows_the_argmax() -> None:
     assert model.generate(max_new_tokens=3, do_sample=False).shape == (1, 4)
 
 
-def test_too_long_with_its_cache() -> None:
+def test_the_cache_counts_towards_the_maximum_length() -> None:
     model, ids = make(), some_ids()
     cache = model(ids).past_key_values
     with pytest.raises(UnmaskError, match=f"has {L + 1} tokens .* at most {L};"):
@@ -140,7 +133,7 @@ def test_too_long_with_its_cache() -> None:
 
 
 @pytest.mark.parametrize(("given", "bos"), [({}, MASK), ({"bos_token_id": 4}, 4), ({"bos_token_id": None}, None)])
-def test_auto_class_gives_back_the_same_network(given: dict, bos: int | None, tmp_path: Path) -> None:
+def test_the_auto_class_loads_the_same_network(given: dict, bos: int | None, tmp_path: Path) -> None:
     model, ids = make(**given), some_ids()
     assert model.config.bos_token_id == bos
     model.save_pretrained(tmp_path)
@@ -153,7 +146,7 @@ def test_auto_class_gives_back_the_same_network(given: dict, bos: int | None, tm
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_a_begin_token_outside_the_vocabulary_is_refused() -> None:
+def test_a_bos_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(UnmaskError, match=f"bos_token_id must be .*got {V}"):
         make(bos_token_id=V)
 
@@ -167,30 +160,9 @@ def test_compiles_as_one_graph() -> None:
     torch.testing.assert_close(hidden(ids, mask), model.hidden(ids, mask))
 
 
-def test_gradient_checkpointing_changes_no_gradient() -> None:
-    gradients = []
-    for checkpointing in (False, True):
-        model = make(dropout=0.3).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        torch.manual_seed(0)
-        model(some_ids(), labels=some_ids().clamp(max=MASK - 1)).loss.backward()
-        gradients.append([weight.grad for weight in model.parameters()])
-    for plain, checkpointed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, checkpointed)
-
-
-def test_fresh_twin_starts_silent_and_uniform() -> None:
+def test_a_fresh_network_predicts_uniformly() -> None:
     model = CausalSpec(size="nano", layers=2).build(V, MASK, L).eval()
     ids = some_ids()
     assert torch.equal(model.hidden(ids), model.output_layer.norm_final(model.vocab_embed(ids)))
     others = torch.arange(V) != MASK
     assert torch.equal(model(ids).logits[..., others], torch.zeros(3, L, V - 1))
-
-
-def test_bfloat16_autocast() -> None:
-    model, ids = make(), some_ids()
-    exact = model(ids).logits.softmax(-1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = model(ids).logits.float().softmax(-1)
-    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)

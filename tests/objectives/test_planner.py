@@ -1,4 +1,4 @@
-"""The planner head, what it is taught, and how well it is said to foresee."""
+"""The planner head, its loss, its metrics, and its effect on ordered sampling."""
 
 from __future__ import annotations
 
@@ -48,33 +48,33 @@ def network(planner: int | None = 8, dropout: float = 0.0) -> DiT:
     return net
 
 
-def started(rows: int = 3, length: int = 10) -> Canvas:
-    """Masks behind two given tokens, without which all positions would look alike."""
+def prompted(rows: int = 3, length: int = 10) -> Canvas:
+    """Two given tokens and masks; without given tokens all positions would look alike."""
     ids = torch.full((rows, length), MASK)
     ids[:, :2] = torch.arange(2 * rows).view(rows, 2)
     return Canvas.of(ids, MASK)
 
 
-def test_a_fresh_planner_plans_by_confidence():
+def test_an_untrained_planner_orders_by_confidence():
     net = attach_planner(network(planner=None), PlannerConfig(width=4))
     by_planner, by_confidence = (
-        sample(OrderedSampler(order=o, steps=4), net, started()) for o in ("planner", "confidence")
+        sample(OrderedSampler(order=o, steps=4), net, prompted()) for o in ("planner", "confidence")
     )
     assert torch.equal(by_planner.order, by_confidence.order)
     assert torch.equal(by_planner.ids, by_confidence.ids)
     with torch.no_grad():
         net.planner.outer.weight.normal_(std=2.0)
-    assert not torch.equal(sample(OrderedSampler(order="planner", steps=4), net, started()).order, by_confidence.order)
+    assert not torch.equal(sample(OrderedSampler(order="planner", steps=4), net, prompted()).order, by_confidence.order)
 
 
-def test_log_odds_are_finite_where_there_is_no_doubt():
+def test_log_odds_are_finite_at_probability_one():
     p = torch.tensor([0.5, 0.9, 1.0])
     assert torch.allclose(log_odds(p.log()), torch.tensor([0.0, math.log(9.0), math.log(1e6)]), atol=1e-4)
 
 
-def test_positions_come_in_the_order_of_the_planner():
+def test_positions_are_revealed_in_the_order_of_the_planner():
     net = network()
-    canvas = started(1)
+    canvas = prompted(1)
     with torch.no_grad():
         rows = net.hidden(canvas.ids)[0, 2:]
         worth = net.planner(rows, net.head(rows).log_softmax(-1).amax(-1))
@@ -82,7 +82,7 @@ def test_positions_come_in_the_order_of_the_planner():
     assert order.tolist() == (worth.argsort().argsort() < 4).long().tolist()
 
 
-def test_views_show_the_planner_its_own_rows():
+def test_wrappers_pass_the_planner_its_rows():
     net, ids = network(), torch.tensor([[3, MASK, MASK, 5]])
     closed, condition = torch.tensor([[False, True, False, False]]), torch.tensor([[True, False, False, False]])
     log_top = torch.full((1, 4), -0.3)
@@ -94,23 +94,23 @@ def test_views_show_the_planner_its_own_rows():
         assert torch.allclose(both.plan(both.hidden(ids), log_top), plain, atol=1e-5)
 
 
-def test_a_network_without_a_planner_says_so():
+def test_a_network_without_a_planner_is_refused():
     with pytest.raises(UnmaskError, match=r"has no planner .* 'unmask train planner --from CKPT'"):
-        sample(OrderedSampler(order="planner"), network(planner=None), started())
+        sample(OrderedSampler(order="planner"), network(planner=None), prompted())
 
 
-def test_a_planner_leaves_the_network_as_it_is():
+def test_attaching_a_planner_freezes_the_network():
     net = attach_planner(network(planner=None, dropout=0.5), PlannerConfig()).train()
     assert [name for name, weight in net.named_parameters() if weight.requires_grad] == [
         f"planner.{name}"
         for name in ("norm.weight", "norm.bias", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
     ]
-    assert torch.equal(net.hidden(started().ids), net.eval().hidden(started().ids))
+    assert torch.equal(net.hidden(prompted().ids), net.eval().hidden(prompted().ids))
     assert net.config.dropout == 0.5
     assert net.config.planner_width == 128
 
 
-def test_rows_in_chunks_and_padded_rows_change_nothing(monkeypatch):
+def test_chunks_and_padding_rows_change_nothing(monkeypatch):
     net, objective = network(), Planner()
     batch = Batch.of(torch.arange(4 * 32).view(4, 32) % MASK)
     noise = Noise(torch.tensor([0.2, 0.5, 0.8, 0.9]), torch.rand(4, 32, generator=torch.Generator().manual_seed(0)))
@@ -127,21 +127,21 @@ def test_rows_in_chunks_and_padded_rows_change_nothing(monkeypatch):
     assert int(plain.count) == len(corruption.rows)
 
 
-def test_head_and_planner_are_asked_in_float32():
+def test_head_and_planner_compute_in_float32():
     net, objective = network(), Planner()
     batch = Batch.of(torch.arange(32)[None] % MASK)
     corruption = objective.corrupt(batch, LogLinear(), Noise(torch.tensor([0.5]), torch.rand(1, 32)), net.config)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        said = objective.predict(net, batch, corruption)
+        prediction = objective.predict(net, batch, corruption)
         rows = net.hidden(batch.input_ids.masked_fill(corruption.predicted, MASK))[0][corruption.rows]
     assert rows.dtype == torch.bfloat16
     with torch.no_grad():
         log_top = net.head(rows.float()).log_softmax(-1).amax(-1)
-        assert torch.equal(said.log_top, log_top)
-        assert torch.equal(said.log_odds, net.plan(rows.float(), log_top))
+        assert torch.equal(prediction.log_top, log_top)
+        assert torch.equal(prediction.log_odds, net.plan(rows.float(), log_top))
 
 
-def test_area_is_the_share_of_pairs_in_order():
+def test_auc_is_the_share_of_ordered_pairs():
     right = torch.tensor([True, True, False, False, False])
     assert auc(torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3]), right) == 1.0
     assert auc(torch.tensor([0.1, 0.2, 0.8, 0.9, 0.7]), right) == 0.0
@@ -150,7 +150,7 @@ def test_area_is_the_share_of_pairs_in_order():
 
 
 class FewRows:
-    """Texts of three tokens."""
+    """Rows of three tokens."""
 
     length = 3
 
@@ -168,14 +168,14 @@ class FewRows:
         return RowBatch.free(ids, ids >= 0, ids * 0)
 
 
-class Knowing:
-    """A denoiser whose planner knows the text: what it says is right is right, times `sign`."""
+class TrueOutcomes:
+    """A denoiser with a planner that knows the true outcome, times `sign`."""
 
     def __init__(self, table, text: torch.Tensor, sign: float) -> None:
         self.table, self.config, self.text, self.sign = table, table.config, text, sign
 
-    def hidden(self, input_ids, **told):
-        rows = self.table.hidden(input_ids, **told)
+    def hidden(self, input_ids, **kwargs):
+        rows = self.table.hidden(input_ids, **kwargs)
         return torch.cat([rows, self.text.expand(len(rows), -1)[..., None].to(rows.dtype)], dim=-1)
 
     def head(self, rows, mask_logit=False):
@@ -186,33 +186,33 @@ class Knowing:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_foresight_of_a_planner_that_knows(sign):
+def test_metrics_of_a_planner_that_knows_the_outcome(sign):
     text = torch.tensor([2, 0, 3])
-    seen = planner_metrics(
-        Knowing(random_table(seed=1), text, sign), Planner(), LogLinear(), FewRows(text.expand(200, -1))
+    metrics = planner_metrics(
+        TrueOutcomes(random_table(seed=1), text, sign), Planner(), LogLinear(), FewRows(text.expand(200, -1))
     )
-    assert seen.planner == (sign + 1) / 2
-    assert seen.planner_stderr == 0.0
-    assert 0 < seen.confidence < 1
-    assert seen.gain == pytest.approx(seen.planner - seen.confidence)
-    assert seen.gain_stderr == pytest.approx(seen.confidence_stderr)
-    assert 20 < seen.canvases < 200
-    assert 0 < seen.right < 1
+    assert metrics.planner == (sign + 1) / 2
+    assert metrics.planner_stderr == 0.0
+    assert 0 < metrics.confidence < 1
+    assert metrics.gain == pytest.approx(metrics.planner - metrics.confidence)
+    assert metrics.gain_stderr == pytest.approx(metrics.confidence_stderr)
+    assert 20 < metrics.canvases < 200
+    assert 0 < metrics.right < 1
 
 
-def test_advice_knows_that_a_planner_answers_yes_or_no():
-    """Half a bit at every mask rate is no sign that masked tokens can be seen; two bits are worse than a coin."""
+def test_advice_treats_a_planner_as_a_binary_classifier():
+    """Half a bit at every mask rate is no sign of a leak; two bits are worse than a coin."""
     optimizer = build("optimizer", {"name": "adamw", "warmup": 10})
     same_text = FewRows(torch.tensor([[2, 0, 3]]).expand(50, -1))
-    yardstick = Baseline.of(same_text, build("policy", "padded"), 300, Planner(), optimizer)
+    baseline = Baseline.of(same_text, build("policy", "padded"), 300, Planner(), optimizer)
     for bits, sentences in ((0.5, 0), (2.0, 1)):
-        advisor = Advisor(yardstick)
+        advisor = Advisor(baseline)
         line = {"loss": bits, "bits_per_token": bits, "grad_norm": 0.1, "cross_entropy": [bits * math.log(2.0)] * 10}
-        said = [advisor.look({"step": 100 + 10 * i, **line}) for i in range(40)]
-        assert sum(len(some) for some in said) == sentences
+        advice = [advisor.look({"step": 100 + 10 * i, **line}) for i in range(40)]
+        assert sum(len(some) for some in advice) == sentences
 
 
-def test_a_checkpoint_with_a_planner_opens_again(tmp_path):
+def test_a_checkpoint_with_a_planner_loads(tmp_path):
     loaded = load_checkpoint(make_checkpoint(tmp_path / "base"))
     net = attach_planner(loaded.model, PlannerConfig(width=5))
     with torch.no_grad():

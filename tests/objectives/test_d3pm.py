@@ -1,4 +1,4 @@
-"""Every registered objective through every law of objectives, and the switches of D3PM by hand."""
+"""The switches of D3PM against formulas written out, and the terms of an objective."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import math
 import pytest
 import torch
 
-from unmask import laws
 from unmask.laws import exact
 from unmask.laws.tables import random_table
 from unmask.objectives.base import LossTerms, Noise
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.subs import Subs
 from unmask.process import Batch
-from unmask.random import Purpose, uniform
 from unmask.schedules import LogLinear
 
 TEXT, MASK = torch.tensor([2, 0, 3]), 1
@@ -22,24 +20,18 @@ NOISE = Noise(torch.tensor([0.6, 0.1]), torch.tensor([[0.2, 0.9, 0.3], [0.1, 0.9
 """With T = 4: alpha_s, alpha_t = 0.5, 0.25 with tokens 0 and 2 masked, and alpha_s, alpha_t = 1, 0.75 with token 0."""
 
 
-@pytest.mark.parametrize("case", laws.cases("objective"), ids=str)
-def test_objective_keeps_law(case):
-    for law in case.run():
-        law.require()
-
-
 def terms_of(objective) -> LossTerms:
     return objective.loss(random_table(), Batch.of(TEXT.expand(2, -1)), LogLinear(), NOISE)
 
 
-def test_d3pm_with_both_switches_is_subs():
+def test_both_switches_give_subs():
     both = D3PM(steps=4, carry_over=True, zero_masking=True)
     assert not both.needs_mask_logit
     assert not both.needs_visible_rows
     assert torch.allclose(terms_of(both).nelbo, terms_of(Subs(steps=4)).nelbo, atol=1e-6)
 
 
-def test_d3pm_without_carry_over_adds_the_reconstruction():
+def test_without_carry_over_the_reconstruction_is_added():
     plain = D3PM(steps=4, carry_over=False, zero_masking=True)
     assert plain.needs_visible_rows
     log_p = exact.log_conditionals(random_table(), TEXT[None], 1.0)
@@ -49,7 +41,7 @@ def test_d3pm_without_carry_over_adds_the_reconstruction():
     assert torch.allclose(terms.diffusion, terms_of(Subs(steps=4)).diffusion, atol=1e-6)
 
 
-def test_d3pm_without_zero_masking_lets_the_mask_token_in():
+def test_without_zero_masking_the_mask_token_joins_the_softmax():
     """Eq. 39 written out: a = x_theta(m); the first row has alpha_s = 0.5, alpha_t = 0.25, the second s = 0."""
     free = D3PM(steps=4, carry_over=True, zero_masking=False)
     assert free.needs_mask_logit
@@ -60,7 +52,6 @@ def test_d3pm_without_zero_masking_lets_the_mask_token_in():
         x_theta = exact.log_conditionals(random_table(), z[None], alpha_t, mask_logit=True).exp()[0]
         for position in masked:
             x, a = float(x_theta[position, TEXT[position]]), float(x_theta[position, MASK])
-            assert a > 0
             norm = alpha_t * a + 1 - alpha_t
             nats = (alpha_s - alpha_t) / (1 - alpha_t) * math.log(norm / ((1 - alpha_t) * x))
             if alpha_s < 1:
@@ -75,18 +66,3 @@ def test_terms_add_up():
     assert terms.total.item() == pytest.approx(terms.nelbo.sum().item())
     assert terms.count.item() == 6
     assert terms.per_token.item() == pytest.approx(terms.total.item() / 6)
-
-
-def test_flat_weight_trains_on_cross_entropy_and_reports_the_bound():
-    flat, bound = terms_of(Subs(weight="flat")), terms_of(Subs())
-    assert torch.equal(flat.nelbo, bound.nelbo)
-    assert flat.loss.item() == pytest.approx(flat.cross_entropy.sum().item())
-    assert bound.loss.item() == pytest.approx(bound.total.item())
-
-
-def test_noise_is_that_of_the_sample_wherever_it_is():
-    noise = Noise.draw(seed=3, step=5, sample=torch.tensor([9, 2]), t=torch.tensor([0.1, 0.2]), length=4)
-    for row, sample in enumerate((9, 2)):
-        for position in range(4):
-            assert noise.u[row, position] == uniform(3, Purpose.MASK, 5, sample, position)
-    assert len(noise.u.unique()) == 8
