@@ -54,7 +54,7 @@ AXES: dict[str, dict[str, str | type]] = {
     },
     "source": {
         "text": "unmask.data.sources:TextSource",
-        "fasta": "unmask.data.sources.text:FastaSource",
+        "fasta": "unmask.data.sources.fasta:FastaSource",
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
         "markov": "unmask.data.puzzles:MarkovSource",
         "sudoku": "unmask.data.puzzles:SudokuSource",

@@ -1,51 +1,70 @@
-"""The token cache: right tokens, found again by content, rebuilt when damaged, never half-written."""
+"""The token cache: the right tokens, found again by content, resumed after a kill, rebuilt when damaged."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
-from collections.abc import Iterator
+import resource
+import signal
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from unmask.data import build_once as partial
 from unmask.data import cache as module
-from unmask.data import pieces
-from unmask.data.cache import FILES, META, TokenCache, Tokens, cache_dir
+from unmask.data import chunks
+from unmask.data.cache import FILES, JOURNAL, META, TokenCache, Tokens, TokenWriter
+from unmask.data.chunks import ChunkBatch
 from unmask.data.encoding import Encoder, encode
-from unmask.data.pieces import Joined
 from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from unmask.errors import UnmaskError
 
+FORK = get_context("fork")
 DOCUMENTS = [Document("a", "héllo"), Document("b/ü", "\U0001f600"), Document("c", "x" * 50), Document("a", "héllo")]
 BYTES = ByteTokenizer().build(lambda: iter(()))
+WORDS = [f"wörd{number} of the {number % 7}th line" + "\n" * (number % 3) for number in range(900)]
+
+
+def corpus() -> Iterator[Document]:
+    """Short documents, a long one in parts, and short ones again."""
+    for number in range(60):
+        yield Document(f"short {number}", " ".join(WORDS[number : number + number % 5]))
+    text = " ".join(WORDS)
+    yield from (Document("long", text[start : start + 777], True) for start in range(0, len(text), 777))
+    yield Document("long", " the end")
+    for number in range(40):
+        yield Document(f"later {number}", WORDS[number])
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "tokens"
 
 
 def build(documents: list[Document] = DOCUMENTS, tokenizer: object = BYTES, **options: object) -> TokenCache:
     return TokenCache.build(lambda: iter(documents), tokenizer, **options)  # type: ignore[arg-type]
 
 
-def count_encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by one each time a batch is encoded for a cache."""
-    calls: list[int] = []
+def entries(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+
+
+def record_encodings(path: Path) -> Callable[[Encoder, ChunkBatch], Any]:
+    """Return `Encoder.encode` that also writes the names and positions of the chunks to a file."""
     original = Encoder.encode
 
-    def counted(encoder: Encoder, joined: Joined) -> object:
-        calls.append(len(joined.pieces))
-        return original(encoder, joined)
+    def recorded(encoder: Encoder, batch: ChunkBatch) -> Any:
+        with path.open("a") as record:
+            record.writelines(json.dumps([chunk.name, chunk.start]) + "\n" for chunk in batch.chunks)
+        return original(encoder, batch)
 
-    monkeypatch.setattr(Encoder, "encode", counted)
-    return calls
+    return recorded
 
 
 def test_it_holds_the_tokens_and_sizes_of_each_document() -> None:
@@ -54,31 +73,20 @@ def test_it_holds_the_tokens_and_sizes_of_each_document() -> None:
     assert [cache.document(index).tolist() for index in range(4)] == encode(BYTES, [d.text for d in DOCUMENTS])
     assert cache.byte_counts.tolist() == [6, 4, 50, 6]
     assert cache.character_counts.tolist() == [5, 1, 50, 5]
+    assert (cache.bytes, cache.characters) == (66, 61)
     assert cache.names == ["a", "b/ü", "c", "a"]
     assert cache.name(1) == "b/ü"
     assert sorted(path.name for path in cache.folder.iterdir()) == sorted([*FILES, META])
-    assert cache.offsets.dtype == np.int64
-    assert cache.ids.dtype == np.uint16
+    assert (cache.offsets.dtype, cache.ids.dtype) == (np.int64, np.uint16)
     with pytest.raises(ValueError, match="read-only"):
         cache.ids[0] = 1
 
 
-def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = build(tokenizer=BPETokenizer(vocab_size=260).build(lambda: iter(DOCUMENTS)))
-    expected = whole.ids.tolist(), whole.offsets.tolist()
-    monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 3)
-    monkeypatch.setenv("UNMASK_CACHE", str(whole.folder.parent / "other"))
-    calls = count_encodings(monkeypatch)
-    streamed = build(tokenizer=BPETokenizer(vocab_size=260).build(lambda: iter(DOCUMENTS)))
-    assert calls == [1, 2, 1]
-    assert (streamed.ids.tolist(), streamed.offsets.tolist()) == expected
-
-
-def test_it_is_found_again_by_content(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_again_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = build()
-    calls = count_encodings(monkeypatch)
-    assert build().folder == first.folder
-    assert not calls
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "encode", None)
+        assert build().folder == first.folder
     for changed in (
         [Document("A", "héllo"), *DOCUMENTS[1:]],
         [Document("a", "hallo"), *DOCUMENTS[1:]],
@@ -98,111 +106,48 @@ def test_a_large_vocabulary_takes_four_bytes() -> None:
     assert cache.ids.tolist() == [120, 258 + 65_399]
 
 
-@pytest.mark.parametrize("damage", [*FILES, "meta.json", "missing", "meta"])
-def test_a_damaged_cache_is_noticed_and_rebuilt(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", [*FILES, META, "missing", "no mapping"])
+def test_a_damaged_cache_is_rebuilt(damage: str, folder: Path) -> None:
     first = build()
     expected = first.ids.tolist()
     if damage == "missing":
         (first.folder / "ids.bin").unlink()
-    elif damage == "meta":
-        (first.folder / "meta.json").write_text("[]")
+    elif damage == "no mapping":
+        (first.folder / META).write_text("[]")
     else:
         os.truncate(first.folder / damage, (first.folder / damage).stat().st_size // 2)
     with pytest.raises(UnmaskError, match="missing or damaged"):
         TokenCache.open(first.folder)
-    calls = count_encodings(monkeypatch)
     again = build()
-    assert calls
-    assert again.folder == first.folder
-    assert again.ids.tolist() == expected
-    assert len(list(again.folder.parent.iterdir())) == 1, "nothing temporary is left"
+    assert (again.folder, again.ids.tolist()) == (first.folder, expected)
+    assert entries(folder) == [first.folder.name], "nothing temporary is left"
 
 
-def test_a_failure_leaves_nothing(folder: Path) -> None:
-    def breaking() -> Iterator[Document]:
-        yield Document("a", "fine")
-        if (folder / "tokens").exists():
-            raise RuntimeError("the disk went away")
-        yield Document("b", "fine")
-
-    with pytest.raises(RuntimeError, match="went away"):
-        TokenCache.build(breaking, BYTES)
-    assert list((folder / "tokens").iterdir()) == []
-
-
-def test_a_text_that_changes_meanwhile_is_noticed(folder: Path) -> None:
-    with pytest.raises(UnmaskError, match="changed while it was read"):
-        TokenCache.build(lambda: iter([Document("a", "new" if (folder / "tokens").exists() else "old")]), BYTES)
-    assert list((folder / "tokens").iterdir()) == []
-
-
-def test_without_locks_who_loses_the_race_uses_the_winners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "fcntl", None)
-    original = module._write
-    winners: list[float] = []
-
-    def late(folder: Path, *rest: object) -> None:
-        original(folder, *rest)  # type: ignore[arg-type]
-        monkeypatch.setattr(module, "_write", original)
-        winners.append((build().folder / "ids.bin").stat().st_ino)
-
-    monkeypatch.setattr(module, "_write", late)
-    cache = build()
-    assert (cache.folder / "ids.bin").stat().st_ino == winners[0]
-    assert len(list(cache.folder.parent.iterdir())) == 1
-
-
-def build_in_a_process(root: str) -> list[int]:
-    os.environ["UNMASK_CACHE"] = root
-    return build([Document(str(number), f"text {number}" * 20) for number in range(300)]).ids.tolist()
-
-
-def test_processes_that_build_at_once_agree(folder: Path) -> None:
-    with get_context("fork").Pool(2) as pool:
-        results = pool.map(build_in_a_process, [str(folder)] * 4, chunksize=1)
-    assert all(result == results[0] for result in results)
-    assert len(list((folder / "tokens").iterdir())) == 1
-
-
-def test_an_empty_corpus_is_an_error() -> None:
-    with pytest.raises(UnmaskError, match="no tokens"):
-        build([])
-
-
-def test_errors_name_the_document() -> None:
+def test_bad_texts_are_errors_and_leave_nothing(folder: Path) -> None:
+    letters = CharTokenizer().build(lambda: iter(()))
     with pytest.raises(UnmaskError, match=r"second\.txt has the character 'B'"):
-        build([Document("first.txt", "a"), Document("second.txt", "aB")], CharTokenizer().build(lambda: iter(())))
+        build([Document("first.txt", "a"), Document("second.txt", "aB")], letters)
+    with pytest.raises(UnmaskError, match="has no tokens"):
+        build([])
+    assert entries(folder) == []
+    versions = iter(["old", "new"])
+    with pytest.raises(UnmaskError, match="changed while it was read"):
+        TokenCache.build(lambda: iter([Document("a", next(versions))]), BYTES)
+    assert entries(folder) == []
 
 
 def test_progress_counts_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 6)
+    monkeypatch.setattr(chunks, "BATCH_CHARACTERS", 6)
     seen: list[tuple[int, int]] = []
     build(progress=lambda done, total: seen.append((done, total)))
     assert seen == [(6, 61), (56, 61), (61, 61)]
 
 
-def test_another_process_opens_the_folder_instead_of_receiving_tokens() -> None:
+def test_pickling_keeps_the_folder_and_not_the_tokens() -> None:
     cache = build([Document("a", "x" * 100_000)])
     pickled = pickle.dumps(cache)
     assert len(pickled) < 1000
     assert pickle.loads(pickled).ids.tolist() == cache.ids.tolist()
-
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache_dir() == tmp_path / "cache"
-    monkeypatch.delenv("UNMASK_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_dir() == Path("/somewhere/unmask")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert cache_dir() == Path("/home/me/.cache/unmask")
-
-
-def test_a_place_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UnmaskError, match=r"cannot be used .* set the environment variable UNMASK_CACHE"):
-        build()
 
 
 def test_tokens_in_memory() -> None:
@@ -214,3 +159,166 @@ def test_tokens_in_memory() -> None:
     assert Tokens.of([[1]]).byte_counts is None
     with pytest.raises(ValueError, match="1 lists of ids for 2 texts"):
         Tokens.of([[1]], ["a", "b"])
+
+
+def contents(cache: TokenCache) -> dict[str, bytes]:
+    return {name: (cache.folder / name).read_bytes() for name in (*FILES, META)}
+
+
+@pytest.fixture
+def unbroken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
+    """The files of the corpus's cache; from then on chunks, batches and commits are small."""
+    with monkeypatch.context() as patch:
+        patch.setenv("UNMASK_CACHE", str(tmp_path / "unbroken"))
+        expected = contents(TokenCache.build(corpus, BYTES))
+    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(module, "CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(chunks, "BATCH_CHARACTERS", 300)
+    monkeypatch.setattr(module, "COMMIT_BYTES", 2000)
+    return expected
+
+
+def killed_at(function: Callable[..., Any], number: int, after: bool = False) -> Callable[..., Any]:
+    """Return the function; its call of that number kills the process."""
+    calls = iter(range(number))
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        last = next(calls, None) is None
+        if last and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*arguments, **options)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return call
+
+
+def unbuffered_write(writer: TokenWriter, name: str, values: Any) -> None:
+    writer._uncommitted += writer._files[name].write(values if isinstance(values, bytes) else values.data)
+    writer._files[name].flush()
+
+
+POINTS: dict[str, tuple[object, str, int, bool]] = {
+    "while encoding": (Encoder, "encode", 7, False),
+    "between files": (TokenWriter, "_write", 33, True),
+    "before the journal": (module, "atomic_text", 2, False),
+    "after the journal": (module, "atomic_text", 2, True),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_encoding_continues(point: str, unbroken: dict[str, bytes], folder: Path, tmp_path: Path) -> None:
+    owner, name, number, after = POINTS[point]
+
+    def run() -> None:
+        Encoder.encode = record_encodings(tmp_path / "record")  # type: ignore[method-assign]
+        TokenWriter._write = unbuffered_write  # type: ignore[method-assign]
+        setattr(owner, name, killed_at(getattr(owner, name), number, after))
+        TokenCache.build(corpus, BYTES)
+
+    exits = []
+    while len(exits) < 50 and (not exits or exits[-1]):
+        child = FORK.Process(target=run)
+        child.start()
+        child.join()
+        exits.append(child.exitcode)
+    assert set(exits[:-1]) == {-signal.SIGKILL}
+    assert len(exits) > 3
+    assert contents(TokenCache.build(corpus, BYTES)) == unbroken
+    assert len(entries(folder)) == 1
+    encoded = (tmp_path / "record").read_text().splitlines()
+    assert list(dict.fromkeys(encoded)) == [json.dumps([c.name, c.start]) for c in Encoder(BYTES).split(corpus())]
+    assert len(encoded) < 1.8 * len(set(encoded)), "what the journal records is not encoded again"
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Path, "unlink"), (TokenWriter, "__exit__")])
+def test_a_kill_at_the_very_end(owner: type, name: str, unbroken: dict[str, bytes], folder: Path) -> None:
+    """Before the journal is removed, and before the complete folder is renamed."""
+
+    def run() -> None:
+        setattr(owner, name, killed_at(getattr(owner, name), 0))
+        TokenCache.build(corpus, BYTES)
+
+    child = FORK.Process(target=run)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert contents(TokenCache.build(corpus, BYTES)) == unbroken
+    assert len(entries(folder)) == 1
+
+
+@pytest.mark.parametrize("damage", ["none", "journal", "chunks", "files"])
+def test_an_interrupted_encoding_continues_only_from_a_journal_that_fits(
+    damage: str, unbroken: dict[str, bytes], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = Encoder.encode, iter(range(20))
+
+    def interrupted(encoder: Encoder, batch: ChunkBatch) -> Any:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return original(encoder, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "encode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            TokenCache.build(corpus, BYTES)
+    (partial,) = folder.glob(".*.partial")
+    if damage == "journal":
+        (partial / JOURNAL).write_text('{"format"')
+    elif damage == "files":
+        os.truncate(partial / "ids.bin", 100)
+    elif damage == "chunks":
+        monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 90)
+        monkeypatch.setattr(module, "CHUNK_CHARACTERS", 90)
+    monkeypatch.setattr(Encoder, "encode", record_encodings(tmp_path / "record"))
+    assert contents(TokenCache.build(corpus, BYTES)) == unbroken
+    again, total = (tmp_path / "record").read_text().count("\n"), sum(1 for _ in Encoder(BYTES).split(corpus()))
+    assert again < total - 20 if damage == "none" else again == total
+
+
+def test_files_are_flushed_before_the_journal_records_them(
+    unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    original = module.atomic_text
+    monkeypatch.setattr(module.os, "fsync", lambda handle: happened.append("flushed"))
+    monkeypatch.setattr(module, "atomic_text", lambda path, text: [happened.append(path.name), original(path, text)])
+    TokenCache.build(corpus, BYTES)
+    steps = [happened[start : start + 6] for start in range(0, len(happened), 7)]
+    assert steps[:-1] == [["flushed"] * 5 + [JOURNAL]] * (len(steps) - 1)
+    assert steps[-1] == ["flushed"] * 5 + [META]
+    assert len(steps) > 5
+
+
+def test_a_full_disk_is_one_sentence_and_encoding_continues(
+    unbroken: dict[str, bytes], folder: Path, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for the disk."""
+
+    def run() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        try:
+            TokenCache.build(corpus, BYTES)
+        except UnmaskError as error:
+            (tmp_path / "error").write_bytes(str(error).encode()[:5000])
+
+    child = FORK.Process(target=run)
+    child.start()
+    child.join()
+    message = (tmp_path / "error").read_text()
+    assert f"The cache folder {folder} cannot be used (File too large); set the environment" in message
+    assert list(folder.glob(f".*.partial/{JOURNAL}"))
+    assert contents(TokenCache.build(corpus, BYTES)) == unbroken
+
+
+def build_in_a_process(root: str) -> list[int]:
+    os.environ["UNMASK_CACHE"] = root
+    return build([Document(str(number), f"text {number}" * 20) for number in range(300)]).ids.tolist()
+
+
+def test_processes_that_build_at_once_agree(folder: Path) -> None:
+    with FORK.Pool(2) as pool:
+        results = pool.map(build_in_a_process, [str(folder.parent)] * 4, chunksize=1)
+    assert all(result == results[0] for result in results)
+    assert len(entries(folder)) == 1

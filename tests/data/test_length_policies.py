@@ -1,46 +1,61 @@
-"""Rows: every token of every document is where its policy says, and the counts add up."""
+"""Length policies: every token of every document is where its policy says, and the counts add up."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from unmask import registry
 from unmask.data import token_rows
 from unmask.data.cache import TokenCache, Tokens
-from unmask.data.length_policies import SpecialTokens, rows_of_texts
-from unmask.data.rows import Rows
+from unmask.data.encoding import encode, encode_one
+from unmask.data.length_policies import (
+    Overlaid,
+    Packed,
+    Padded,
+    Policy,
+    Prompted,
+    SpecialTokens,
+    SupervisedEOS,
+    rows_given,
+    rows_of_texts,
+)
+from unmask.data.rows import RowBatch, Rows
 from unmask.data.sources import Document
+from unmask.data.split import prepare
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError
+from unmask.objectives.base import Noise
+from unmask.process import Batch
+from unmask.schedules import LogLinear
 
 LISTS = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9]]
 TEXTS = ["abc", "", "é", "12345"]
 EOS, PAD = 99, 77
-SPECS: list[dict[str, object]] = [
-    {"name": "packed"},
-    {"name": "padded"},
-    {"name": "padded", "overflow": "truncate"},
-    {"name": "supervised_eos"},
-]
+TRUNCATED = Padded(overflow="truncate")
+POLICIES = [Packed(), Padded(), TRUNCATED, SupervisedEOS()]
+DIGITS = registry.build("tokenizer", {"name": "char", "alphabet": "0123456789.=:"}).build(lambda: iter(()))
+BYTES = ByteTokenizer().build(lambda: iter(()))
 
 
 def table(
-    spec: str | dict[str, object],
+    policy: Policy,
     length: int,
     eos: int | None = EOS,
     pad: int | None = PAD,
     lists: list[list[int]] = LISTS,
     texts: list[str] | None = None,
 ) -> Rows:
-    return rows_of_texts(registry.build("policy", spec), lists, length, eos, pad, texts)
+    return rows_of_texts(policy, lists, length, eos, pad, texts)
 
 
 def shown(rows: Rows) -> list[str]:
-    """Each row as text: ids, ``.`` behind what is not attended, and the documents."""
+    """Return each row as text: ids, ``.`` after those that are not attended, and the documents."""
     batch = rows[:]
     assert (batch.input_ids.dtype, batch.attention_mask.dtype, batch.document.dtype) == (np.int64, bool, np.int64)
     assert batch.input_ids.shape == batch.attention_mask.shape == batch.document.shape == (len(rows), rows.length)
@@ -52,25 +67,24 @@ def shown(rows: Rows) -> list[str]:
 
 
 def test_packed_joins_documents_by_eos_and_drops_nothing() -> None:
-    assert shown(table("packed", 4)) == [
+    rows = table(Packed(), 4, texts=TEXTS)
+    assert shown(rows) == [
         "1 2 3 99 | 0 0 0 0",
         "99 4 99 5 | 1 2 2 3",
         "6 7 8 9 | 3 3 3 3",
         "99 77. 77. 77. | 3 -1 -1 -1",
     ]
-    assert table("packed", 4).counted == 13
-
-
-def test_packed_without_eos_joins_directly_and_pads_with_0() -> None:
-    assert shown(table("packed", 4, eos=None, pad=None)) == [
+    assert (rows.counted, rows.bytes, rows.characters) == (13, 10, 9)
+    assert shown(table(Packed(), 4, eos=None, pad=None)) == [
         "1 2 3 4 | 0 0 0 2",
         "5 6 7 8 | 3 3 3 3",
         "9 0. 0. 0. | 3 -1 -1 -1",
-    ]
+    ], "without EOS documents are joined directly"
+    assert table(Packed(), 4).bytes is None, "the size of unknown texts is not known"
 
 
 def test_padded_gives_each_document_its_rows() -> None:
-    rows = table("padded", 4, texts=TEXTS)
+    rows = table(Padded(), 4, texts=TEXTS)
     assert shown(rows) == [
         "1 2 3 99 | 0 0 0 0",
         "99 77. 77. 77. | 1 -1 -1 -1",
@@ -80,35 +94,33 @@ def test_padded_gives_each_document_its_rows() -> None:
     ]
     assert (rows.counted, rows.bytes, rows.characters) == (13, 10, 9)
     assert (rows.split_documents, rows.truncated_documents) == (1, 0)
-
-
-def test_padded_without_eos_has_no_row_for_nothing() -> None:
-    assert shown(table("padded", 5, eos=None)) == [
+    without_eos = table(Padded(), 5, eos=None)
+    assert shown(without_eos) == [
         "1 2 3 77. 77. | 0 0 0 -1 -1",
         "4 77. 77. 77. 77. | 2 -1 -1 -1 -1",
         "5 6 7 8 9 | 3 3 3 3 3",
-    ]
-    assert table("padded", 5, eos=None).split_documents == 0
+    ], "an empty document without EOS has no row"
+    assert without_eos.split_documents == 0
 
 
-def test_truncation_loses_the_end_and_says_so() -> None:
-    rows = table({"name": "padded", "overflow": "truncate"}, 3, texts=TEXTS)
+def test_truncation_drops_the_end_and_counts_it() -> None:
+    rows = table(TRUNCATED, 3, texts=TEXTS)
     assert shown(rows) == ["1 2 3 | 0 0 0", "99 77. 77. | 1 -1 -1", "4 99 77. | 2 2 -1", "5 6 7 | 3 3 3"]
     assert (rows.split_documents, rows.truncated_documents, rows.counted) == (0, 2, 9)
-    assert rows.bytes is rows.characters is None, "the characters of the lost tokens are not known"
-    assert table({"name": "padded", "overflow": "truncate"}, 6, texts=TEXTS).characters == 9
+    assert rows.bytes is rows.characters is None, "the characters of the dropped tokens are not known"
+    assert rows.document_bytes.tolist() == [0] * 4
+    assert table(TRUNCATED, 6, texts=TEXTS).characters == 9
 
 
 def test_overflow_can_be_an_error() -> None:
-    with pytest.raises(
-        UnmaskError, match=r"1 of 4 documents do not fit in a row of 5 \(the longest, document 3, takes 6"
-    ):
-        table({"name": "padded", "overflow": "error"}, 5)
-    assert len(table({"name": "padded", "overflow": "error"}, 6)) == 4
+    message = r"1 of 4 documents do not fit in a row of 5 \(the longest, document 3, takes 6"
+    with pytest.raises(UnmaskError, match=message):
+        table(Padded(overflow="error"), 5)
+    assert len(table(Padded(overflow="error"), 6)) == 4
 
 
-def test_supervised_eos_learns_the_end() -> None:
-    rows = table("supervised_eos", 4, texts=TEXTS)
+def test_supervised_eos_counts_every_position() -> None:
+    rows = table(SupervisedEOS(), 4, texts=TEXTS)
     assert shown(rows) == [
         "1 2 3 99 | 0 0 0 0",
         "99 99 99 99 | 1 1 1 1",
@@ -118,30 +130,29 @@ def test_supervised_eos_learns_the_end() -> None:
     ]
     assert (rows.counted, rows.characters, rows.split_documents) == (20, 9, 1)
     with pytest.raises(UnmaskError, match="needs a tokenizer with an EOS token"):
-        table("supervised_eos", 4, eos=None)
+        table(SupervisedEOS(), 4, eos=None)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64])
-def test_counts_add_up_for_random_documents(spec: dict[str, object], length: int) -> None:
+def test_counts_add_up_for_random_documents(policy: Policy, length: int) -> None:
     random = np.random.default_rng(length)
     lists = [random.integers(0, 50, size).tolist() for size in random.integers(0, 20, 60)]
-    rows = table(spec, length, lists=lists)
+    rows = table(policy, length, lists=lists)
     batch = rows[np.arange(len(rows))]
     assert batch.attention_mask.sum() == rows.counted
     assert np.array_equal(batch.document >= 0, batch.attention_mask)
     assert not batch.frozen.any()
-    ends = [[*ids, EOS] for ids in lists]
-    for index, whole in enumerate(ends):
+    for index, ids in enumerate(lists):
         own = batch.input_ids[batch.document == index].tolist()
-        expected = whole[:length] if spec.get("overflow") == "truncate" else whole
+        expected = [*ids, EOS][:length] if policy == TRUNCATED else [*ids, EOS]
         assert own[: len(expected)] == expected
-        assert set(own[len(expected) :]) <= ({EOS} if spec["name"] == "supervised_eos" else set())
+        assert set(own[len(expected) :]) <= ({EOS} if policy.supervises_padding else set())
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_any_rows_in_any_order(spec: dict[str, object]) -> None:
-    rows = table(spec, 3)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_rows_in_any_order(policy: Policy) -> None:
+    rows = table(policy, 3)
     whole = rows[:]
     picked = [len(rows) - 1, 0, 0, 1]
     for name in ("input_ids", "attention_mask", "document"):
@@ -150,91 +161,170 @@ def test_any_rows_in_any_order(spec: dict[str, object]) -> None:
     for outside in (-1, len(rows)):
         with pytest.raises(IndexError):
             rows[[outside]]
+    assert len(table(policy, 4, lists=[])) == 0
+    empty = table(policy, 2, lists=[[]], texts=[""])
+    assert (len(empty), empty[0].input_ids[0, 0], empty.characters) == (1, EOS, 0)
+    with pytest.raises(UnmaskError, match="length must be at least 1, got 0"):
+        table(policy, 0)
 
 
-def test_a_corpus_shorter_than_a_block_scores_but_does_not_train() -> None:
-    rows = table("packed", 64)
-    assert len(rows) == 1
-    assert rows[0].attention_mask.sum() == 13
-    with pytest.raises(
-        UnmaskError, match="13 tokens, less than one block of 64; choose a length of at most 13 or give"
-    ):
+def test_too_little_text_can_be_scored_but_not_trained_on() -> None:
+    rows = table(Packed(), 64)
+    assert (len(rows), rows[0].attention_mask.sum()) == (1, 13)
+    message = "13 tokens, fewer than one block of 64; choose a length of at most 13 or give"
+    with pytest.raises(UnmaskError, match=message):
         rows.check_trainable()
-    table("packed", 13).check_trainable()
-    table("padded", 64).check_trainable()
+    table(Packed(), 13).check_trainable()
+    table(Padded(), 64).check_trainable()
     with pytest.raises(UnmaskError, match="no tokens"):
-        table("padded", 64, eos=None, lists=[[]]).check_trainable()
+        table(Padded(), 64, eos=None, lists=[[]]).check_trainable()
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_nothing_and_the_empty_text(spec: dict[str, object]) -> None:
-    assert len(table(spec, 4, lists=[])) == 0
-    rows = table(spec, 2, lists=[[]], texts=[""])
-    assert len(rows) == 1
-    assert rows[0].input_ids[0, 0] == EOS
-    assert rows.characters == 0
+def test_eos_is_appended_as_in_training() -> None:
+    assert Packed().append_eos([1, 2], 5, EOS) == [1, 2]
+    assert Padded().append_eos([1, 2], 5, EOS) == [1, 2, EOS]
+    assert SupervisedEOS().append_eos([1, 2], 5, EOS) == [1, 2, EOS, EOS, EOS]
+    assert Padded().append_eos([1, 2], 2, EOS) == [1, 2]
+    assert Padded().append_eos([1, 2], 5, None) == [1, 2]
 
 
-def test_the_length_is_checked() -> None:
-    with pytest.raises(UnmaskError, match="length 0"):
-        table("packed", 0)
+def test_given_tokens_are_frozen_and_only_the_text_is_measured() -> None:
+    rows = rows_given(Packed(), [[1, 2], []], [[3, 4, 5], [6]], length=8, eos_id=EOS, texts=["cde", "é"])
+    batch = rows[[0, 1]]
+    assert batch.input_ids[0, :6].tolist() == [1, 2, 3, 4, 5, EOS]
+    assert batch.frozen[0].tolist() == [True, True] + [False] * 6
+    assert not batch.frozen[1].any()
+    assert batch.attention_mask.sum(axis=1).tolist() == [6, 2]
+    assert rows.document_bytes.tolist() == [3, 2]
+    assert rows.document_characters.tolist() == [3, 1]
+    supervised = rows_given(SupervisedEOS(), [[1]], [[2]], length=5, eos_id=EOS, texts=["b"])[0]
+    assert supervised.input_ids[0].tolist() == [1, 2, EOS, EOS, EOS]
+    assert supervised.attention_mask.all()
+    with pytest.raises(UnmaskError, match="take 6 tokens, but the model's rows have 5"):
+        rows_given(Packed(), [[1, 2, 3]], [[4, 5]], length=5, eos_id=EOS, texts=["de"])
 
 
-def test_sizes_are_unknown_without_texts() -> None:
-    assert table("packed", 4).bytes is None
-    assert table("packed", 4, texts=TEXTS).bytes == 10
+def question_rows(policy: Policy, texts: list[str], length: int, tokenizer: object = DIGITS) -> Rows:
+    ids = encode(tokenizer, texts)
+    eos = tokenizer.eos_token_id
+    return rows_of_texts(policy, ids, length, eos, texts=texts, encode=partial(encode_one, tokenizer))
 
 
-def test_a_cache_gives_the_rows_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def frozen_of(row: RowBatch) -> tuple[str, str]:
+    return DIGITS.decode(row.input_ids[0]), "".join("x" if one else "-" for one in row.frozen[0])
+
+
+def test_an_overlaid_row_is_the_answer_with_the_givens_frozen() -> None:
+    rows = question_rows(Overlaid(), ["1..4=1234", "....=4321"], 4)
+    assert [frozen_of(rows[index]) for index in range(len(rows))] == [("1234", "x--x"), ("4321", "----")]
+    both = rows[[1, 0]]
+    assert both.attention_mask.all()
+    assert both.document.tolist() == [[1] * 4, [0] * 4]
+    assert both.frozen.tolist() == [[False] * 4, [True, False, False, True]]
+    asked = question_rows(Overlaid(asks=True), ["1..4=1234", ".3..=4321"], 9)
+    assert frozen_of(asked[0]) == ("1..4=1234", "xxxxxx--x")
+    assert frozen_of(asked[1]) == (".3..=4321", "xxxxx-x--")
+
+
+def test_a_prompted_row_freezes_everything_up_to_the_first_separator() -> None:
+    rows = question_rows(Prompted(), ["12=34", "1=2=3"], 7)
+    assert [frozen_of(rows[index])[1][:5] for index in (0, 1)] == ["xxx--", "xx---"]
+    assert rows[0].attention_mask[0].tolist() == [True] * 5 + [False] * 2
+    row = question_rows(Prompted(separator="\t"), ["un chat\ta cat"], 16, BYTES)[0]
+    assert row.frozen[0].tolist() == [True] * 8 + [False] * 8
+    assert row.input_ids[0, 13] == BYTES.eos_token_id, "the answer ends with EOS, which counts"
+    assert row.attention_mask[0].tolist() == [True] * 14 + [False] * 2
+
+
+def test_sizes_of_answers_are_not_those_of_the_whole_text() -> None:
+    for rows in (question_rows(Overlaid(), ["1..4=1234"], 4), question_rows(Prompted(), ["12=34"], 5)):
+        assert rows.bytes is rows.characters is None
+        assert rows.document_bytes.tolist() == rows.document_characters.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "texts", "length", "message"),
+    [
+        (Overlaid(), ["1.=12"], 4, r"equally many tokens with one token between.* data\.length is 4"),
+        (Overlaid(), ["1.=12", "1=1"], 2, r"document 1 has 3 tokens"),
+        (Overlaid(asks=True), ["12=2"], 4, "equally many tokens"),
+        (Prompted(), ["1=2", "12"], 5, "looks for '=' between a question and its answer, but document 1 has none"),
+        (Prompted(separator="=:"), ["1=2"], 5, "is 2 tokens; choose"),
+        (Prompted(), ["12=345"], 4, "do not fit in a row of 4"),
+    ],
+)
+def test_texts_that_are_not_a_question_and_an_answer_are_errors(
+    policy: Policy, texts: list[str], length: int, message: str
+) -> None:
+    with pytest.raises(UnmaskError, match=message):
+        question_rows(policy, texts, length)
+
+
+@pytest.mark.parametrize(("policy", "length"), [(Overlaid(), 16), (Overlaid(asks=True), 33)])
+def test_a_corpus_of_puzzles_has_its_givens_frozen(policy: Policy, length: int) -> None:
+    source = registry.build("source", {"name": "sudoku", "box": 2, "bases": 8, "count": 40, "validation": 5})
+    corpus = prepare(source, registry.build("tokenizer", {"name": "char", "alphabet": "1234.="}))
+    train, validation = corpus.rows(policy, length)
+    assert (len(train), len(validation)) == (40, 5)
+    question, answer = [document.text for document in source.documents()][43].split("=")
+    row = validation[3]
+    assert corpus.tokenizer.decode(row.input_ids[0])[-16:] == answer
+    assert row.frozen[0, -16:].tolist() == [cell != "." for cell in question]
+
+
+@pytest.mark.parametrize(("model", "objective", "asks"), [("dit", "subs", False), ("causal", "ar", True)])
+def test_givens_are_neither_masked_nor_counted(model: str, objective: str, asks: bool) -> None:
+    batch_of_rows = question_rows(Overlaid(asks=asks), ["1..4=1234", ".3.1=4321"], 9 if asks else 4)[:]
+    arrays = (batch_of_rows.input_ids, batch_of_rows.attention_mask, batch_of_rows.frozen)
+    batch = Batch.of(*map(torch.from_numpy, arrays))
+    spec = {"name": model, "hidden_size": 16, "layers": 1, "heads": 1}
+    network = registry.build("model", spec).build(len(DIGITS), DIGITS.mask_token_id, 9).eval()
+    noise = Noise.draw(0, 0, torch.arange(2), torch.tensor([0.99, 0.99]), batch_of_rows.input_ids.shape[1])
+    terms = registry.build("objective", objective).loss(network, batch, LogLinear(), noise)
+    assert (terms.counted.numpy() == ~batch_of_rows.frozen).all()
+    assert int(terms.count) == 4
+    assert (terms.nelbo[batch.frozen] == 0).all()
+    assert (terms.nelbo[batch.target_mask] > 0).any()
+
+
+def test_a_cache_gives_the_same_rows_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
     texts = ["héllo", "x", "a longer text"]
-    tokenizer = ByteTokenizer().build(lambda: iter(()))
-    cache = TokenCache.build(lambda: (Document(f"{text}.txt", text) for text in texts), tokenizer)
-    for spec in SPECS:
-        policy = registry.build("policy", spec)
-        stored, memory = (
-            policy.rows(cache, 5, SpecialTokens(256)),
-            table(spec, 5, 256, None, [list(t.encode()) for t in texts], texts),
-        )
+    cache = TokenCache.build(lambda: (Document(f"{text}.txt", text) for text in texts), BYTES)
+    for policy in POLICIES:
+        stored = policy.rows(cache, 5, SpecialTokens.of(BYTES))
+        memory = table(policy, 5, 256, None, [list(text.encode()) for text in texts], texts)
         assert shown(stored) == shown(memory)
         assert (stored.counted, stored.bytes, stored.characters) == (memory.counted, memory.bytes, memory.characters)
     with pytest.raises(UnmaskError, match=r"a longer text\.txt, takes 14"):
-        registry.build("policy", {"name": "padded", "overflow": "error"}).rows(cache, 5, SpecialTokens(256))
+        Padded(overflow="error").rows(cache, 5, SpecialTokens(256))
 
 
-@pytest.mark.parametrize("name", ["packed", "padded", "supervised_eos"])
-def test_a_million_tokens_a_second(name: str) -> None:
+@pytest.mark.parametrize("policy", [Packed(), Padded(), SupervisedEOS()])
+def test_a_million_tokens_per_second(policy: Policy) -> None:
     random = np.random.default_rng(0)
     sizes = random.integers(50, 400, 20_000)
-    tokens = Tokens(
-        random.integers(0, 50_000, sizes.sum()).astype(np.uint16), np.concatenate([[0], np.cumsum(sizes)]), None, None
-    )
-    rows = registry.build("policy", name).rows(tokens, 256, SpecialTokens(50_000))
+    ids = random.integers(0, 50_000, sizes.sum()).astype(np.uint16)
+    rows = policy.rows(Tokens(ids, np.concatenate([[0], np.cumsum(sizes)]), None, None), 256, SpecialTokens(50_000))
     batches = [random.integers(0, len(rows), 64) for _ in range(30)]
     start = time.process_time()
     count = sum(rows[batch].input_ids.size for batch in batches)
     assert count / (time.process_time() - start) > 1e6
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says which pages a process has")
-@pytest.mark.parametrize("name", ["packed", "padded"])
-def test_pages_of_the_map_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells which pages a process has")
+@pytest.mark.parametrize("policy", [Packed(), Padded()])
+def test_pages_of_the_map_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
-    tokenizer = ByteTokenizer().build(lambda: iter(()))
-    cache = TokenCache.build(lambda: (Document(str(n), "x" * 1000) for n in range(16_000)), tokenizer)
+    cache = TokenCache.build(lambda: (Document(str(n), "x" * 1000) for n in range(16_000)), BYTES)
 
-    def resident() -> int:
-        """Kilobytes of this process that are pages of the map of ids."""
-        _, *after = Path("/proc/self/smaps").read_text().split(f"{cache.folder / 'ids.bin'}\n")
-        assert after
-        return sum(int(part.split("Rss:")[1].split()[0]) for part in after)
-
-    def read(every: int) -> int:
-        monkeypatch.setattr(token_rows, "RELEASE_ROWS", every)
-        rows = registry.build("policy", name).rows(cache, 1024, SpecialTokens(256))
+    def resident_kilobytes(release_rows: int) -> int:
+        monkeypatch.setattr(token_rows, "RELEASE_ROWS", release_rows)
+        rows = policy.rows(cache, 1024, SpecialTokens(256))
         for start in range(0, len(rows), 64):
             rows[np.arange(start, min(start + 64, len(rows)))]
-        return resident()
+        _, *after = Path("/proc/self/smaps").read_text().split(f"{cache.folder / 'ids.bin'}\n")
+        return sum(int(part.split("Rss:")[1].split()[0]) for part in after)
 
-    assert read(1 << 30) > 30_000
-    assert read(64) < 5_000
+    assert resident_kilobytes(1 << 30) > 30_000
+    assert resident_kilobytes(64) < 5_000

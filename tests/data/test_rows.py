@@ -1,51 +1,82 @@
-"""Rows with a given part, some rows of a table, and texts framed as in training."""
+"""The order of rows is a permutation, different in each epoch, and can be computed anywhere; rows spread evenly."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from unmask.data.length_policies import Packed, Padded, SupervisedEOS, rows_given, rows_of_texts
-from unmask.errors import UnmaskError
-
-EOS = 9
+from unmask.data.length_policies import Packed, Padded, rows_of_texts
+from unmask.data.rows import Rows, permute
 
 
-def test_given_tokens_are_frozen_and_the_text_alone_is_measured():
-    rows = rows_given(Packed(), [[1, 2], []], [[3, 4, 5], [6]], length=8, eos_id=EOS, texts=["cde", "é"])
-    table = rows[[0, 1]]
-    assert table.input_ids[0, :6].tolist() == [1, 2, 3, 4, 5, EOS]
-    assert table.frozen[0].tolist() == [True, True] + [False] * 6
-    assert not table.frozen[1].any()
-    assert table.attention_mask.sum(axis=1).tolist() == [6, 2]
-    assert rows.document_bytes.tolist() == [3, 2]
-    assert rows.document_characters.tolist() == [3, 1]
+def table(rows: int) -> Rows:
+    """Row i holds the token i."""
+    return rows_of_texts(Padded(), [[number] * 4 for number in range(rows)], 4, eos_id=None)
 
 
-def test_learnt_ends_are_counted_behind_a_given_text():
-    rows = rows_given(SupervisedEOS(), [[1]], [[2]], length=5, eos_id=EOS, texts=["b"])
-    assert rows[0].input_ids[0].tolist() == [1, 2, EOS, EOS, EOS]
-    assert rows[0].attention_mask.all()
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 99, 100, 101, 1000, 65_537, 100_000])
+@pytest.mark.parametrize("seed", [0, 1, -3, 2**63 + 5])
+def test_it_is_a_permutation(n: int, seed: int) -> None:
+    values = permute(seed, 2, n, np.arange(n))
+    assert values.dtype == np.int64
+    assert np.array_equal(np.sort(values), np.arange(n))
 
 
-def test_what_does_not_fit_is_named():
-    with pytest.raises(UnmaskError, match="take 6 tokens, but the model's rows have 5"):
-        rows_given(Packed(), [[1, 2, 3]], [[4, 5]], length=5, eos_id=EOS, texts=["de"])
+def test_one_index_gives_the_same_as_all() -> None:
+    whole = permute(7, 3, 1000, np.arange(1000))
+    assert [int(permute(7, 3, 1000, index)) for index in (0, 17, 999)] == whole[[0, 17, 999]].tolist()
+    assert np.array_equal(permute(7, 3, 1000, np.arange(1000).reshape(10, 100)), whole.reshape(10, 100))
 
 
-def test_some_rows_know_their_tokens_but_not_their_bytes():
-    rows = rows_of_texts(Packed(), [[1] * 30], length=8, eos_id=EOS, texts=["a" * 30])
+def test_the_values_do_not_change_between_versions() -> None:
+    assert permute(0, 0, 1000, np.arange(6)).tolist() == [948, 619, 836, 162, 419, 505]
+
+
+def test_all_permutations_of_three_occur_equally_often() -> None:
+    epochs = np.repeat(np.arange(3000), 3)
+    permutations = permute(0, epochs, 3, np.tile(np.arange(3), 3000)).reshape(-1, 3)
+    _, counts = np.unique(permutations, axis=0, return_counts=True)
+    assert len(counts) == 6
+    assert abs(counts - 500).max() < 5 * np.sqrt(500)
+
+
+def test_it_mixes() -> None:
+    n = 10_000
+    values = permute(5, 0, n, np.arange(n))
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.05
+    assert abs(np.corrcoef(values, np.arange(n))[0, 1]) < 0.05
+    assert (values == np.arange(n)).sum() < 8, "a random permutation has one fixed point on average"
+    assert (np.diff(values) == 1).sum() < 8
+    cells, _, _ = np.histogram2d(np.arange(n), values, bins=10)
+    assert ((cells - 100) ** 2 / 100).sum() < 81 + 5 * np.sqrt(2 * 81), "chi-square with 81 degrees of freedom"
+    for seed, epoch in ((5, 1), (6, 0)):
+        assert (values == permute(seed, epoch, n, np.arange(n))).mean() < 0.02
+
+
+def test_indices_outside_are_errors() -> None:
+    for index in (5, -1):
+        with pytest.raises(IndexError):
+            permute(0, 0, 5, [index])
+    assert permute(0, 0, 0, []).size == 0
+
+
+def test_samples_go_through_epochs() -> None:
+    rows = table(10)
+    drawn = rows.sample(3, np.arange(35))
+    for epoch in range(3):
+        assert drawn[10 * epoch : 10 * epoch + 10].tolist() == permute(3, epoch, 10, np.arange(10)).tolist()
+    assert np.array_equal(rows.sample(3, np.arange(17, 29)), drawn[17:29]), "resumes without the samples before"
+    assert 0 <= int(rows.sample(0, 10**15 + 3)) < 10
+
+
+def test_rows_spread_evenly_and_documents_are_renumbered() -> None:
+    rows = rows_of_texts(Packed(), [[1] * 30], length=8, eos_id=9, texts=["a" * 30])
     part = rows.spread(2)
-    assert len(part) == 2
+    assert (len(part), part.counted, part.documents) == (2, 16, 1)
     assert np.array_equal(part[[1]].input_ids, rows[[2]].input_ids)
-    assert part.counted == 16
-    assert part.document_bytes.sum() == 0
+    assert part.bytes is part.characters is None, "parts of documents have no known size"
+    assert part.document_bytes.tolist() == [0]
     assert rows.spread(99) is rows
-
-
-def test_texts_are_framed_as_the_policy_shows_them():
-    assert Packed().append_eos([1, 2], 5, EOS) == [1, 2]
-    assert Padded().append_eos([1, 2], 5, EOS) == [1, 2, EOS]
-    assert SupervisedEOS().append_eos([1, 2], 5, EOS) == [1, 2, EOS, EOS, EOS]
-    assert Padded().append_eos([1, 2], 2, EOS) == [1, 2]
-    assert Padded().append_eos([1, 2], 5, None) == [1, 2]
+    padded = rows_of_texts(Padded(), [[number] * 2 for number in range(20)], 4, None).spread(3)
+    assert padded[:].input_ids[:, 0].tolist() == [0, 6, 13]
+    assert padded[:].document.tolist() == [[n, n, -1, -1] for n in range(3)]

@@ -33,7 +33,7 @@ from unmask.checkpoint import CheckpointConfig, save_checkpoint
 from unmask.cli import app, main
 from unmask.config import read_recipe, shipped_recipes
 from unmask.data.encoding import encode
-from unmask.data.rows import order as shuffled
+from unmask.data.rows import permute as shuffled
 from unmask.data.split import prepare
 from unmask.models.build import PlannerConfig, attach_planner
 from unmask.objectives.base import Noise

@@ -1,8 +1,7 @@
-"""Tokens of a corpus on disk, found again by content.
+"""The token cache: encoded documents in a folder, memory-mapped and found again by content.
 
-A cache is a folder named by a hash of the tokenizer and of every document's name and text. It is there completely or
-not at all; two processes may ask for the same one, and the first builds it. Its files are opened read-only as memory
-maps.
+A cache is named by a hash of the tokenizer and of every document's name and text. It is complete or absent: an encoding
+that is killed continues in a temporary folder, and a damaged cache is built again.
 """
 
 from __future__ import annotations
@@ -17,172 +16,38 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.build_once import JOURNAL, build_once, cache_dir, keeping_in, prefetch
+from unmask.data.build_once import build_once, cache_dir, prefetch
+from unmask.data.chunks import CHUNK_CHARACTERS, ChunkBatch, Counts
 from unmask.data.encoding import Encoder, Ids, encoder_of
-from unmask.data.pieces import LONG, Counts, Joined, Piece, batches
-from unmask.data.sources import Document
-from unmask.data.sources.base import Inventory, take_inventory
+from unmask.data.sources.base import CorpusDigest, Document
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+Progress = Callable[[int, int], None]
+"""Called with the characters encoded so far and the characters in all."""
 
 FORMAT = 2
 FILES = ("ids.bin", "offsets.bin", "bytes.bin", "characters.bin", "names.jsonl")
 META = "meta.json"
+JOURNAL = "progress.json"
 COMMIT_BYTES = 64 << 20
-
-
-@dataclass
-class Done:
-    """How far the files go. begun_bytes, begun_characters: of a document whose last piece is not there yet."""
-
-    pieces: int = 0
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    characters: int = 0
-    begun_bytes: int = 0
-    begun_characters: int = 0
-
-
-class Writer:
-    """Appends encoded pieces to the files of a cache in a folder. ``done`` is what they hold, also of an earlier run.
-
-    Every so many bytes the files are forced onto the disk and a journal says how far they go; a writer that opens the
-    folder after a crash cuts off what is not in the journal.
-    """
-
-    def __init__(self, folder: Path, dtype: npt.DTypeLike) -> None:
-        self._folder = folder
-        self._dtype = np.dtype(dtype)
-        self.done, sizes = _read_journal(folder)
-        self._opened = ExitStack()
-        self._files = {
-            name: self._opened.enter_context(_append_to(folder / name, sizes.get(name, 0))) for name in FILES
-        }
-        self._uncommitted = 0
-        if not sizes:
-            self._write("offsets.bin", np.zeros(1, dtype=np.int64))
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._opened.close()
-
-    def append(self, joined: Joined, ids: Ids, sizes: Counts) -> None:
-        """Add pieces: their ids one after the other, and int64 [n] how many each has."""
-        done = self.done
-        ends = np.array([not piece.more for piece in joined.pieces])
-        byte_counts, done.begun_bytes = _sums(joined.bytes, ends, done.begun_bytes)
-        character_counts, done.begun_characters = _sums(joined.characters, ends, done.begun_characters)
-        self._write("ids.bin", ids.astype(self._dtype, copy=False))
-        self._write("offsets.bin", (done.tokens + np.cumsum(sizes))[ends])
-        self._write("bytes.bin", byte_counts)
-        self._write("characters.bin", character_counts)
-        self._write("names.jsonl", _lines([piece.name for piece in joined.pieces if not piece.more]))
-        done.pieces += len(joined.pieces)
-        done.documents += int(ends.sum())
-        done.tokens += len(ids)
-        done.bytes += len(joined.utf8)
-        done.characters += len(joined.text)
-        if self._uncommitted >= COMMIT_BYTES:
-            self._commit()
-
-    def finish(self) -> None:
-        """Force everything onto the disk and describe it. The description comes last: what has one is complete."""
-        sizes = self._flush()
-        totals = {name: getattr(self.done, name) for name in ("documents", "tokens", "bytes", "characters")}
-        meta = {"format": FORMAT, "dtype": self._dtype.name, **totals, "sizes": sizes}
-        atomic_text(self._folder / META, json.dumps(meta, indent=1))
-
-    def forget(self) -> None:
-        """Nobody is to go on from here."""
-        (self._folder / JOURNAL).unlink(missing_ok=True)
-
-    def _write(self, name: str, values: npt.NDArray[Any] | bytes) -> None:
-        self._uncommitted += self._files[name].write(values if isinstance(values, bytes) else values.data)
-
-    def _commit(self) -> None:
-        journal = {"format": FORMAT, "long": LONG, "done": asdict(self.done), "sizes": self._flush()}
-        atomic_text(self._folder / JOURNAL, json.dumps(journal))
-        self._uncommitted = 0
-
-    def _flush(self) -> dict[str, int]:
-        """The sizes of the files, once the disk has them."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        return {name: file.tell() for name, file in self._files.items()}
-
-
-def read_meta(folder: Path) -> dict[str, Any] | None:
-    """The description of a complete cache; None where files are missing, cut short or not described."""
-    try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in FILES}
-    except (OSError, ValueError):
-        return None
-    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("sizes") == sizes else None
-
-
-def _read_journal(folder: Path) -> tuple[Done, dict[str, int]]:
-    """What is done and how large the files were then; nothing where there is no journal that fits them.
-
-    Pieces of another size could not be counted, hence ``long``.
-    """
-    try:
-        journal = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
-        here = {name: (folder / name).stat().st_size for name in FILES}
-    except (OSError, ValueError):
-        return Done(), {}
-    if (journal["format"], journal["long"]) != (FORMAT, LONG) or any(here[n] < journal["sizes"][n] for n in FILES):
-        return Done(), {}
-    return Done(**journal["done"]), journal["sizes"]
-
-
-def _append_to(path: Path, size: int) -> BinaryIO:
-    """Open a file of which ``size`` bytes are to stay."""
-    path.touch()
-    file = path.open("r+b")
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
-def _sums(sizes: Counts, ends: npt.NDArray[np.bool_], begun: int) -> tuple[Counts, int]:
-    """Sizes of pieces added up to those of the documents that end here, and of the one that does not."""
-    running = begun + np.cumsum(sizes)
-    at_ends = running[ends]
-    return np.diff(at_ends, prepend=0), int(running[-1] - at_ends[-1]) if len(at_ends) else int(running[-1])
-
-
-def _lines(names: list[str]) -> bytes:
-    """One JSON string a line; in one call, as there may be very many."""
-    return json.dumps(names, separators=("\n", ":"))[1:-1].encode() + b"\n" * bool(names)
-
-
-__all__ = ["FILES", "TokenCache", "Tokens", "cache_dir"]
-
-Progress = Callable[[int, int], None]  # characters encoded so far, characters in all
-
-LARGE = 1 << 30
-"""Bytes of ids from which on nothing is read ahead: rows lie far apart, and what lies around them is not wanted."""
+RANDOM_ACCESS_BYTES = 1 << 30
+"""Larger files are mapped without read-ahead, since rows are read in random order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The tokens of some documents, one after the other, without special tokens.
+    """The tokens of documents, concatenated without special tokens.
 
-    ids: [N] unsigned integers. offsets: int64 [n + 1]; document i has ``ids[offsets[i]:offsets[i + 1]]``. byte_counts,
+    ids: [N] unsigned integers. offsets: int64 [n + 1]; document i is ``ids[offsets[i]:offsets[i + 1]]``. byte_counts,
     character_counts: int64 [n], the size of each document's text, or None where the text is not known.
     """
 
@@ -193,7 +58,7 @@ class Tokens:
 
     @classmethod
     def of(cls, token_ids: Sequence[Sequence[int]], texts: Sequence[str] | None = None) -> Tokens:
-        """Lists of ids in memory, with the texts that they encode where those are known."""
+        """Make tokens of lists of ids. texts: the text that each list encodes."""
         offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in token_ids])]).astype(np.int64)
         flat = np.fromiter((number for ids in token_ids for number in ids), dtype=np.int64, count=int(offsets[-1]))
         if texts is None:
@@ -204,11 +69,11 @@ class Tokens:
         return cls(flat, offsets, sizes[:, 0], sizes[:, 1])
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Return the number of documents."""
         return len(self.offsets) - 1
 
     def document(self, index: int) -> npt.NDArray[Any]:
-        """The ids of one document."""
+        """Return the ids of one document."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     @property
@@ -222,127 +87,212 @@ class Tokens:
         return None if self.character_counts is None else int(self.character_counts.sum())
 
     def name(self, index: int) -> str:
-        """What to call a document in a message."""
+        """Return what error messages call a document."""
         return f"document {index}"
 
     def release(self) -> None:
-        """Give back memory that reading took and that is not needed any more."""
+        """Free memory that reading has taken."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenCache(Tokens):
-    """The tokens of a corpus in a folder; ``ids`` (uint16, or uint32 from 65,537 tokens on) is a read-only map."""
+    """The tokens of a corpus in a folder; `ids` is a read-only memory map of uint16, or uint32 if they need it."""
 
     folder: Path
-    meta: dict[str, Any]
 
     @classmethod
     def build(
         cls,
         documents: Callable[[], Iterator[Document]],
         tokenizer: PreTrainedTokenizerFast,
-        inventory: Inventory | None = None,
+        digest: CorpusDigest | None = None,
         progress: Progress | None = None,
     ) -> TokenCache:
-        """Open the cache of these documents, encoding them first where there is none (or only a damaged one).
+        """Open the cache of these documents, after encoding them where it is missing or damaged.
 
-        documents: yields them from the start at each call. inventory: theirs, where the caller has it already.
-        progress: called now and then while they are encoded. Only a few batches of text are in memory at once. What was
-        encoded before a crash is not encoded again.
+        documents: yields them from the start at each call. digest: that of the documents, if it is known.
         """
         encoder = encoder_of(tokenizer)
-        known = inventory or take_inventory(documents())
-        place = cache_dir() / "tokens" / _key(known, encoder)
-        with keeping_in(place.parent):
-            build_once(place, _is_whole, lambda folder: _write(folder, documents(), encoder, known, progress))
-            return cls.open(place)
+        digest = digest or CorpusDigest.of(documents())
+        key = f"{FORMAT}\n{encoder.identity}\n{digest.hexdigest}"
+        folder = cache_dir() / "tokens" / blake2b(key.encode(), digest_size=20).hexdigest()
+        build_once(
+            folder,
+            lambda folder: read_meta(folder) is not None,
+            lambda folder: write_tokens(folder, documents(), encoder, digest, progress),
+        )
+        return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> TokenCache:
-        """Open an existing folder; a damaged one is an `UnmaskError`."""
+        """Open an existing folder; raise `UnmaskError` if it is damaged."""
         meta = read_meta(folder)
         if meta is None:
-            raise UnmaskError(f"The token cache {folder} is missing or damaged; delete it and let it be built again.")
+            raise UnmaskError(f"The token cache {folder} is missing or damaged; delete it to have it built again.")
         ids = np.memmap(folder / FILES[0], meta["dtype"], "r")
-        if ids.nbytes > LARGE:
+        if ids.nbytes > RANDOM_ACCESS_BYTES:
             _advise(ids, "MADV_RANDOM")
         offsets, byte_counts, character_counts = (np.memmap(folder / name, np.int64, "r") for name in FILES[1:4])
-        return cls(ids, offsets, byte_counts, character_counts, folder, meta)
+        return cls(ids, offsets, byte_counts, character_counts, folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the folder again instead of receiving the tokens."""
+        """Pickle the folder's path instead of the tokens."""
         return TokenCache.open, (self.folder,)
-
-    @property
-    def bytes(self) -> int:
-        """UTF-8 bytes of all texts."""
-        return self.meta["bytes"]
-
-    @property
-    def characters(self) -> int:
-        """Characters of all texts."""
-        return self.meta["characters"]
 
     @cached_property
     def names(self) -> list[str]:
-        """The documents' names, read when they are first asked for."""
+        """The names of all documents."""
         with open(self.folder / "names.jsonl", encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
     def name(self, index: int) -> str:
-        """The name of one document."""
+        """Return the name of one document."""
         with open(self.folder / "names.jsonl", encoding="utf-8") as lines:
             return json.loads(next(islice(lines, index, None)))
 
     def release(self) -> None:
-        """Let go of pages of the maps: they count as this process's memory, though the system can have them back."""
+        """Release the pages of the maps, which count as memory of this process."""
         for array in (self.ids, self.offsets):
             _advise(array, "MADV_DONTNEED")
 
 
 def _advise(array: npt.NDArray[Any], advice: str) -> None:
-    """Tell the system how a map is used, where it can be told."""
     if hasattr(mmap, advice):
         array.base.madvise(getattr(mmap, advice))  # type: ignore[union-attr]
 
 
-def _key(inventory: Inventory, encoder: Encoder) -> str:
-    content = f"{FORMAT}\n{encoder.identity}\n{inventory.digest}"
-    return blake2b(content.encode(), digest_size=20).hexdigest()
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """Return the description of a complete cache; None where files are missing or truncated."""
+    meta = _read_json(folder / META)
+    return meta if meta.get("format") == FORMAT and meta.get("sizes") == _file_sizes(folder) else None
 
 
-def _is_whole(folder: Path) -> bool:
-    return read_meta(folder) is not None
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _write(
-    folder: Path, documents: Iterator[Document], encoder: Encoder, inventory: Inventory, progress: Progress | None
+def _file_sizes(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+
+
+def write_tokens(
+    folder: Path, documents: Iterator[Document], encoder: Encoder, digest: CorpusDigest, progress: Progress | None
 ) -> None:
-    """Fill a folder with the files of a cache, going on behind the pieces that are there already."""
-    seen = Inventory()
-    with Writer(folder, np.uint16 if encoder.vocabulary_size <= 1 << 16 else np.uint32) as writer:
-        pieces = islice(encoder.pieces(seen.note(documents)), writer.done.pieces, None)
-        with closing(prefetch(batches(pieces))) as coming:
-            for batch in coming:
-                _append(writer, encoder, batch)
+    """Encode documents into the files of a cache, after the chunks that are there already."""
+    seen = CorpusDigest()
+
+    def hashed() -> Iterator[Document]:
+        for document in documents:
+            seen.add(document)
+            yield document
+
+    with TokenWriter(folder, np.uint16 if encoder.vocabulary_size <= 1 << 16 else np.uint32) as writer:
+        chunks = islice(encoder.split(hashed()), writer.written.chunks, None)
+        with closing(prefetch(ChunkBatch.group(chunks))) as batches:
+            for batch in batches:
+                writer.append(batch, *encoder.encode(batch))
                 if progress:
-                    progress(writer.done.characters, inventory.characters)
-        _check(seen, inventory, writer)
+                    progress(writer.written.characters, digest.characters)
+        if seen.hexdigest != digest.hexdigest:
+            raise UnmaskError("The text changed while it was read; run again when nothing writes to it.")
+        if not writer.written.tokens:
+            raise UnmaskError("The corpus has no tokens in it; give it text that the tokenizer can encode.")
         writer.finish()
 
 
-def _append(writer: Writer, encoder: Encoder, batch: Sequence[Piece]) -> None:
-    try:
-        joined = Joined(batch)
-        writer.append(joined, *encoder.encode(joined))
-    except UnmaskError:  # the text is at fault, so that nobody will come back for it
-        writer.forget()
-        raise
+@dataclass
+class WriterState:
+    """What the files hold. open_bytes, open_characters: sizes of a document whose last chunk is not written yet."""
+
+    chunks: int = 0
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    characters: int = 0
+    open_bytes: int = 0
+    open_characters: int = 0
 
 
-def _check(seen: Inventory, expected: Inventory, writer: Writer) -> None:
-    if seen.digest != expected.digest:
-        writer.forget()
-        raise UnmaskError("The text changed while it was read; run again when nothing writes to it.")
-    if not writer.done.tokens:
-        raise UnmaskError("The corpus has no tokens in it; give it text that the tokenizer can encode.")
+class TokenWriter:
+    """Appends encoded chunks to the files of a cache.
+
+    Every `COMMIT_BYTES` the files are flushed to the disk and a journal records their sizes. A new writer in the same
+    folder cuts off what was written after that and continues; `written` tells from where.
+    """
+
+    def __init__(self, folder: Path, dtype: npt.DTypeLike) -> None:
+        self._folder, self._dtype = folder, np.dtype(dtype)
+        self._uncommitted = 0
+        self.written = WriterState()
+        journal, present = _read_json(folder / JOURNAL), _file_sizes(folder)
+        sizes = dict.fromkeys(FILES, 0)
+        # Chunks of another size cannot be counted, and files shorter than the journal says are damaged.
+        if journal.get("format") == [FORMAT, CHUNK_CHARACTERS] and all(
+            present.get(name, 0) >= size for name, size in journal["sizes"].items()
+        ):
+            self.written, sizes = WriterState(**journal["written"]), journal["sizes"]
+        self._stack = ExitStack()
+        self._files = {}
+        for name, size in sizes.items():
+            (folder / name).touch()
+            self._files[name] = file = self._stack.enter_context((folder / name).open("r+b"))
+            file.truncate(size)
+            file.seek(size)
+        if not sizes["offsets.bin"]:
+            self._write("offsets.bin", np.zeros(1, dtype=np.int64))
+
+    def __enter__(self) -> TokenWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def append(self, batch: ChunkBatch, ids: Ids, sizes: Counts) -> None:
+        """Append chunks: their ids, concatenated, and int64 [n], the number of ids of each."""
+        written = self.written
+        last_N = np.array([not chunk.more for chunk in batch.chunks])
+        byte_counts, written.open_bytes = _document_sizes(batch.bytes, last_N, written.open_bytes)
+        character_counts, written.open_characters = _document_sizes(batch.characters, last_N, written.open_characters)
+        names = json.dumps([chunk.name for chunk in batch.chunks if not chunk.more], separators=("\n", ":"))[1:-1]
+        self._write("ids.bin", ids.astype(self._dtype, copy=False))
+        self._write("offsets.bin", (written.tokens + np.cumsum(sizes))[last_N])
+        self._write("bytes.bin", byte_counts)
+        self._write("characters.bin", character_counts)
+        self._write("names.jsonl", f"{names}\n".encode() if names else b"")
+        written.chunks += len(batch.chunks)
+        written.documents += int(last_N.sum())
+        written.tokens += len(ids)
+        written.bytes += len(batch.utf8)
+        written.characters += len(batch.text)
+        if self._uncommitted >= COMMIT_BYTES:
+            journal = {"format": [FORMAT, CHUNK_CHARACTERS], "written": asdict(written), "sizes": self._flush()}
+            atomic_text(self._folder / JOURNAL, json.dumps(journal))
+            self._uncommitted = 0
+
+    def finish(self) -> None:
+        """Flush everything to the disk and describe it. The description comes last: with it the cache is complete."""
+        sizes = self._flush()
+        totals = {name: getattr(self.written, name) for name in ("documents", "tokens", "bytes", "characters")}
+        meta = {"format": FORMAT, "dtype": self._dtype.name, **totals, "sizes": sizes}
+        atomic_text(self._folder / META, json.dumps(meta, indent=1))
+        (self._folder / JOURNAL).unlink(missing_ok=True)
+
+    def _write(self, name: str, values: npt.NDArray[Any] | bytes) -> None:
+        self._uncommitted += self._files[name].write(values if isinstance(values, bytes) else values.data)
+
+    def _flush(self) -> dict[str, int]:
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {name: file.tell() for name, file in self._files.items()}
+
+
+def _document_sizes(sizes: Counts, last_N: npt.NDArray[np.bool_], open_size: int) -> tuple[Counts, int]:
+    """Add up sizes of chunks: those of the documents that end here, and that of the last one if it does not."""
+    total = open_size + np.cumsum(sizes)
+    ends = total[last_N]
+    return np.diff(ends, prepend=0), int(total[-1] - (ends[-1] if len(ends) else 0))

@@ -1,7 +1,8 @@
-"""Sudoku: a grid with some digits given, dots in the empty cells, and the only way to fill them."""
+"""Generated sources: Markov chains with a known entropy, and puzzles with a question and one answer."""
 
 from __future__ import annotations
 
+import io
 import math
 import string
 from abc import abstractmethod
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -18,28 +19,38 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
-from unmask.data.build_once import build_once, cache_dir, keeping_in
+from unmask.data.build_once import build_once, cache_dir
 from unmask.data.sources.base import Document, Source
-from unmask.data.sudoku import Puzzles, make_puzzles, moved
+from unmask.data.sudoku import Puzzles, make_puzzles, transform
+from unmask.io import atomic_bytes
 
 Floats = npt.NDArray[np.float64]
+Text = npt.NDArray[np.uint8]
+"""ASCII codes [n, width], one text per row."""
+
+SEPARATOR = "="
+CHUNK = 4096
+"""Puzzles that are generated together."""
+NODE_NAMES = string.ascii_letters + string.digits
+EDGE_END, QUESTION = ",", "/"
+GIVENS = {2: (4, 8), 3: (24, 36)}
+BASES_AT_ONCE = 512
+BASES_VERSION = 1
+"""To be raised when base puzzles are generated in another way."""
 
 
 class MarkovSource(Source):
-    """Documents of a chain over the letters of an alphabet.
+    """Documents of a stationary Markov chain over the letters of an alphabet.
 
-    Each begins by the stationary law, so that any stretch of one has the law of any other as long.
-
-    A transition's weight is u^-sharpness for a uniform u: the sharper, the more a letter tells about the next.
+    sharpness: a transition's weight is u^-sharpness for a uniform u; the larger, the lower the entropy. count, length:
+    the number of documents, and of letters in each.
     """
 
     name: Literal["markov"] = "markov"
     alphabet: str = "abcdefgh"
     sharpness: float = Field(default=2.0, ge=0, le=8)
     count: int = Field(default=1000, ge=1)
-    """Documents."""
     length: int = Field(default=256, ge=1)
-    """Letters of a document."""
     seed: int = 0
 
     @field_validator("alphabet")
@@ -50,102 +61,81 @@ class MarkovSource(Source):
         return alphabet
 
     def documents(self) -> Iterator[Document]:
-        """Document i depends on the seed and on i alone."""
+        """Yield the documents; document i depends on the seed and i alone."""
+        start, chances = self.stationary.cumsum().tolist(), self.transitions.cumsum(axis=1).tolist()
+        last = len(self.alphabet) - 1
         for number in range(self.count):
-            yield Document(f"chain-{number}", "".join(self.alphabet[state] for state in self._walk(number)))
+            letters, cumulative = [], start
+            for u in np.random.default_rng([self.seed, number]).random(self.length).tolist():
+                state = min(bisect(cumulative, u), last)
+                letters.append(self.alphabet[state])
+                cumulative = chances[state]
+            yield Document(f"chain-{number}", "".join(letters))
 
     @cached_property
     def transitions(self) -> Floats:
-        """[S, S] the chance of each letter after each."""
+        """[S, S] the probability of each letter after each."""
         size = len(self.alphabet)
         weight = (1.0 - np.random.default_rng(self.seed).random((size, size))) ** -self.sharpness
         return weight / weight.sum(axis=1, keepdims=True)
 
     @cached_property
     def stationary(self) -> Floats:
-        """[S] the share of each letter in the long run."""
+        """[S] the stationary distribution."""
         size = len(self.alphabet)
         balance = np.vstack([self.transitions.T - np.eye(size), np.ones(size)])
         return np.linalg.lstsq(balance, np.eye(size + 1)[-1], rcond=None)[0]
 
     def bits(self, letters: int) -> float:
-        """Entropy of a text of so many letters: that of the first, and for each other that given the one before."""
+        """Return the entropy of a text: that of the first letter, and of each other letter given the one before."""
         start, chance = self.stationary, self.transitions
         first = -float((start * np.log2(start)).sum())
-        next_one = -float((start[:, None] * chance * np.log2(chance)).sum())
-        return first + (letters - 1) * next_one
+        conditional = -float((start[:, None] * chance * np.log2(chance)).sum())
+        return first + (letters - 1) * conditional
 
     def bits_per_character(self) -> float:
-        """Entropy of a document over its letters."""
+        """Return the entropy of a document per letter."""
         return self.bits(self.length) / self.length
 
     def nll_bits(self, text: str) -> float:
-        """-log2 p of a text under the chain."""
+        """Return -log2 p of a text under the chain."""
         states = [self.alphabet.index(letter) for letter in text]
         steps = sum(math.log2(self.transitions[a, b]) for a, b in pairwise(states))
         return -math.log2(self.stationary[states[0]]) - steps
 
-    def _walk(self, number: int) -> list[int]:
-        """The states of one document, by inverting cumulative chances."""
-        draws = np.random.default_rng([self.seed, number]).random(self.length).tolist()
-        states = [self._drawn(self.stationary, draws[0])]
-        for u in draws[1:]:
-            states.append(self._drawn(self.transitions[states[-1]], u))
-        return states
-
-    @staticmethod
-    def _drawn(chance: Floats, u: float) -> int:
-        """The state whose stretch of (0, 1) holds u."""
-        return min(bisect(chance.cumsum().tolist(), u), len(chance) - 1)
-
-
-Text = npt.NDArray[np.uint8]
-
-SEPARATOR = "="
-CHUNK = 4096
-"""Items that are made together."""
-RESERVED = 8
-"""Of so many answers one is kept for validation."""
-PRIME = 10_007
-TRAIN, HELD_OUT = "item", "held-out"
-
 
 class PuzzleSource(Source):
-    """Documents ``question=answer`` of one width. An answer that a held-out item has, no training item has.
+    """Documents ``question=answer`` of one width. No answer is both in training and in validation.
 
-    Item i of a side depends on the options, the seed and i alone.
+    Puzzle i of a side depends on the options, the seed and i alone. count, validation: the number of puzzles to train
+    on, and of held-out ones.
     """
 
     name: str
     count: int = Field(default=1_000_000, ge=1)
-    """Items to train on."""
     validation: int = Field(default=10_000, ge=1)
-    """Held-out items."""
     seed: int = 0
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, held_out: bool) -> Text:
-        """[CHUNK, width] items of one side, as ASCII."""
+        """Return `CHUNK` random puzzles as ASCII codes [CHUNK, width]."""
 
     @abstractmethod
     def is_correct(self, text: str) -> bool:
-        """Whether the answer at the end of a row breaks no rule, be it the expected one or not."""
+        """Return whether the answer at the end of a text follows the rules."""
 
     def documents(self) -> Iterator[Document]:
-        """All training items, then all held-out ones."""
-        train = enumerate(islice(self.items(held_out=False), self.count))
-        held_out = enumerate(islice(self.items(held_out=True), self.validation))
-        return chain(
-            (Document(f"{TRAIN}-{number}", text) for number, text in train),
-            (Document(f"{HELD_OUT}-{number}", text) for number, text in held_out),
-        )
+        """Yield the training puzzles, then the held-out ones."""
+        for name, held_out, count in (("item", False, self.count), ("held-out", True, self.validation)):
+            for number, text in enumerate(islice(self.items(held_out), count)):
+                yield Document(f"{name}-{number}", text)
 
     def held_out(self, name: str) -> bool:
-        """Its name says it."""
-        return name.startswith(HELD_OUT)
+        """Return whether a document is a held-out puzzle."""
+        return name.startswith("held-out")
 
     def items(self, held_out: bool) -> Iterator[str]:
-        """The items of one side, without end."""
+        """Yield the puzzles of one side, without end."""
         number = 0
         while True:
             chunk = self._chunk(held_out, number)
@@ -154,7 +144,6 @@ class PuzzleSource(Source):
             number += 1
 
     def _chunk(self, held_out: bool, number: int) -> Text:
-        """The first `CHUNK` drawn items whose answers are on the right side."""
         rng = np.random.default_rng([self.seed, int(held_out), number])
         chosen: list[Text] = []
         while sum(map(len, chosen)) < CHUNK:
@@ -163,160 +152,128 @@ class PuzzleSource(Source):
         return np.concatenate(chosen)[:CHUNK]
 
 
-def _is_reserved(items: Text) -> npt.NDArray[np.bool_]:
-    """[n] whether the answers of items [n, width] are kept for validation, by a hash of their characters.
+def _is_reserved(puzzles: Text) -> npt.NDArray[np.bool_]:
+    """Return [n] whether answers are reserved for validation: one in eight, by a hash of their characters.
 
-    Its weights are drawn: rows and columns of a sudoku have all the same sum, so that simple ones tell nothing.
+    The hash has random weights, since the rows and columns of every sudoku have the same plain sums.
     """
-    answers = items[:, int((items[0] == ord(SEPARATOR)).argmax()) + 1 :].astype(np.int64)
+    answers = puzzles[:, int((puzzles[0] == ord(SEPARATOR)).argmax()) + 1 :].astype(np.int64)
     weights = np.random.default_rng(0).integers(1 << 31, size=answers.shape[1])
-    return (answers @ weights) % PRIME % RESERVED == 0
-
-
-NAMES = string.ascii_letters + string.digits
-EDGE, ASK = ",", "/"
-
-Integers = npt.NDArray[np.int64]
+    return (answers @ weights) % 10_007 % 8 == 0
 
 
 class PathsSource(PuzzleSource):
-    """Path-star graphs: ``ab,cd,.../sg=s...g``, edges pointing outwards, all names drawn anew for every item."""
+    """Path-star graphs: ``ab,cd,.../sg=s...g``, with directed edges and node names drawn for every puzzle.
+
+    degree: arms of the star. arm: nodes on the path from the centre to the end of an arm, both included. names: how
+    many node names there are, from a to z, A to Z, 0 to 9.
+    """
 
     name: Literal["paths"] = "paths"
     degree: int = Field(default=5, ge=2)
-    """Arms of the star."""
     arm: int = Field(default=5, ge=2)
-    """Nodes on the way from the centre to the end of an arm, both counted."""
-    names: int = Field(default=50, ge=2, le=len(NAMES))
-    """Names that nodes may have: so many of a to z, A to Z, 0 to 9."""
+    names: int = Field(default=50, ge=2, le=len(NODE_NAMES))
 
     @model_validator(mode="after")
-    def _has_names_enough(self) -> PathsSource:
+    def _has_enough_names(self) -> PathsSource:
         if self.names < self.nodes:
             raise ValueError(
-                f"{self.degree} arms of {self.arm} nodes need {self.nodes} names; the most are {len(NAMES)}"
+                f"{self.degree} arms of {self.arm} nodes need {self.nodes} names; there are at most {len(NODE_NAMES)}"
             )
         return self
 
     @property
     def nodes(self) -> int:
-        """Nodes of a graph."""
+        """The number of nodes of a graph."""
         return 1 + self.degree * (self.arm - 1)
 
     @property
     def alphabet(self) -> str:
-        """All characters of the items."""
-        return NAMES[: self.names] + EDGE + ASK + SEPARATOR
+        """All characters of the puzzles."""
+        return NODE_NAMES[: self.names] + EDGE_END + QUESTION + SEPARATOR
 
     def draw(self, rng: np.random.Generator, held_out: bool) -> Text:
-        """Graphs of random names; the goal is the end of the first arm, which edges in random order do not tell."""
-        codes = np.frombuffer(NAMES.encode(), dtype=np.uint8)
+        """Draw graphs with random names and shuffled edges; the goal is the end of the first arm."""
+        codes = np.frombuffer(NODE_NAMES.encode(), dtype=np.uint8)
         names = codes[rng.random((CHUNK, self.names)).argsort(axis=1)[:, : self.nodes]]
         shuffled = rng.random((CHUNK, self.nodes - 1)).argsort(axis=1)
-        edges = self._edges()[shuffled].reshape(CHUNK, -1)
+        # Node 0 is the centre, and nodes 1 ... arm - 1 are the first arm.
+        node = np.arange(1, self.nodes)
+        parent = np.where(node % (self.arm - 1) == 1 % (self.arm - 1), 0, node - 1)
+        edges = np.stack([parent, node], axis=1)[shuffled].reshape(CHUNK, -1)
         pairs = np.take_along_axis(names, edges, axis=1).reshape(CHUNK, -1, 2)
-        marks = np.full((CHUNK, self.nodes - 1, 1), ord(EDGE), dtype=np.uint8)
-        marks[:, -1] = ord(ASK)
+        marks = np.full((CHUNK, self.nodes - 1, 1), ord(EDGE_END), dtype=np.uint8)
+        marks[:, -1] = ord(QUESTION)
         listed = np.concatenate([pairs, marks], axis=2).reshape(CHUNK, -1)
-        way = names[:, : self.arm]
-        between = np.full((CHUNK, 1), ord(SEPARATOR), dtype=np.uint8)
-        return np.concatenate([listed, way[:, [0, -1]], between, way], axis=1)
+        path = names[:, : self.arm]
+        separator = np.full((CHUNK, 1), ord(SEPARATOR), dtype=np.uint8)
+        return np.concatenate([listed, path[:, [0, -1]], separator, path], axis=1)
 
     def is_correct(self, text: str) -> bool:
-        """Whether the answer leads from start to goal along edges of its question."""
-        question, _, way = text.partition(SEPARATOR)
-        listed, _, ends = question.partition(ASK)
-        edges = set(listed.split(EDGE))
-        return way[:1] + way[-1:] == ends and all(a + b in edges for a, b in pairwise(way))
-
-    def _edges(self) -> Integers:
-        """[nodes - 1, 2] the edges of the star; node 0 is its centre, 1 ... arm - 1 the first arm."""
-        node = np.arange(1, self.nodes)
-        return np.stack([np.where(node % (self.arm - 1) == 1 % (self.arm - 1), 0, node - 1), node], axis=1)
-
-
-GIVENS = {2: (4, 8), 3: (24, 36)}
-BLOCK = 512
-"""Base puzzles that are made together."""
-VERSION = 1
-"""Of how base puzzles are made."""
+        """Return whether the answer leads from start to goal along edges of the question."""
+        question, _, path = text.partition(SEPARATOR)
+        listed, _, ends = question.partition(QUESTION)
+        edges = set(listed.split(EDGE_END))
+        return path[:1] + path[-1:] == ends and all(a + b in edges for a, b in pairwise(path))
 
 
 class SudokuSource(PuzzleSource):
-    """Sudoku with exactly one solution each: base puzzles, proven by a solver, under random symmetries.
+    """Sudoku with exactly one solution each: base puzzles, verified by a solver, under random symmetries.
 
-    Held-out items come from base puzzles of their own, an eighth as many again.
+    box: cells along a side of a box, 3 for 9 by 9 cells, 2 for 4 by 4. givens: the fewest and the most digits given in
+    a base puzzle; by default 24 to 36 (4 by 4: 4 to 8). bases: base puzzles of the training part; held-out puzzles have
+    an eighth as many others.
     """
 
     name: Literal["sudoku"] = "sudoku"
     box: Literal[2, 3] = 3
-    """Cells along a side of a box: 3 for 9 by 9 cells, 2 for 4 by 4."""
     givens: tuple[int, int] | None = None
-    """The fewest and the most digits that stay when a base puzzle is dug out: 24 to 36 (4 by 4: 4 to 8) unless told."""
     bases: int = Field(default=4096, ge=1)
-    """Base puzzles of the training items."""
 
     @model_validator(mode="after")
     def _has_givens_in_order(self) -> SudokuSource:
-        least, most = self.stay
+        least, most = self.givens or GIVENS[self.box]
         if not 0 <= least <= most < self.box**4:
-            raise ValueError(f"givens go from the fewest to the most, which is below {self.box**4}")
+            raise ValueError(f"givens must be the fewest and the most digits, below {self.box**4}")
         return self
 
-    @property
-    def stay(self) -> tuple[int, int]:
-        """The fewest and the most digits that are asked to stay."""
-        return GIVENS[self.box] if self.givens is None else self.givens
-
     def draw(self, rng: np.random.Generator, held_out: bool) -> Text:
-        """Base puzzles of one side, moved."""
-        return _written(moved(self.base(held_out), self.box, CHUNK, rng))
+        """Draw base puzzles under random symmetries."""
+        puzzles = transform(self.base(held_out), self.box, CHUNK, rng)
+        question, answer = (grids + np.uint8(ord("0")) for grids in (puzzles.questions, puzzles.answers))
+        question[puzzles.questions == 0] = ord(".")
+        separator = np.full((CHUNK, 1), ord(SEPARATOR), dtype=np.uint8)
+        return np.concatenate([question, separator, answer], axis=1)
 
     def base(self, held_out: bool) -> Puzzles:
-        """The base puzzles of one side, made once and kept in the cache."""
-        train, other = self.bases, -(-self.bases // 8)
-        every = _base(self.box, train + other, self.stay, self.seed, str(cache_dir()))
-        chosen = slice(train, None) if held_out else slice(0, train)
-        return Puzzles(every.questions[chosen], every.answers[chosen])
+        """Return the base puzzles of one side, generated once and kept in the cache."""
+        count = self.bases + -(-self.bases // 8)
+        bases = _base_puzzles(self.box, count, self.givens or GIVENS[self.box], self.seed, cache_dir())
+        side = slice(self.bases, None) if held_out else slice(0, self.bases)
+        return Puzzles(bases.questions[side], bases.answers[side])
 
     def is_correct(self, text: str) -> bool:
-        """Whether every row, column and box of the last grid of a text has every digit."""
+        """Return whether every row, column and box of the last grid of a text has every digit."""
         size = self.box**2
         digits = {str(digit) for digit in range(1, size + 1)}
         cells = np.array(list(text[-size * size :])).reshape(self.box, self.box, self.box, self.box)
         units = (cells, cells.transpose(2, 3, 0, 1), cells.transpose(0, 2, 1, 3))
-        return all(set(unit) == digits for turned in units for unit in turned.reshape(size, size).tolist())
-
-
-def _written(puzzles: Puzzles) -> Text:
-    """[n, width] puzzles as ASCII."""
-    question, answer = (grids + np.uint8(ord("0")) for grids in (puzzles.questions, puzzles.answers))
-    question[puzzles.questions == 0] = ord(".")
-    between = np.full((len(answer), 1), ord(SEPARATOR), dtype=np.uint8)
-    return np.concatenate([question, between, answer], axis=1)
+        return all(set(unit) == digits for grid in units for unit in grid.reshape(size, size).tolist())
 
 
 @lru_cache(maxsize=4)
-def _base(box: int, count: int, givens: tuple[int, int], seed: int, root: str) -> Puzzles:
-    key = blake2b(repr((VERSION, box, count, givens, seed)).encode(), digest_size=20).hexdigest()
-    place = Path(root) / "sudoku" / key
-    with keeping_in(place.parent):
-        build_once(place, _is_whole, lambda folder: _write(folder, _make(box, count, givens, seed)))
-        questions, answers = np.load(place / "puzzles.npy")
-    return Puzzles(questions, answers)
+def _base_puzzles(box: int, count: int, givens: tuple[int, int], seed: int, cache: Path) -> Puzzles:
+    """Generate base puzzles in blocks with their own seeds, on all cores, or read them from the cache."""
 
+    def write(folder: Path) -> None:
+        sizes = [min(BASES_AT_ONCE, count - start) for start in range(0, count, BASES_AT_ONCE)]
+        with ThreadPoolExecutor() as pool:
+            blocks = list(pool.map(lambda n: make_puzzles(box, sizes[n], givens, [seed, n]), range(len(sizes))))
+        content = io.BytesIO()
+        np.save(content, np.concatenate([np.stack([block.questions, block.answers]) for block in blocks], axis=1))
+        atomic_bytes(folder / "puzzles.npy", content.getvalue())
 
-def _make(box: int, count: int, givens: tuple[int, int], seed: int) -> Puzzles:
-    """In blocks of their own seeds, on all cores: numpy lets other threads run while it computes."""
-    sizes = [min(BLOCK, count - start) for start in range(0, count, BLOCK)]
-    with ThreadPoolExecutor() as pool:
-        blocks = list(pool.map(lambda n: make_puzzles(box, sizes[n], givens, [seed, n]), range(len(sizes))))
-    return Puzzles(*(np.concatenate([getattr(b, name) for b in blocks]) for name in ("questions", "answers")))
-
-
-def _is_whole(folder: Path) -> bool:
-    return (folder / "puzzles.npy").is_file()
-
-
-def _write(folder: Path, puzzles: Puzzles) -> None:
-    np.save(folder / "puzzles.npy", np.stack([puzzles.questions, puzzles.answers]))
+    key = blake2b(repr((BASES_VERSION, box, count, givens, seed)).encode(), digest_size=20).hexdigest()
+    folder = cache / "sudoku" / key
+    build_once(folder, lambda folder: (folder / "puzzles.npy").is_file(), write)
+    return Puzzles(*np.load(folder / "puzzles.npy"))

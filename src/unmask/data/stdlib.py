@@ -1,4 +1,4 @@
-"""The code that every machine with Python has: the functions of the standard library, one a document."""
+"""Text that every Python installation has: docstrings and functions of the standard library."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Literal
 
-from unmask.data.sources import Document, Source
+from unmask.data.sources.base import Document, Source
 from unmask.errors import UnmaskError
 
 HELD_OUT_SHARE = 0.09
-HELD_OUT_SALT = "held-out-149:"  # holds out 8 to 10 % of the text of Python 3.10 to 3.13, spread over some 25 names
+HELD_OUT_SALT = "held-out-149:"  # holds out 8 to 10 % of the text of Python 3.10 to 3.13, from about 25 packages
 SKIPPED_FOLDERS = {
     "__pycache__",
     "_bundled",
@@ -33,31 +33,51 @@ SKIPPED_FOLDERS = {
 }
 SKIPPED_MODULES = {"__hello__", "__phello__", "antigravity", "this"}
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 
 class StdlibSource(Source):
     """Docstrings of the standard library and the topics of ``help()``: about two megabytes of English.
 
-    One document per module holds its docstrings in the order of the source, a blank line between two; they are read
-    from the source files with `ast`, and no module is imported. Tests, installed packages and code tables are left out.
-    One document ``topics.<name>`` per topic of ``pydoc_data``; a topic that mostly repeats a longer one is left out.
-    The documents depend only on the Python installation. Whole top-level packages (and topics) are held out.
+    A document per module holds its docstrings in the order of the source, separated by blank lines. They are read with
+    `ast`; no module is imported. Tests, installed packages and code tables are left out. A document ``topics.<name>``
+    per topic of ``pydoc_data``; a topic that mostly repeats a longer one is left out. The documents depend only on the
+    Python installation. Whole top-level packages, and topics, are held out.
     """
 
     name: Literal["stdlib"] = "stdlib"
 
     def documents(self) -> Iterator[Document]:
-        """Modules in the order of their dotted names, then topics in the order of theirs."""
-        return of_library(_documents)
+        """Yield modules in the order of their dotted names, then topics in the order of theirs."""
+        return _read_library(_docstring_documents)
 
     def held_out(self, name: str) -> bool:
-        """True for about a tenth of the packages and topics, by a hash of the top-level name alone."""
+        """Return True for about a tenth of the packages and topics, by a hash of the top-level name."""
         top = name if name.startswith("topics.") else name.partition(".")[0]
         digest = blake2b((HELD_OUT_SALT + top).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
 
 
-def of_library(read: Callable[[Path], Sequence[Document]]) -> Iterator[Document]:
-    """What is read in the folder of the standard library; there are Pythons that come without its source."""
+class FunctionsSource(Source):
+    """Functions and methods of the standard library: about fourteen thousand, seven megabytes.
+
+    A document ``package.module:Class.method`` per function, from its ``def`` to its last line, dedented; decorators are
+    left out, and nested functions belong to the outer one. A text that occurs more than once is a document only where
+    it occurs first, so none is both in training and in validation. The packages held out are those of `stdlib`.
+    """
+
+    name: Literal["functions"] = "functions"
+
+    def documents(self) -> Iterator[Document]:
+        """Yield functions in the order of the dotted names of their modules, then of the source."""
+        return _read_library(_function_documents)
+
+    def held_out(self, name: str) -> bool:
+        """Return True for about a tenth of the packages, by a hash of the top-level name."""
+        return StdlibSource().held_out(name.partition(":")[0])
+
+
+def _read_library(read: Callable[[Path], Sequence[Document]]) -> Iterator[Document]:
     root = Path(sysconfig.get_path("stdlib"))
     documents = read(root)
     if not documents:
@@ -65,145 +85,102 @@ def of_library(read: Callable[[Path], Sequence[Document]]) -> Iterator[Document]
     return iter(documents)
 
 
-@cache
-def _documents(root: Path) -> tuple[Document, ...]:
-    """Kept in memory, as parsing takes seconds and a corpus is read several times."""
-    return (*_modules(root), *_topics(root / "pydoc_data" / "topics.py"))
+def parse_module(source: str | bytes) -> ast.Module | None:
+    """Return the syntax tree of a module; None where this Python cannot parse it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
 
 
-def _modules(root: Path) -> Iterator[Document]:
-    for name, path in sorted(source_files(root)):
-        tree = _parse(path)
-        text = "\n\n".join(_docstrings(tree)) if tree else ""
-        if text:
-            yield Document(name, text)
+def parse_function(text: str) -> Function | None:
+    """Return the syntax tree of a text that is a single function; None for any other text."""
+    tree = parse_module(text)
+    statement = tree.body[0] if tree is not None and len(tree.body) == 1 else None
+    return statement if isinstance(statement, Function) else None
 
 
-def source_files(root: Path) -> Iterator[tuple[str, Path]]:
-    """(dotted module name, file) of every module that is worth reading."""
+def _source_files(root: Path) -> list[tuple[str, Path]]:
+    """Return (dotted module name, file) of every module to read, sorted."""
+    found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS]
         for file in files:
             stem, suffix = os.path.splitext(file)
             if suffix == ".py" and stem not in SKIPPED_MODULES and not stem.startswith("_sysconfigdata"):
                 package = Path(folder).relative_to(root).parts
-                yield ".".join(package if stem == "__init__" else (*package, stem)), Path(folder, file)
+                found.append((".".join(package if stem == "__init__" else (*package, stem)), Path(folder, file)))
+    return sorted(found)
 
 
-def _parse(path: Path) -> ast.Module | None:
-    """The syntax tree of a file; None where this Python cannot parse it (templates, say)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError):
-            return None
+@cache  # parsing takes seconds, and a corpus is read several times
+def _docstring_documents(root: Path) -> tuple[Document, ...]:
+    modules = []
+    for name, path in _source_files(root):
+        tree = parse_module(path.read_bytes())
+        if tree and (text := "\n\n".join(_docstrings(tree))):
+            modules.append(Document(name, text))
+    return (*modules, *_topics(root / "pydoc_data" / "topics.py"))
 
 
-def _docstrings(tree: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """The docstring of a module, class or function, then of those inside it, without half surrogates."""
-    docstring = ast.get_docstring(tree)
-    if docstring:
+def _docstrings(tree: ast.Module | ast.ClassDef | Function) -> Iterator[str]:
+    """Yield the docstring of a module, class or function, then those inside it, without lone surrogates."""
+    if docstring := ast.get_docstring(tree):
         yield docstring.encode("utf-8", "ignore").decode("utf-8")
     yield from _inner_docstrings(tree.body)
 
 
-def _inner_docstrings(statements: list[ast.stmt]) -> Iterator[str]:
+def _inner_docstrings(statements: Sequence[ast.stmt]) -> Iterator[str]:
     for statement in statements:
-        if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(statement, ast.ClassDef | Function):
             yield from _docstrings(statement)
-        elif isinstance(statement, (ast.If, ast.Try)):
+        elif isinstance(statement, ast.If | ast.Try):
             yield from _inner_docstrings(statement.body)
 
 
 def _topics(path: Path) -> Iterator[Document]:
-    tree = _parse(path)
+    tree = parse_module(path.read_bytes()) if path.is_file() else None
     for statement in tree.body if tree else ():
-        if isinstance(statement, ast.Assign):
-            topics: dict[str, str] = ast.literal_eval(statement.value)
-            paragraphs = {name: _paragraphs(text) for name, text in topics.items()}
-            for name in sorted(topics):
-                if not any(_repeats(paragraphs[name], other) for other in paragraphs.values()):
-                    yield Document(f"topics.{name}", topics[name].strip())
-
-
-def _paragraphs(text: str) -> frozenset[str]:
-    return frozenset(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-
-
-def _repeats(topic: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether half of the topic's paragraphs stand in a longer one as well."""
-    return len(other) > len(topic) and 2 * len(topic & other) >= len(topic)
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class FunctionsSource(Source):
-    """Functions and methods of the standard library as they are written: some fourteen thousand, seven megabytes.
-
-    One document ``package.module:Class.method`` per function, from its ``def`` to the end of its last line, moved to
-    the left margin; decorators stay behind, and functions inside functions belong to these. A text that comes more than
-    once is a document where it comes first, so that none is both for training and held out. No module is imported.
-    Whole top-level packages are held out, those of the source `stdlib`.
-    """
-
-    name: Literal["functions"] = "functions"
-
-    def documents(self) -> Iterator[Document]:
-        """Functions in the order of the dotted names of their modules, then of the source."""
-        return of_library(_function_documents)
-
-    def held_out(self, name: str) -> bool:
-        """True for about a tenth of the packages, by a hash of the top-level name alone."""
-        return StdlibSource().held_out(name.partition(":")[0])
-
-
-def parse_module(text: str) -> ast.Module | None:
-    """The syntax tree of a text; None where `ast.parse` refuses it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
+        if not isinstance(statement, ast.Assign):
+            continue
+        topics: dict[str, str] = ast.literal_eval(statement.value)
+        paragraphs = {
+            name: frozenset(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+            for name, text in topics.items()
+        }
+        for name in sorted(topics):
+            own = paragraphs[name]
+            longer = (other for other in paragraphs.values() if len(other) > len(own))
+            if not any(2 * len(own & other) >= len(own) for other in longer):
+                yield Document(f"topics.{name}", topics[name].strip())
 
 
 @cache
 def _function_documents(root: Path) -> tuple[Document, ...]:
-    """Kept in memory, as parsing takes seconds and a corpus is read several times."""
     found: dict[str, Document] = {}
-    for module, path in sorted(source_files(root)):
-        for name, text in functions_of(_read(path)):
+    for module, path in _source_files(root):
+        try:
+            with tokenize.open(path) as file:
+                source = file.read()
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for name, text in functions_of(source):
             found.setdefault(text, Document(f"{module}:{name}", text))
     return tuple(found.values())
 
 
-def _read(path: Path) -> str:
-    try:
-        with tokenize.open(path) as file:
-            return file.read()
-    except (SyntaxError, UnicodeDecodeError, OSError):
-        return ""
-
-
 def functions_of(source: str) -> Iterator[tuple[str, str]]:
-    """(qualified name, text) of every function of a module; none of one that this Python cannot parse.
+    """Yield (qualified name, text) of every function of a module.
 
-    Where a text inside the function stands left of it, so that it cannot be moved to the margin, it is left out.
+    A function that cannot be dedented, because a string in it starts further left, is left out.
     """
     tree, lines = parse_module(source), source.split("\n")
     for name, node in _functions(tree.body, "") if tree else ():
         text = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) + "\n"
         if not text[0].isspace():
             yield name, text
-
-
-def parse_function(text: str) -> Function | None:
-    """The syntax of a text that is one function and nothing else."""
-    tree = parse_module(text)
-    alone = tree.body[0] if tree is not None and len(tree.body) == 1 else None
-    return alone if isinstance(alone, Function) else None
 
 
 def _functions(statements: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:

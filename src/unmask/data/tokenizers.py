@@ -1,89 +1,62 @@
-"""DNA as tokens: one a base."""
+"""Tokenizers: components that build Hugging Face tokenizers."""
 
 from __future__ import annotations
 
+import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from unmask.data.sources import Document
-from unmask.data.sources.base import Inventory
+from pydantic import Field, field_validator
+
+from unmask.data.build_once import build_once, cache_dir
+from unmask.data.chunks import end_after_word, split_into_chunks
+from unmask.data.sources.base import CorpusDigest, Document
+from unmask.data.sources.fasta import LETTERS
+from unmask.errors import UnmaskError
+from unmask.io import atomic_text
 from unmask.registry import Component
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-import string
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import field_validator
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-from hashlib import blake2b
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pydantic import Field
-
-from unmask.data.build_once import build_once, cache_dir, keeping_in
-from unmask.data.dna import LETTERS
-from unmask.data.pieces import cut, word_end
-from unmask.data.sources.base import take_inventory
-from unmask.errors import UnmaskError
-from unmask.io import atomic_text
 
 Documents = Callable[[], Iterator[Document]]
 
 EOS = "[EOS]"
 MASK = "[MASK]"
+TEXT8_ALPHABET = " " + string.ascii_lowercase
+BPE_FORMAT = 1
+BPE_FILE = "tokenizer.json"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TokenizerComponent(Component):
-    """What every tokenizer component does."""
+    """Base class of the tokenizer components."""
 
     @abstractmethod
-    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
-        """Make the tokenizer.
+    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        """Build the tokenizer.
 
-        documents: gives the training text, from its start at each call. inventory: that text's, where it is known; what
-        was learnt from the same text before is then found again.
+        documents: yields the training documents, from the start at each call. digest: their digest, if it is known; a
+        tokenizer trained on the same documents before then comes from the cache.
         """
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
-    """The number of rows of an embedding for it: the largest id plus one, special tokens (the mask too) included."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
-def with_special_tokens(tokenizer: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:
-    """The tokenizer as a plain Hugging Face one, with these tokens added where it has not got them."""
-    from transformers import PreTrainedTokenizerFast
-
-    new = [token for token in dict.fromkeys(special_tokens.values()) if tokenizer.token_to_id(token) is None]
-    tokenizer.add_special_tokens(new)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        clean_up_tokenization_spaces=False,
-        **special_tokens,  # type: ignore[arg-type]
-    )
-
-
-TEXT8_ALPHABET = " " + string.ascii_lowercase
-
-
 class ByteTokenizer(TokenizerComponent):
-    """UTF-8 bytes: ids 0 to 255 are the bytes, 256 is [EOS], 257 is [MASK]. Every text comes back exactly."""
+    """UTF-8 bytes: ids 0 to 255 are the bytes, 256 is [EOS], 257 is [MASK]. Decoding restores every text."""
 
     name: Literal["byte"] = "byte"
 
-    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
-        """The same for every text."""
+    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        """Build the tokenizer; documents are not read."""
         from tokenizers import Tokenizer, decoders, models
 
         vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-        tokenizer.pre_tokenizer = into_bytes()
+        tokenizer.pre_tokenizer = byte_pre_tokenizer()
         tokenizer.decoder = decoders.ByteLevel()
         return with_special_tokens(tokenizer, eos_token=EOS, mask_token=MASK)
 
@@ -91,7 +64,7 @@ class ByteTokenizer(TokenizerComponent):
 class CharTokenizer(TokenizerComponent):
     """Characters of a fixed alphabet, ids in its order, then [MASK]; no EOS. Any other character is an error.
 
-    alphabet: the characters; text8's 27 (space, a to z) unless told, which makes a vocabulary of 28.
+    alphabet: the characters; by default the 27 of text8 (space, a to z).
     """
 
     name: Literal["char"] = "char"
@@ -101,73 +74,60 @@ class CharTokenizer(TokenizerComponent):
     @classmethod
     def _has_each_character_once(cls, alphabet: str) -> str:
         if not alphabet or len(set(alphabet)) < len(alphabet):
-            raise ValueError("an alphabet has at least one character and each only once")
+            raise ValueError("an alphabet must have at least one character, and each only once")
         return alphabet
 
-    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
-        """The same for every text."""
+    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        """Build the tokenizer; documents are not read."""
         from tokenizers import Tokenizer, decoders, models
 
         vocabulary = {character: number for number, character in enumerate(self.alphabet)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = into_characters()
+        tokenizer.pre_tokenizer = character_pre_tokenizer()
         tokenizer.decoder = decoders.Fuse()
         return with_special_tokens(tokenizer, mask_token=MASK)
 
 
-def byte_symbols() -> list[str]:
-    """The visible character by which byte-level tokenizers write each byte.
+class DNATokenizer(TokenizerComponent):
+    """Bases: A, C, G, T, N have the ids 0 to 4, [MASK] is 5; no EOS. Any other letter is an error.
 
-    The printable characters of Latin-1 stand for themselves and the other bytes, in order, for those from 256 on.
+    `unmask.data.sources.fasta.reverse_complement` gives the ids of the opposite strand.
     """
-    others = iter(range(256, 512))
-    return [chr(byte) if chr(byte).isprintable() and byte != 32 else chr(next(others)) for byte in range(256)]
 
+    name: Literal["dna"] = "dna"
 
-def into_bytes() -> Any:
-    """Cuts a text into its bytes."""
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-
-def into_characters() -> Any:
-    """Cuts a text into its characters."""
-    from tokenizers import Regex, pre_tokenizers
-
-    return pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-
-
-FORMAT = 1
-FILE = "tokenizer.json"
+    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        """Build the tokenizer; documents are not read."""
+        return CharTokenizer(alphabet=LETTERS).build(documents)
 
 
 class BPETokenizer(TokenizerComponent):
-    """Byte-level byte-pair encoding, trained on the training documents. Every text comes back exactly.
+    """Byte-level byte-pair encoding, trained on the training documents. Decoding restores every text.
 
-    vocab_size: all tokens: the 256 bytes, the learnt pairs, [EOS] (last but one) and [MASK] (last). A text too small
-    for so many pairs (each must be seen twice) gives a smaller vocabulary.
-    sample_characters: of a longer text, this much is learnt from: documents (of long ones, passages) from all over it.
+    vocab_size: the 256 bytes, the learned pairs, [EOS] and [MASK]; fewer if too few pairs occur twice in the text.
+    sample_characters: how much of a longer text is used for training; passages are sampled evenly from all of it.
     """
 
     name: Literal["bpe"] = "bpe"
     vocab_size: int = Field(default=4096, ge=258)
     sample_characters: int = Field(default=100_000_000, ge=1)
 
-    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
-        """Learn the pairs, or find those that were learnt from the same documents; they are the same."""
-        if inventory is None:
-            return _finished(self._learn(documents, take_inventory(documents())))
-        place = cache_dir() / "tokenizers" / self._key(inventory)
-        with keeping_in(place.parent):
-            build_once(place, _is_whole, lambda folder: _save(self._learn(documents, inventory), folder))
-            return _finished(_read(place))
+    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        """Train the tokenizer, or load the one that was trained on the same documents."""
+        if digest is None:
+            tokenizer = self._train(documents, CorpusDigest.of(documents()).characters)
+        else:
+            key = f"{BPE_FORMAT}\n{self.model_dump_json()}\n{digest.hexdigest}"
+            folder = cache_dir() / "tokenizers" / blake2b(key.encode(), digest_size=20).hexdigest()
+            build_once(
+                folder,
+                lambda folder: _load_bpe(folder) is not None,
+                lambda folder: atomic_text(folder / BPE_FILE, self._train(documents, digest.characters).to_str()),
+            )
+            tokenizer = _load_bpe(folder)  # type: ignore[assignment]
+        return with_special_tokens(tokenizer, eos_token=EOS, mask_token=MASK)
 
-    def _key(self, inventory: Inventory) -> str:
-        content = f"{FORMAT}\n{self.model_dump_json()}\n{inventory.digest}"
-        return blake2b(content.encode(), digest_size=20).hexdigest()
-
-    def _learn(self, documents: Documents, inventory: Inventory) -> Tokenizer:
+    def _train(self, documents: Documents, characters: int) -> Tokenizer:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -179,65 +139,62 @@ class BPETokenizer(TokenizerComponent):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(self._sample(documents(), inventory.characters), trainer)
+        tokenizer.train_from_iterator(self._sample(documents(), characters), trainer)
         return tokenizer
 
     def _sample(self, documents: Iterator[Document], characters: int) -> Iterator[str]:
-        """Of so many characters as many as are wanted, or all; each passage is drawn with what is wanted yet over
-        what comes yet, so that they are spread evenly and never too many."""
+        """Yield passages of at most `sample_characters`, spread evenly over a text of `characters`.
+
+        A passage is taken with probability (characters still wanted) / (characters still to come).
+        """
         wanted, coming = self.sample_characters, characters
-        for number, piece in enumerate(cut(documents, word_end)):
-            size = len(piece.text)
-            if size <= wanted and _uniform(number) * coming < wanted:
+        for number, chunk in enumerate(split_into_chunks(documents, end_after_word)):
+            size = len(chunk.text)
+            digest = blake2b(number.to_bytes(8, "big"), digest_size=8).digest()
+            if size <= wanted and int.from_bytes(digest, "big") / 2**64 * coming < wanted:
                 wanted -= size
-                yield piece.text
+                yield chunk.text
             coming -= size
 
 
-def _uniform(number: int) -> float:
-    return int.from_bytes(blake2b(number.to_bytes(8, "big"), digest_size=8).digest(), "big") / 2**64
-
-
-def _finished(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return with_special_tokens(tokenizer, eos_token=EOS, mask_token=MASK)
-
-
-def _save(tokenizer: Tokenizer, folder: Path) -> None:
-    atomic_text(folder / FILE, tokenizer.to_str())
-
-
-def _read(place: Path) -> Tokenizer:
+def _load_bpe(folder: Path) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_str((place / FILE).read_text(encoding="utf-8"))
-
-
-def _is_whole(place: Path) -> bool:
     try:
-        _read(place)
-    except Exception:  # the library raises this very class for a damaged file
-        return False
-    return True
-
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+        return Tokenizer.from_str((folder / BPE_FILE).read_text(encoding="utf-8"))
+    except Exception:  # the library raises Exception itself for a damaged file
+        return None
 
 
 class HuggingFaceTokenizer(TokenizerComponent):
-    """A published tokenizer: a local folder, or a name on the Hugging Face hub; no code from there is run.
+    """A published tokenizer: a local folder or a name on the Hugging Face hub; its code is never run.
 
-    path: the folder or name. A folder with bare vocabulary files serves too: ``vocab.json`` with ``merges.txt`` (as
-    GPT-2 has, where ``<|endoftext|>`` is the EOS), or ``vocab.txt`` (as BERT has; it is lower-cased when the vocabulary
-    has no capitals). A tokenizer without mask token gets [MASK] as its last id, so GPT-2's vocabulary becomes 50,258;
-    one without EOS uses its separator token as EOS where it has one (BERT's [SEP]).
+    path: the folder or name. A folder may also hold plain vocabulary files: ``vocab.json`` with ``merges.txt`` (as for
+    GPT-2, where ``<|endoftext|>`` is the EOS), or ``vocab.txt`` (as for BERT; lower-cased if the vocabulary has no
+    capitals). A tokenizer without a mask token gets [MASK] as its last id, so GPT-2's vocabulary has 50,258 tokens; one
+    without EOS uses its separator token, if it has one (BERT's [SEP]).
     """
 
     name: Literal["huggingface"] = "huggingface"
     path: str
 
-    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
-        """Load it; the documents are not looked at."""
-        tokenizer = _load(self.path)
+    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        """Load the tokenizer; documents are not read."""
+        folder = Path(self.path).expanduser()
+        published = ("tokenizer.json", "tokenizer_config.json", "config.json")
+        if not folder.is_dir():
+            tokenizer = _load_published(self.path)
+        elif any((folder / name).is_file() for name in published):
+            tokenizer = _load_published(str(folder))
+        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            tokenizer = _load_gpt2_files(folder)
+        elif (folder / "vocab.txt").is_file():
+            tokenizer = _load_bert_file(folder)
+        else:
+            raise UnmaskError(
+                f"The folder {folder} has no tokenizer in it (tokenizer.json, vocab.json, merges.txt or vocab.txt); "
+                "name a folder that has one."
+            )
         if tokenizer.eos_token_id is None and tokenizer.sep_token is not None:
             tokenizer.eos_token = tokenizer.sep_token
         if tokenizer.mask_token_id is None:
@@ -245,41 +202,25 @@ class HuggingFaceTokenizer(TokenizerComponent):
         return tokenizer
 
 
-def _load(path: str) -> PreTrainedTokenizerFast:
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        return _load_published(path)
-    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "config.json")):
-        return _load_published(str(folder))
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _load_bare_bpe(folder)
-    if (folder / "vocab.txt").is_file():
-        return _load_bare_wordpiece(folder)
-    raise UnmaskError(
-        f"The folder {folder} has no tokenizer in it (tokenizer.json, vocab.json with merges.txt, or vocab.txt); "
-        "name a folder that has one."
-    )
-
-
 def _load_published(path: str) -> PreTrainedTokenizerFast:
-    """Through AutoTokenizer, then as the plain class, so that a checkpoint does not depend on the special one."""
+    """Load with AutoTokenizer and convert to the base class, so that checkpoints do not depend on a special one."""
     from transformers import AutoTokenizer
 
     try:
         published = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
         raise UnmaskError(
-            f"No tokenizer could be loaded from '{path}', neither as a folder here nor as a name on the Hugging Face "
-            f"hub ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}); "
-            "check the name, and the network if it is on the hub."
+            f"No tokenizer could be loaded from '{path}', neither as a local folder nor as a name on the Hugging Face "
+            f"hub ({type(error).__name__}: {reason}); check the name, and the network if it is on the hub."
         ) from error
     if getattr(published, "backend_tokenizer", None) is None:
         raise UnmaskError(f"The tokenizer '{path}' has no fast version (tokenizer.json); choose one that has.")
-    tokens = {name: getattr(published, name) for name in _NAMED_TOKENS if getattr(published, name, None) is not None}
+    tokens = {name: getattr(published, name) for name in SPECIAL_TOKENS if getattr(published, name, None) is not None}
     return with_special_tokens(published.backend_tokenizer, **tokens)
 
 
-def _load_bare_bpe(folder: Path) -> PreTrainedTokenizerFast:
+def _load_gpt2_files(folder: Path) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     end = "<|endoftext|>"
@@ -289,7 +230,7 @@ def _load_bare_bpe(folder: Path) -> PreTrainedTokenizerFast:
     return with_special_tokens(tokenizer, bos_token=end, eos_token=end, unk_token=end)
 
 
-def _load_bare_wordpiece(folder: Path) -> PreTrainedTokenizerFast:
+def _load_bert_file(folder: Path) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token="[UNK]"))
@@ -302,14 +243,42 @@ def _load_bare_wordpiece(folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-class DNATokenizer(TokenizerComponent):
-    """Bases: A, C, G, T, N have the ids 0 to 4, [MASK] is 5; no EOS. Any other letter is an error.
+def with_special_tokens(tokenizer: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:
+    """Wrap a tokenizer in the Hugging Face class, adding the special tokens that it does not have."""
+    from transformers import PreTrainedTokenizerFast
 
-    `unmask.data.dna.reverse_complement` gives the ids of the opposite strand.
+    new = [token for token in dict.fromkeys(special_tokens.values()) if tokenizer.token_to_id(token) is None]
+    tokenizer.add_special_tokens(new)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        **special_tokens,  # type: ignore[arg-type]
+    )
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the number of embeddings that a tokenizer needs: its largest id plus one, special tokens included."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def byte_symbols() -> list[str]:
+    """Return the character by which byte-level tokenizers write each byte.
+
+    Printable characters of Latin-1 stand for themselves; the other bytes, in order, are written as U+0100 onwards.
     """
+    others = iter(range(256, 512))
+    return [chr(byte) if chr(byte).isprintable() and byte != 32 else chr(next(others)) for byte in range(256)]
 
-    name: Literal["dna"] = "dna"
 
-    def build(self, documents: Documents, inventory: Inventory | None = None) -> PreTrainedTokenizerFast:
-        """The same for every text."""
-        return CharTokenizer(alphabet=LETTERS).build(documents)
+def byte_pre_tokenizer() -> Any:
+    """Return the pre-tokenizer that divides a text into bytes."""
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def character_pre_tokenizer() -> Any:
+    """Return the pre-tokenizer that divides a text into characters."""
+    from tokenizers import Regex, pre_tokenizers
+
+    return pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

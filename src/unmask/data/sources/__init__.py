@@ -1,4 +1,4 @@
-"""Where text comes from: files and folders of many formats, standard input, Hugging Face datasets."""
+"""Sources of text: files and folders in many formats, standard input, Hugging Face datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that read files: paths to files and folders, and which of the files in a folder are meant."""
+"""Sources that read files: which files to read, and decompression."""
 
 from __future__ import annotations
 
@@ -25,27 +25,21 @@ from pydantic import field_validator
 from unmask.data.sources.base import Document, Source
 from unmask.errors import UnmaskError, did_you_mean
 
-CHUNK = 1 << 15
-LARGEST_WINDOW = 1 << 31  # what `zstd --long=31` writes
+BUFFER_BYTES = 1 << 18
 
 
-def open_zst(path: Path) -> io.RawIOBase:
-    """The unpacked bytes of a file."""
-    try:
-        import zstandard
-    except ImportError as error:
-        raise UnmaskError(f"{path} needs the package zstandard; run: pip install 'unmask[data]'.") from error
-    return _ZstFile(path, zstandard)
+class ZstdFile(io.RawIOBase):
+    """A file of one or more zstd frames. Unlike the reader of zstandard, it detects a truncated file."""
 
-
-class _ZstFile(io.RawIOBase):
-    """Frame after frame. Unlike zstandard's own reader it notices a file that ends within a frame."""
-
-    def __init__(self, path: Path, zstandard: Any) -> None:
-        self._file = io.FileIO(path)
+    def __init__(self, path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise UnmaskError(f"{path} needs the package zstandard; run: pip install 'unmask[data]'.") from error
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed in close)
         self._error = zstandard.ZstdError
-        self._unpacker = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
-        self._frame = self._unpacker.decompressobj()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # for `zstd --long=31`
+        self._frame = self._decompressor.decompressobj()
         self._ready = memoryview(b"")
         self._offset = 0
 
@@ -60,9 +54,16 @@ class _ZstFile(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready and (packed := self._packed()):
+        while not self._ready:
+            compressed = (self._frame.eof and self._frame.unused_data) or self._file.read(BUFFER_BYTES)
+            if not compressed:
+                if not self._frame.eof:
+                    raise EOFError("unexpected end of file")
+                return 0
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
             try:
-                self._ready = memoryview(self._frame.decompress(packed))
+                self._ready = memoryview(self._frame.decompress(compressed))
             except self._error as error:
                 raise OSError(str(error)) from error
         count = min(len(buffer), len(self._ready))
@@ -70,172 +71,152 @@ class _ZstFile(io.RawIOBase):
         self._offset += count
         return count
 
-    def _packed(self) -> bytes:
-        """The next bytes of the file; none at its end."""
-        if not self._frame.eof:
-            if packed := self._file.read(CHUNK):
-                return packed
-            raise EOFError("it ends too soon")
-        packed = self._frame.unused_data or self._file.read(CHUNK)
-        if packed:
-            self._frame = self._unpacker.decompressobj()
-        return packed
 
-
-BUFFER = 1 << 18
-PACKINGS: dict[str, Callable[[Path], Any]] = {
+COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
     "": partial(open, mode="rb", buffering=0),
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
-    ".zst": open_zst,
+    ".zst": ZstdFile,
 }
 
 
 @dataclass(frozen=True)
-class File:
-    """A file to read. name: that of its documents. where: what to call the file in a message."""
+class InputFile:
+    """A file to read. name: the name of its documents. label: what error messages call it."""
 
     path: Path
     name: str
-    where: str
+    label: str
 
     @property
-    def kind(self) -> str:
-        """The suffix that names the format, below that of a packing."""
-        return suffixes(self.path)[0]
+    def format(self) -> str:
+        """The lower-case suffix before that of a compression: ``.txt`` for ``a.TXT.gz``."""
+        return self._suffixes[0]
 
     @property
-    def packing(self) -> str:
+    def compression(self) -> str:
         """``.gz``, ``.bz2``, ``.xz``, ``.zst`` or nothing."""
-        return suffixes(self.path)[1]
+        return self._suffixes[1]
+
+    @property
+    def _suffixes(self) -> tuple[str, str]:
+        last = self.path.suffix.lower()
+        return (self.path.with_suffix("").suffix.lower(), last) if last in COMPRESSIONS else (last, "")
 
     @contextlib.contextmanager
-    def bytes(self) -> Iterator[BinaryIO]:
-        """Its unpacked bytes."""
+    def open_bytes(self) -> Iterator[BinaryIO]:
+        """Open the file for reading, decompressed."""
         try:
-            with io.BufferedReader(PACKINGS[self.packing](self.path), BUFFER) as stream:
+            with io.BufferedReader(COMPRESSIONS[self.compression](self.path), BUFFER_BYTES) as stream:
                 yield stream
-        except (EOFError, lzma.LZMAError, zlib.error) as error:
-            raise self._broken(error) from error
-        except OSError as error:
-            if error.errno is None:
-                raise self._broken(error) from error
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise UnmaskError(
+                    f"{self.label} cannot be read ({error.strerror}); check the file and its permissions."
+                ) from error
             raise UnmaskError(
-                f"{self.where} cannot be read ({error.strerror}); check the file and its permissions."
+                f"{self.label} is not a complete {self.compression} file ({error}); download or compress it again."
             ) from error
 
     @contextlib.contextmanager
-    def text(self, errors: str, newline: str = "\n") -> Iterator[TextIO]:
-        """Its text, which is UTF-8 and kept as it is but for a byte-order mark at the start.
+    def open_text(self, errors: str, newline: str = "\n") -> Iterator[TextIO]:
+        """Open the file as UTF-8; text is unchanged except for a byte-order mark at the start, which is dropped.
 
         errors: ``'strict'`` or ``'replace'``. newline: ``"\\n"``, lines end there; ``""``, also at a lone ``"\\r"``.
         """
-        with self.bytes() as stream:
+        with self.open_bytes() as stream:
             text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline=newline)
             try:
                 yield text
             except UnicodeDecodeError as error:
                 offset = stream.tell() - len(error.object) + error.start
                 raise UnmaskError(
-                    f"{self.where} is not valid UTF-8 at byte {offset} ({error.reason}); "
+                    f"{self.label} is not valid UTF-8 at byte {offset} ({error.reason}); "
                     "convert it to UTF-8 or set encoding_errors=replace."
                 ) from error
             finally:
                 text.detach()
 
-    def _broken(self, error: Exception) -> UnmaskError:
-        return UnmaskError(f"{self.where} is not a complete {self.packing} file ({error}); fetch or pack it again.")
-
-
-def suffixes(path: Path) -> tuple[str, str]:
-    """The format's suffix and that of the packing, in small letters: ``('.txt', '.gz')``, ``('.md', '')``."""
-    last = path.suffix.lower()
-    return (path.with_suffix("").suffix.lower(), last) if last in PACKINGS else (last, "")
-
 
 class FileSource(Source):
-    """Files, and folders of them.
+    """Base class of the sources that read files and folders.
 
-    paths: a file or folder, or a list of them. A folder is walked to its depth, in sorted order, for files of the
-    source's kinds, which may be packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); names that begin with a dot are passed
-    over. A file that is named is read whatever its suffix. Documents are named by the path inside the folder (or the
-    file's name), so a corpus that moves keeps its names.
-    validation_files: the names of the files that are held out, such as ``'valid*'``; without it documents of all files
-    are.
+    paths: a file or folder, or a list of them. Folders are searched recursively, in sorted order, for files of the
+    source's formats, which may be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); hidden files are skipped. A file
+    named explicitly is read whatever its suffix. Documents are named by the path inside the folder, or by the file's
+    name, so a corpus can be moved without changing its names.
+    validation_files: a pattern, such as ``'valid*'``, for the files that are held out; without it documents of all
+    files may be.
     """
 
     paths: str | list[str]
     validation_files: str | None = None
-    kinds: ClassVar[Collection[str]]
+    formats: ClassVar[Collection[str]]
     """Suffixes of the files that are read in a folder."""
 
     @field_validator("paths", mode="before")
     @classmethod
-    def _as_text(cls, paths: Any) -> Any:
+    def _paths_as_text(cls, paths: Any) -> Any:
         if isinstance(paths, (list, tuple)):
             return [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
         return os.fspath(paths) if isinstance(paths, os.PathLike) else paths
 
+    @abstractmethod
+    def read_file(self, file: InputFile) -> Iterator[Document]:
+        """Yield the documents of one file."""
+
     def documents(self) -> Iterator[Document]:
-        """All documents; a path that does not exist or a folder without a file to read is reported before the first."""
+        """Yield all documents; missing paths and folders without files are reported before the first."""
         paths = self._paths()
         if not paths:
-            raise UnmaskError("The source has no paths; name at least one file or folder.")
+            raise UnmaskError("The source has no paths; give at least one file or folder.")
         return self._read([(path, self._files(path)) for path in paths])
 
     def held_out(self, name: str) -> bool | None:
-        """By the name of its file, where files are held out."""
-        files = self.validation_files
-        return None if files is None else fnmatchcase(name, files) or fnmatchcase(name, f"{files}#*")
+        """Return whether the file of a document matches ``validation_files``."""
+        pattern = self.validation_files
+        return None if pattern is None else fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}#*")
 
     def skipped_files(self) -> dict[str, int]:
-        """How many files of each suffix the folders have that are not read, the most frequent first."""
-        files = (file for path in self._paths() if path.is_dir() for file in _walk(path))
-        unread = (suffixes(file) for file in files if suffixes(file)[0] not in self.kinds)
-        return dict(Counter(kind + packing for kind, packing in unread).most_common())
-
-    @abstractmethod
-    def _documents_of(self, file: File) -> Iterator[Document]:
-        """The documents of one file."""
+        """Return the number of files of each suffix in the folders that are not read, the most frequent first."""
+        files = chain.from_iterable(_files_below(path) for path in self._paths() if path.is_dir())
+        skipped = (file.format + file.compression for file in files if file.format not in self.formats)
+        return dict(Counter(skipped).most_common())
 
     def _paths(self) -> list[Path]:
         return [Path(path).expanduser() for path in ([self.paths] if isinstance(self.paths, str) else self.paths)]
 
-    def _files(self, path: Path) -> list[File]:
-        """The files that a path stands for, in sorted order."""
+    def _files(self, path: Path) -> list[InputFile]:
         if not path.exists():
-            raise UnmaskError(f"{path} does not exist.{_near(path) or ' Check the path.'}")
+            hint = f" The folder {path.parent} does not exist either."
+            if path.parent.is_dir():
+                names = [entry.name for entry in path.parent.iterdir()]
+                hint = did_you_mean(path.name, difflib.get_close_matches(path.name, names, n=1)) or " Check the path."
+            raise UnmaskError(f"{path} does not exist.{hint}")
         if not path.is_dir():
-            return [File(path, path.name, str(path))]
-        files = [file for file in _walk(path) if suffixes(file)[0] in self.kinds]
+            return [InputFile(path, path.name, str(path))]
+        files = [file for file in _files_below(path) if file.format in self.formats]
         if not files:
             raise UnmaskError(
-                f"The folder {path} has no files to read ({', '.join(self.kinds)}); name the files instead."
+                f"The folder {path} has no files to read ({', '.join(self.formats)}); name the files instead."
             )
-        return [File(file, file.relative_to(path).as_posix(), str(file)) for file in files]
+        return files
 
-    def _read(self, found: list[tuple[Path, list[File]]]) -> Iterator[Document]:
+    def _read(self, found: list[tuple[Path, list[InputFile]]]) -> Iterator[Document]:
         for path, files in found:
-            documents = chain.from_iterable(map(self._documents_of, files))
-            first = next(documents, None)
-            if first is None:
+            empty = True
+            for document in chain.from_iterable(map(self.read_file, files)):
+                empty = False
+                yield document
+            if empty:
                 raise UnmaskError(f"{path} has no text in it; name a file or folder with text.")
-            yield first
-            yield from documents
 
 
-def _walk(path: Path) -> list[Path]:
-    """All files below a folder, in sorted order."""
+def _files_below(root: Path) -> list[InputFile]:
     files = []
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(files, key=lambda file: file.relative_to(path).parts)
-
-
-def _near(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f" There is no folder {path.parent} either."
-    names = [entry.name for entry in path.parent.iterdir()]
-    return did_you_mean(path.name, difflib.get_close_matches(path.name, names, n=1))
+    files.sort(key=lambda file: file.relative_to(root).parts)
+    return [InputFile(file, file.relative_to(root).as_posix(), str(file)) for file in files]

@@ -1,4 +1,4 @@
-"""What a user means by a word on the command line: text in some file, folder, dataset or on standard input."""
+"""Hugging Face datasets, and the source that a command-line argument stands for."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unmask.data.sources.base import Document, Source, numbered
-from unmask.data.sources.readers import text_field, texts_of
+from unmask.data.sources.text import find_text_field, texts_of_records
 from unmask.errors import UnmaskError
 
-ROWS = 256
+ROWS_AT_ONCE = 256
+HUB_PREFIX = "hf:"
 
 
 class HuggingFaceSource(Source):
-    """A Hugging Face dataset: a name on the hub, a folder of data files or a saved dataset; no code from it is run.
+    """A Hugging Face dataset; its code is never run. Documents are named ``split#number``.
 
-    path: the name or folder. config: one of a dataset's several configurations. split: one of its parts. field: the
-    column with the text; without it ``text``, else the only one that holds strings. streaming: read without making a
-    copy in the cache first. revision: a branch, tag or commit on the hub. Documents are named ``split#number``.
+    path: a name on the hub, a folder of data files, or a folder written by ``save_to_disk``. config: the dataset's
+    configuration. split: its split. field: the column with the text; without it ``text``, else the only one that holds
+    strings. streaming: read without a copy in the cache. revision: a branch, tag or commit on the hub.
     """
 
     name: Literal["huggingface"] = "huggingface"
@@ -33,82 +34,71 @@ class HuggingFaceSource(Source):
     revision: str | None = None
 
     def documents(self) -> Iterator[Document]:
-        """A document for each row of the split; null is no text."""
-        column = text_field(self._where, _fields(self._rows), self.field)
+        """Yield a document per row; null is skipped."""
+        label = f"The dataset '{self.path}'"
+        column = find_text_field(label, _columns(self._dataset), self.field)
         rows = enumerate(self._values(column), start=1)
-        return numbered(self.split, texts_of(self._where, "row", rows, wanted=None))
-
-    @property
-    def _where(self) -> str:
-        return f"The dataset '{self.path}'"
+        return numbered(self.split, texts_of_records(label, "row", rows, wanted=None))
 
     @cached_property
-    def _rows(self) -> Any:
-        """The Dataset or IterableDataset, opened once."""
+    def _dataset(self) -> Any:
         try:
             import datasets
         except ImportError as error:
-            raise UnmaskError(f"{self._where} needs the package datasets; run: pip install 'unmask[data]'.") from error
-        with self._sentences():
-            return self._open(datasets)
+            raise UnmaskError(
+                f"The dataset '{self.path}' needs the package datasets; run: pip install 'unmask[data]'."
+            ) from error
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
+        folder = Path(self.path).expanduser()
+        with self._report_errors():
+            if is_saved_dataset(folder):
+                saved = datasets.load_from_disk(str(folder))
+                if isinstance(saved, dict) and self.split not in saved:
+                    raise ValueError(f"it has no split '{self.split}' but {', '.join(saved)}")
+                return saved[self.split] if isinstance(saved, dict) else saved
+            path = str(folder) if folder.exists() else self.path
+            return datasets.load_dataset(
+                path, self.config, split=self.split, revision=self.revision, streaming=self.streaming
+            )
 
     def _values(self, column: str) -> Iterator[Any]:
-        with self._sentences():
-            for batch in self._rows.select_columns([column]).iter(ROWS):
+        with self._report_errors():
+            for batch in self._dataset.select_columns([column]).iter(ROWS_AT_ONCE):
                 yield from batch[column]
 
     @contextlib.contextmanager
-    def _sentences(self) -> Iterator[None]:
-        """Whatever goes wrong in the library, in one sentence."""
+    def _report_errors(self) -> Iterator[None]:
+        """Report every error of the library as an `UnmaskError`."""
         try:
             yield
         except Exception as error:
             reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
             raise UnmaskError(
-                f"{self._where} could not be read ({reason}); check path, config and split, and the network if it is "
-                "on the Hugging Face hub."
+                f"The dataset '{self.path}' could not be read ({reason}); check path, config and split, and the "
+                "network if it is on the Hugging Face hub."
             ) from error
 
-    def _open(self, datasets: Any) -> Any:
-        if not sys.stderr.isatty():
-            datasets.disable_progress_bars()
-        folder = Path(self.path).expanduser()
-        if is_saved(folder):
-            saved = datasets.load_from_disk(str(folder))
-            if isinstance(saved, dict) and self.split not in saved:
-                raise ValueError(f"it has no split '{self.split}' but {', '.join(saved)}")
-            return saved[self.split] if isinstance(saved, dict) else saved
-        path = str(folder) if folder.exists() else self.path
-        return datasets.load_dataset(
-            path, self.config, split=self.split, revision=self.revision, streaming=self.streaming
-        )
+
+def _columns(dataset: Any) -> dict[str, bool]:
+    """Return the columns and whether each holds strings; a stream without features is read up to its first row."""
+    if dataset.features is None:
+        return {name: value is None or isinstance(value, str) for name, value in next(iter(dataset), {}).items()}
+    return {name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in dataset.features.items()}
 
 
-def is_saved(folder: Path) -> bool:
-    """Whether a folder was written by a dataset's ``save_to_disk``."""
-    one = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
-    return one or (folder / "dataset_dict.json").is_file()
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether a folder was written by a dataset's ``save_to_disk``."""
+    single = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
+    return single or (folder / "dataset_dict.json").is_file()
 
 
-def _fields(rows: Any) -> dict[str, bool]:
-    """The columns and whether each holds strings; a stream may not say before its first row."""
-    if rows.features is not None:
-        return {
-            name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in rows.features.items()
-        }
-    return {name: value is None or isinstance(value, str) for name, value in next(iter(rows), {}).items()}
-
-
-HUB = "hf:"
-"""What stands before the name of a dataset on the Hugging Face hub."""
-
-
-def source_spec(what: str) -> dict[str, Any]:
-    """The source for ``-``, ``hf:NAME``, a file or a folder (whether it is there or not), as a recipe writes it."""
-    if what == "-":
+def source_spec(argument: str) -> dict[str, Any]:
+    """Return the recipe's form of the source for ``-``, ``hf:NAME``, a file or a folder."""
+    if argument == "-":
         return {"name": "stdin"}
-    if what.startswith(HUB):
-        return {"name": "huggingface", "path": what.removeprefix(HUB)}
-    if is_saved(Path(what).expanduser()):
-        return {"name": "huggingface", "path": what}
-    return {"name": "text", "paths": [what]}
+    if argument.startswith(HUB_PREFIX):
+        return {"name": "huggingface", "path": argument.removeprefix(HUB_PREFIX)}
+    if is_saved_dataset(Path(argument).expanduser()):
+        return {"name": "huggingface", "path": argument}
+    return {"name": "text", "paths": [argument]}

@@ -1,4 +1,4 @@
-"""DNA: sequences out of FASTA, one token a base, and the opposite strand as a law."""
+"""DNA: sequences from FASTA files and reverse complements."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from unmask import registry
-from unmask.data.dna import LETTERS, reverse_complement, reverse_complement_of_text
 from unmask.data.encoding import encode
-from unmask.data.sources import base as pieces
-from unmask.data.sources import readers as fasta
+from unmask.data.sources import base, fasta
+from unmask.data.sources.fasta import LETTERS, reverse_complement, reverse_complement_of_text
 from unmask.errors import UnmaskError
 
 RECORDS = b""">chr1 the first | one
@@ -41,8 +40,8 @@ def test_records_are_cleaned_and_named_by_the_first_word(genome: Path) -> None:
     assert read(genome) == [("g.fa#chr1", "ACGTACGTN" + "N" * 12), ("g.fa#chr2", "AACGTT")]
 
 
-def test_a_named_file_is_fasta_whatever_its_suffix_and_a_folder_is_searched(genome: Path) -> None:
-    genome.with_name("notes.txt").write_text("no DNA")
+def test_a_folder_is_searched_and_an_explicit_file_is_read_whatever_its_suffix(genome: Path) -> None:
+    genome.with_name("notes.txt").write_text("not DNA")
     assert [name for name, _ in read(genome.parent)] == ["g.fa#chr1", "g.fa#chr2"]
     renamed = genome.rename(genome.with_name("g.seq"))
     assert [name for name, _ in read(renamed)] == ["g.seq#chr1", "g.seq#chr2"]
@@ -50,43 +49,50 @@ def test_a_named_file_is_fasta_whatever_its_suffix_and_a_folder_is_searched(geno
         read(genome.parent)
 
 
-def test_each_record_is_followed_by_its_opposite_strand(genome: Path) -> None:
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"ACGT\n>a\nACGT\n", r"a\.fa must begin with a line '>name'"),
+        (b">a\nACGT\n>MEK\nMEKL\n", r"a\.fa, line 4, has 'E' in a sequence, which is not a nucleotide code"),
+    ],
+)
+def test_bad_files_are_errors(tmp_path: Path, raw: bytes, message: str) -> None:
+    (tmp_path / "a.fa").write_bytes(raw)
+    with pytest.raises(UnmaskError, match=message):
+        read(tmp_path / "a.fa")
+
+
+def test_both_strands_go_to_the_same_side_of_the_split(genome: Path) -> None:
     assert read(genome, reverse_complement=True)[1:] == [
         ("g.fa#chr1/rc", "N" * 12 + "NACGTACGT"),
         ("g.fa#chr2", "AACGTT"),
         ("g.fa#chr2/rc", "AACGTT"),
     ]
-
-
-def test_both_strands_have_one_key_for_the_split(genome: Path) -> None:
     both = registry.build("source", {"name": "fasta", "paths": genome, "reverse_complement": True})
     assert [both.split_key(document.name) for document in both.documents()] == ["g.fa#chr1"] * 2 + ["g.fa#chr2"] * 2
-    alone = registry.build("source", {"name": "fasta", "paths": genome})
-    assert alone.split_key("x/rc") == "x/rc"
+    assert registry.build("source", {"name": "fasta", "paths": genome}).split_key("x/rc") == "x/rc"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("width", [1, 7, 1000])
-def test_long_records_come_in_pieces_on_both_strands(
+def test_long_records_come_in_parts_on_both_strands(
     tmp_path: Path, seed: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
     sequence = "".join(rng.choices(LETTERS, k=rng.randrange(1, 200)))
     wrapped = "\n".join(sequence[start : start + width] for start in range(0, len(sequence), width))
     (tmp_path / "a.fa").write_text(f">a\n{wrapped}\n>b\nAC")
-    monkeypatch.setattr(pieces, "PIECE", rng.randrange(1, 30))
-    for constant in ("FASTA_LINE", "LINES", "FASTA_CHUNK"):
+    monkeypatch.setattr(base, "MAX_CHARACTERS", rng.randrange(1, 30))
+    for constant in ("LINE_BYTES", "LINES_AT_ONCE", "CHUNK_BYTES"):
         monkeypatch.setattr(fasta, constant, rng.randrange(3, 30))
-    source = registry.build("source", {"name": "fasta", "paths": tmp_path / "a.fa", "reverse_complement": True})
     whole: dict[str, str] = {}
-    for document in source.documents():
-        assert len(document.text) <= 2 * pieces.PIECE
-        whole[document.name] = whole.get(document.name, "") + document.text
+    for name, text in read(tmp_path / "a.fa", reverse_complement=True):
+        whole[name] = whole.get(name, "") + text
     opposite = reverse_complement_of_text(sequence)
     assert whole == {"a.fa#a": sequence, "a.fa#a/rc": opposite, "a.fa#b": "AC", "a.fa#b/rc": "GT"}
 
 
-def test_a_known_opposite_strand() -> None:
+def test_a_known_reverse_complement() -> None:
     assert reverse_complement_of_text("AACGTN") == "NACGTT"
     ids = np.array([0, 0, 1, 2, 3, 4, 5], dtype=np.uint8)
     assert reverse_complement(ids).tolist() == [5, 4, 0, 1, 2, 3, 3]
@@ -94,12 +100,11 @@ def test_a_known_opposite_strand() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
-def test_the_opposite_of_the_opposite_is_the_strand(dtype: type) -> None:
+def test_the_reverse_complement_is_an_involution_on_each_row(dtype: type) -> None:
     ids = np.random.default_rng(0).integers(0, 7, size=(5, 33)).astype(dtype)
-    twice = reverse_complement(reverse_complement(ids))
-    assert np.array_equal(twice, ids)
+    assert np.array_equal(reverse_complement(reverse_complement(ids)), ids)
     assert not np.array_equal(reverse_complement(ids), ids)
-    assert np.array_equal(reverse_complement(ids)[2], reverse_complement(ids[2])), "each row by itself"
+    assert np.array_equal(reverse_complement(ids)[2], reverse_complement(ids[2]))
 
 
 def test_the_tokenizer_agrees_with_the_letters() -> None:

@@ -1,0 +1,124 @@
+"""DNA: its letters, reverse complements, and a source that reads FASTA files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator
+from functools import partial
+from itertools import groupby, islice
+from typing import IO, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from unmask.data.sources.base import Document, in_parts
+from unmask.data.sources.files import FileSource, InputFile
+from unmask.errors import UnmaskError
+
+LETTERS = "ACGTN"
+"""The four bases and N, any of them; a letter's index is its token id."""
+
+COMPLEMENTS = "TGCAN"
+FORMATS = (".fa", ".fasta", ".fna")
+REVERSE_SUFFIX = "/rc"
+"""The names of reverse complements end with this."""
+
+CHUNK_BYTES = 1 << 20
+LINE_BYTES = 1 << 16
+LINES_AT_ONCE = 256
+
+_INVALID = b"?"
+_WHITE_SPACE = b" \t\r\n"
+_CODES = {"A": "A", "C": "C", "G": "G", "T": "TU", "N": "NRYSWKMBDHVX-"}
+_TO_LETTER = {ord(code): letter for letter, codes in _CODES.items() for code in codes + codes.lower()}
+_CLEAN = bytes(ord(_TO_LETTER.get(byte, "?")) for byte in range(256))
+
+
+def reverse_complement(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the reverse complements of token ids [..., L]; N and larger ids, such as the mask, stay as they are."""
+    ids = np.asarray(ids)
+    complement = np.array([LETTERS.index(letter) for letter in COMPLEMENTS], dtype=ids.dtype)
+    return np.where(ids < len(LETTERS), complement[np.minimum(ids, len(LETTERS) - 1)], ids)[..., ::-1]
+
+
+def reverse_complement_of_text(text: str) -> str:
+    """Return the reverse complement of a sequence."""
+    return text.translate(str.maketrans(LETTERS, COMPLEMENTS))[::-1]
+
+
+class FastaSource(FileSource):
+    """DNA in FASTA files and folders of them: each record is a document of A, C, G, T and N.
+
+    reverse_complement: each record is followed by its reverse complement, a document with ``/rc`` after its name; both
+    go to the same side of the split.
+    """
+
+    name: Literal["fasta"] = "fasta"
+    reverse_complement: bool = False
+    formats: ClassVar[Collection[str]] = FORMATS
+
+    def split_key(self, name: str) -> str:
+        """Return the name of the record, for both strands."""
+        return name.removesuffix(REVERSE_SUFFIX) if self.reverse_complement else name
+
+    def read_file(self, file: InputFile) -> Iterator[Document]:
+        """Yield the records of one file."""
+        return read_fasta(file, self.reverse_complement)
+
+
+def read_fasta(file: InputFile, both_strands: bool = False) -> Iterator[Document]:
+    """Yield a document per record with a sequence, named by the first word of its header."""
+    with file.open_bytes() as stream:
+        name = None
+        lines = iter(partial(stream.readline, LINE_BYTES), b"")
+        for is_header, group in groupby(lines, lambda line: line.startswith(b">")):
+            if is_header:
+                *_, header = group
+                name = f"{file.name}#{(header[1:].decode('utf-8', 'replace').split() or [''])[0]}"
+            elif name is not None:
+                parts = _sequence(group, file)
+                yield from _both_strands(name, parts) if both_strands else in_parts(name, parts)
+            elif any(map(bytes.strip, group)):
+                raise UnmaskError(f"{file.label} must begin with a line '>name', as FASTA does; check the file.")
+
+
+def _sequence(lines: Iterator[bytes], file: InputFile) -> Iterator[str]:
+    while block := b"".join(islice(lines, LINES_AT_ONCE)):
+        letters = block.translate(_CLEAN, _WHITE_SPACE)
+        if _INVALID in letters:
+            raise _invalid_letter(file)
+        yield letters.decode("ascii")
+
+
+def _invalid_letter(file: InputFile) -> UnmaskError:
+    """Find the line by reading the file again, since lines are not counted while reading."""
+    with file.open_bytes() as stream:
+        for number, line in enumerate(stream, start=1):
+            place = line.translate(_CLEAN, _WHITE_SPACE).find(_INVALID)
+            if place >= 0 and not line.startswith(b">"):
+                letter = line.translate(None, _WHITE_SPACE)[place : place + 1].decode("ascii", "backslashreplace")
+                return UnmaskError(
+                    f"{file.label}, line {number}, has '{letter}' in a sequence, which is not a nucleotide code; "
+                    "give DNA (to read proteins as text, name the file .txt)."
+                )
+    return UnmaskError(f"{file.label} changed while it was read; run again when nothing writes to it.")
+
+
+def _both_strands(name: str, parts: Iterator[str]) -> Iterator[Document]:
+    """Yield a strand while copying it to a temporary file, then its reverse complement from the end of the copy."""
+    with tempfile.SpooledTemporaryFile(max_size=CHUNK_BYTES) as copy:
+        yield from in_parts(name, _copy_to(copy, parts))
+        yield from in_parts(name + REVERSE_SUFFIX, _read_reversed(copy))
+
+
+def _copy_to(copy: IO[bytes], parts: Iterator[str]) -> Iterator[str]:
+    for part in parts:
+        copy.write(part.encode("ascii"))
+        yield part
+
+
+def _read_reversed(copy: IO[bytes]) -> Iterator[str]:
+    for end in range(copy.tell(), 0, -CHUNK_BYTES):
+        start = max(end - CHUNK_BYTES, 0)
+        copy.seek(start)
+        yield reverse_complement_of_text(copy.read(end - start).decode("ascii"))

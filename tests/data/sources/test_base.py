@@ -1,0 +1,55 @@
+"""Texts read in parts, and the digest that identifies a corpus."""
+
+from __future__ import annotations
+
+import pytest
+
+from unmask.data.sources import Document, base
+from unmask.data.sources.base import CorpusDigest, in_parts, numbered
+
+
+def test_parts_make_up_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_CHARACTERS", 4)
+    assert list(in_parts("a", [])) == list(in_parts("a", ["", ""])) == []
+    assert list(in_parts("a", ["ab", "", "cd"])) == [Document("a", "abcd")]
+    assert list(in_parts("a", ["ab", "cde", "f", "ghi", "j", ""])) == [
+        Document("a", "abcde", more=True),
+        Document("a", "fghi", more=True),
+        Document("a", "j"),
+    ]
+
+
+def test_numbers_count_texts_and_not_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_CHARACTERS", 2)
+    documents = list(numbered("f", ["one two", "", iter([]), iter(["", "a"]), iter(["four ", "five"]), "z"]))
+    assert [(document.name, document.text, document.more) for document in documents] == [
+        ("f#0", "one two", False),
+        ("f#1", "a", False),
+        ("f#2", "four ", True),
+        ("f#2", "five", False),
+        ("f#3", "z", False),
+    ]
+
+
+def test_the_digest_depends_on_documents_and_not_on_their_parts() -> None:
+    def digest(*documents: Document) -> str:
+        return CorpusDigest.of(documents).hexdigest
+
+    whole = digest(Document("a", "héllo"), Document("b", ""))
+    assert digest(Document("a", "h", True), Document("a", "éllo", True), Document("a", ""), Document("b", "")) == whole
+    for other in (
+        [Document("a", "h"), Document("a", "éllo"), Document("b", "")],
+        [Document("a", "héllob"), Document("", "")],
+        [Document("", "héllo"), Document("ab", "")],
+        [Document("b", ""), Document("a", "héllo")],
+        [Document("a", "héllo")],
+    ):
+        assert digest(*other) != whole
+
+
+def test_digests_combine_in_order() -> None:
+    one, other = (CorpusDigest.of([Document(name, name * 3)]) for name in "aé")
+    both = CorpusDigest.combine([one, other])
+    assert (both.documents, both.bytes, both.characters) == (2, 9, 6)
+    assert both.hexdigest != CorpusDigest.combine([other, one]).hexdigest
+    assert CorpusDigest.combine([one]).hexdigest == one.hexdigest != both.hexdigest
