@@ -150,7 +150,7 @@ class TokenOptions:
 
 
 @dataclass(frozen=True)
-class SamplingOptions(TokenOptions):
+class GenerationOptions(TokenOptions):
     """How texts are sampled: tokens, constraints, and the order of unmasking or any sampler."""
 
     match: Annotated[
@@ -204,7 +204,7 @@ class SamplingOptions(TokenOptions):
 def generation_report(
     lm: MaskedDiffusionLM, arguments: dict[str, Any], texts: list[Generation], **more: Any
 ) -> dict[str, Any]:
-    """Return texts and the `SamplingOptions.arguments` that they were sampled with as JSON values."""
+    """Return texts and the `GenerationOptions.arguments` that they were sampled with as JSON values."""
     return {
         "sampler": lm.sampler(arguments["steps"], arguments["order"], arguments["sampler"]).model_dump(),
         "rule": arguments["rule"].model_dump(),

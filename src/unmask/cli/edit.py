@@ -31,7 +31,7 @@ def edit(
     keep: Keep = None,
     steps: common.Steps = None,
     seed: common.Seed = 0,
-    sampling: common.SamplingOptions,
+    sampling: common.GenerationOptions,
     model: common.ModelOptions,
     as_json: common.Json = False,
 ) -> None:

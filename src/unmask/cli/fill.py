@@ -27,7 +27,7 @@ def fill(
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     steps: common.Steps = None,
     seed: common.Seed = 0,
-    sampling: common.SamplingOptions,
+    sampling: common.GenerationOptions,
     batch_size: common.BatchSize = None,
     model: common.ModelOptions,
     as_json: common.Json = False,

@@ -44,7 +44,7 @@ def sample(
     stride: Stride = None,
     steps: common.Steps = None,
     seed: common.Seed = 0,
-    sampling: common.SamplingOptions,
+    sampling: common.GenerationOptions,
     guidance: Guidance = 0.0,
     batch_size: common.BatchSize = None,
     watch: Watch = False,
