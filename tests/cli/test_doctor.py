@@ -146,6 +146,7 @@ def test_a_missing_extra_is_not_a_failure_but_a_wrong_package_is(doctor, monkeyp
     [
         (("--checkpoint", "nowhere"), "'nowhere'"),
         (("--checkpoint", "{mdlm}", "--text", "x" * 60), "shorten it"),
+        (("--checkpoint", "{mdlm}", "--text", ""), "no tokens"),
         (("--device", "banana"), "banana"),
     ],
 )
