@@ -9,16 +9,17 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from unmask.data.length_policies import Policy
-from unmask.data.rows import Rows
-from unmask.objectives.base import Objective
-from unmask.optimizers.base import OptimizerComponent
+if TYPE_CHECKING:
+    from unmask.data.length_policies import Policy
+    from unmask.data.rows import Rows
+    from unmask.objectives.base import Objective
+    from unmask.optimizers.base import OptimizerComponent
 
 RECORDS = 400
 """Newest training records that are kept."""

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
-from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, check_new_folder
 from unmask.models.build import merged_state_dict
@@ -39,7 +38,10 @@ from unmask.training.distributed import (
     gather_generator_states,
     restore_generator_states,
 )
-from unmask.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from unmask.data.rows import Rows
+    from unmask.training.step import TrainStep
 
 RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"

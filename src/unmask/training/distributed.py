@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,11 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedTy
 from accelerate.state import AcceleratorState, PartialState
 from torch import Tensor, nn
 
-from unmask.config import TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.models.inference import has_triton
+
+if TYPE_CHECKING:
+    from unmask.config import TrainingConfig
 
 T = TypeVar("T")
 NamedParameters = Mapping[str, nn.Parameter]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from unmask.errors import LoneError, UnmaskError, is_out_of_memory
 from unmask.objectives.base import Noise
 from unmask.process import Batch
 from unmask.training.data_feed import MicroBatch
-from unmask.training.distributed import Distributed
-from unmask.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from unmask.training.distributed import Distributed
+    from unmask.training.step import TrainStep
 
 T = TypeVar("T")
 Part = TypeVar("Part", Batch, Noise)

@@ -6,24 +6,25 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unmask.checkpoint import CheckpointConfig
-from unmask.data.rows import Rows
 from unmask.likelihood import BATCH_SIZE, Bound, Draws, NatTotals, accumulate_nats, eval_mode, summarise
 from unmask.models.inference import device_of
 from unmask.objectives.base import Noise
 from unmask.objectives.planner import Planner
-from unmask.pipeline import build_pipeline
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, low_discrepancy, van_der_corput
-from unmask.training.distributed import Distributed
 from unmask.training.memory import measure_or_explain
-from unmask.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from unmask.checkpoint import CheckpointConfig
+    from unmask.data.rows import Rows
+    from unmask.training.distributed import Distributed
+    from unmask.training.step import TrainStep
 
 VALIDATION = Draws(offsets=8)
 SAMPLE_STEPS = 64
@@ -38,12 +39,12 @@ def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -
     name, estimator = next(iter(train_step.objective.estimators().items()))
     draws = Draws(offsets=1) if estimator.exact else VALIDATION
     device = train_step.accelerator.device
-    ask = partial(train_step.terms, estimator=estimator)
+    terms = partial(train_step.terms, estimator=estimator)
     corrupt = partial(train_step.corrupt, estimator=estimator)
     share = distributed.rank, distributed.world_size
 
     def measure(batch_size: int) -> NatTotals:
-        return accumulate_nats(ask, corrupt, rows, replace(draws, batch_size=batch_size), device, share=share)
+        return accumulate_nats(terms, corrupt, rows, replace(draws, batch_size=batch_size), device, share=share)
 
     with train_step.ema.applied(), eval_mode(train_step.denoiser):
         own = measure_or_explain(
@@ -62,6 +63,8 @@ def generate_samples(
     A masked model generates whole rows, an autoregressive model their first `SAMPLE_STEPS` tokens. All processes must
     take part. Torch's generator is not used.
     """
+    from unmask.pipeline import build_pipeline
+
     with train_step.averaged() as denoiser, eval_mode(denoiser):
         lm = build_pipeline(denoiser, tokenizer, config)
         length, steps = (min(SAMPLE_STEPS, lm.row_length), None) if lm.causal else (lm.row_length, SAMPLE_STEPS)
