@@ -204,15 +204,19 @@ def test_a_model_that_knows_the_functions_fills_every_blank(rule):
 
 def test_a_masked_model_sees_the_whole_function_and_an_autoregressive_one_the_prefix():
     (blank,) = make_blanks(model(Knows()), "line", 1)
-    masks = [MASK] * len(blank.target)
+    size = len(blank.target)
     before, after = list(blank.ids[: blank.start]), list(blank.ids[blank.end :])
-    assert masked_row(model(Knows()), blank) == before + masks + after + [EOS] * (LENGTH - len(blank.ids))
-    assert masked_row(model(KnowsBefore()), blank) == before + masks
-    assert masked_row(model(Knows(), policy="padded"), blank) == [*before, *masks, *after, EOS]
+    eos = [EOS] * (LENGTH - len(blank.ids))
+    for policy, end in (("supervised_eos", eos), ("padded", [EOS])):
+        network = Knows()
+        lm = model(network, policy=policy)
+        filled = fill_blanks(lm, [blank], Strategy(order="left_to_right"))
+        assert masked_row(lm, blank) == before + [MASK] * size + after + end
+        assert network.seen[0] == masked_row(lm, blank)
+        assert filled["calls"].tolist() == [size]
     network = KnowsBefore(always=ord("x"))
-    filled = fill_blanks(model(network), [blank], Strategy())
-    assert filled["calls"].tolist() == [len(blank.target)]
-    assert network.seen == [before + [ord("x")] * n for n in range(len(blank.target))]
+    assert fill_blanks(model(network), [blank], Strategy())["calls"].tolist() == [size]
+    assert network.seen == [before + [ord("x")] * n for n in range(size)]
 
 
 COLUMNS = ("parses", "exact", "same_tokens", "right_tokens", "tokens")
@@ -244,23 +248,6 @@ def test_greedy_tokens_are_the_most_likely_and_stochastic_ones_are_drawn():
     greedy, drawn = (fill_blanks(lm, blanks, Strategy(rule))["right_tokens"] for rule in ("greedy", "stochastic"))
     assert greedy.tolist() == [2.0] * 40
     assert 0.4 < drawn.mean() / 2 < 0.8
-
-
-def test_fill_rows_passes_ids_unchanged_and_checks_them():
-    network = Knows()
-    lm = model(network)
-    (blank,) = make_blanks(lm, "line", 1)
-    row = masked_row(lm, blank)
-    (done,) = lm.fill_rows([row], order="left_to_right", seed=3)
-    assert network.seen[0] == row
-    assert done.ids[: len(blank.ids)] == list(blank.ids)
-    assert (done.calls, done.seed) == (len(blank.target), 3)
-    lm.fill_rows([row[: len(blank.ids)]])
-    assert network.seen[-1][len(blank.ids) :] == [MASK] * (len(row) - len(blank.ids)), "a short row may continue"
-    with pytest.raises(UnmaskError, match=f"has {LENGTH + 1} tokens and this model reads {LENGTH}"):
-        lm.fill_rows([[MASK] * (LENGTH + 1)])
-    with pytest.raises(UnmaskError, match="cannot see the text after a blank"):
-        model(KnowsBefore()).fill_rows([row])
 
 
 def test_bad_input_is_refused():

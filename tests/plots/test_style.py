@@ -18,7 +18,6 @@ from unmask.plots.style import (
     legend,
     open_figure,
     rgb,
-    styled,
     to_hex,
 )
 
@@ -57,9 +56,9 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path: Path, monkeypatch: pyte
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
 
 
-def test_the_global_style_is_restored():
+def test_the_global_style_is_restored(figures):
     before = dict(matplotlib.rcParams)
-    with styled():
+    with open_figure(Path("a.png"), (2, 2)):
         assert matplotlib.rcParams["axes.spines.top"] is False
     assert dict(matplotlib.rcParams) == before
 

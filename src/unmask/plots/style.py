@@ -94,22 +94,15 @@ def check_picture(path: Path) -> None:
 @contextmanager
 def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
     """A Matplotlib figure in the style of this package, written to `path` at the end of the block."""
-    with styled() as plt:
-        figure = plt.figure(figsize=size, layout="constrained")
-        yield figure
-        write_figure(figure, path)
-        plt.close(figure)
-
-
-@contextmanager
-def styled() -> Iterator[Any]:
-    """Matplotlib's pyplot in the style of this package, without a screen."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     matplotlib.use("Agg")
     with plt.style.context(["default", _STYLE]):
-        yield plt
+        figure = plt.figure(figsize=size, layout="constrained")
+        yield figure
+        write_figure(figure, path)
+        plt.close(figure)
 
 
 def write_figure(figure: Any, path: Path) -> None:
