@@ -260,6 +260,15 @@ def test_the_eos_of_an_edited_text_stays(tmp_path):
     assert max(written(one)) < 6
 
 
+def test_tokens_are_scored_with_masks_after_the_text_if_padding_is_learnt(tmp_path, monkeypatch):
+    lm = load(make_checkpoint(tmp_path / "learnt", policy="supervised_eos"), device="cpu")
+    seen, run = [], lm.denoiser._run
+    monkeypatch.setattr(lm.denoiser, "_run", lambda ids, *a, **k: seen.append(ids) or run(ids, *a, **k))
+    lm.edit("abcdef", strength=0.5)
+    assert seen[0].shape == (6, LENGTH)
+    assert (seen[0][:, 6:] == lm.text_processor.mask_token_id).all()
+
+
 # -- rewrites
 
 

@@ -286,7 +286,9 @@ def test_drafts_show_the_canvas_after_the_final_tokens(mdlm):
 def test_a_streamer_gets_nothing_after_the_end_of_a_text(eager):
     streamer = DraftStreamer()
     (one,) = eager.sample(1, prompt="ab", length=40, seed=1, streamer=streamer)
-    assert streamer.tokens == one.ids[: one.ids.index(eager.tokenizer.eos_token_id)] == list(b"ab")
+    eos = eager.tokenizer.eos_token_id
+    assert streamer.tokens == one.ids[: one.ids.index(eos)] == list(b"ab")
+    assert eos not in {token for _, draft in streamer.drafts for token in draft}
 
 
 def test_tokens_that_may_be_masked_again_are_put_after_the_last_call(mdlm, monkeypatch):
