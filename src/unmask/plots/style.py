@@ -142,9 +142,10 @@ def error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
 
 
 def legend(figure: Any, loc: str, columns: int, handles: Sequence[Any], labels: Sequence[str], **style: Any) -> None:
-    """A legend outside the panels, with at most this many columns and no wider than the figure."""
-    for count in range(min(columns, len(labels)), 0, -1):
-        drawn = figure.legend(handles, labels, loc=loc, ncols=count, **style)
+    """A legend of unique labels outside the panels, with at most this many columns, no wider than the figure."""
+    unique = dict(zip(labels, handles, strict=True))
+    for count in range(min(columns, len(unique)), 0, -1):
+        drawn = figure.legend(list(unique.values()), list(unique), loc=loc, ncols=count, **style)
         if drawn.get_window_extent().width <= 0.98 * figure.bbox.width or count == 1:
             return
         drawn.remove()

@@ -34,12 +34,12 @@ def draw_puzzles(rows: Sequence[TaskResult], title: str, path: Path) -> None:
         for (name, rule), results in series.items():
             ink = _ink(results, names.index(name))
             height = len(names) - 1 - names.index(name) + (OFFSETS[rule] if len(rules) > 1 else 0.0)
-            best = max(results, key=lambda row: row.metrics["calls"].value).metrics["accuracy"]
+            full = max(results, key=lambda row: row.metrics["calls"].value).metrics["accuracy"]
             by_strategy.errorbar(
-                [best.value], [height], xerr=error_bars([best]), color=ink, markersize=4.5, **MARKERS[rule]
+                [full.value], [height], xerr=error_bars([full]), color=ink, markersize=4.5, **MARKERS[rule]
             )
             by_strategy.annotate(
-                f"{best.value:.1%}", (best.high, height), xytext=(4, -2.5), textcoords="offset points", fontsize=6.5
+                f"{full.value:.1%}", (full.high, height), xytext=(4, -2.5), textcoords="offset points", fontsize=6.5
             )
             draw_line(by_calls, results, "accuracy", ink, name, error=True)
         by_strategy.set_yticks(range(len(names)), reversed(names))
@@ -53,8 +53,7 @@ def draw_puzzles(rows: Sequence[TaskResult], title: str, path: Path) -> None:
         by_calls.set_title("Sequence error against network calls")
         if any(row.causal for row in rows):
             by_calls.set_title("line: autoregressive", loc="right", fontsize=6.5, color=GREY)
-        handles = _handles(by_calls)
-        legend(figure, "outside lower center", 7, list(handles.values()), list(handles), fontsize=7)
+        legend(figure, "outside lower center", 7, *by_calls.get_legend_handles_labels(), fontsize=7)
 
 
 def draw_code(rows: Sequence[TaskResult], path: Path) -> None:
@@ -77,8 +76,7 @@ def draw_code(rows: Sequence[TaskResult], path: Path) -> None:
         for top, bottom, kind in zip(panels[0], panels[-1], kinds, strict=True):
             top.set_title(kind)
             bottom.set_xlabel("network calls per blank")
-        handles = _handles(panels[0][0])
-        legend(figure, "outside lower center", 7, list(handles.values()), list(handles), fontsize=7)
+        legend(figure, "outside lower center", 7, *panels[0][0].get_legend_handles_labels(), fontsize=7)
 
 
 def draw_line(panel: Any, results: Sequence[TaskResult], rate: str, ink: str, label: str, error: bool = False) -> None:
@@ -112,8 +110,3 @@ def _ink(results: Sequence[TaskResult], number: int) -> str:
 def _count_calls(panel: Any) -> None:
     panel.set_xscale("log", base=2)
     plain_log_axis(panel.xaxis, 2.0, numticks=12)
-
-
-def _handles(panel: Any) -> dict[str, Any]:
-    """The last handle of each label."""
-    return {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
