@@ -1,5 +1,5 @@
-# make demo: set everything up, then the first minute: see the shipped model write, fill and score, and train one.
-# make test: set everything up and run every check.
+# make demo: install, then generate, fill and score with the shipped model, and train a small one.
+# make test: install, then run the linter, the type checker and all tests.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin

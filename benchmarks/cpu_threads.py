@@ -1,8 +1,8 @@
-"""Training tokens a second on two CPU cores by number of threads and how they wait, alone and beside a busy process.
+"""Training tokens per second on two CPU cores by threads and their waiting policy, idle and next to a busy process.
 
     python benchmarks/cpu_threads.py
 
-Every figure is a process of its own, since libgomp reads its settings once; all are measured in one run.
+Every measurement runs in a new process because libgomp reads its settings once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def measure(threads: int) -> float:
-    """Tokens a second of forward, backward and AdamW of the nano DiT, after three warm-up steps."""
+    """Return tokens per second of forward, backward and AdamW of the nano DiT, after three warm-up steps."""
     import torch
 
     from unmask import registry
@@ -52,8 +52,8 @@ def measure(threads: int) -> float:
     return steps * BATCH * LENGTH / (time.perf_counter() - start)
 
 
-def in_a_process(threads: int, settings: dict[str, str]) -> float:
-    """`measure` in a process with these environment variables."""
+def run_in_process(threads: int, settings: dict[str, str]) -> float:
+    """Run `measure` in a process with these environment variables."""
     command = [sys.executable, __file__, str(threads)]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
     return float(done.stdout)
@@ -62,14 +62,14 @@ def in_a_process(threads: int, settings: dict[str, str]) -> float:
 def main() -> None:
     """Print the table."""
     for words, (threads, settings) in SETTINGS.items():
-        idle = in_a_process(threads, settings)
+        idle = run_in_process(threads, settings)
         busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         try:
-            beside = in_a_process(threads, settings)
+            loaded = run_in_process(threads, settings)
         finally:
             busy.kill()
             busy.wait()
-        print(f"{words:<34}{idle:>8.0f} idle{beside:>8.0f} beside a busy process", flush=True)
+        print(f"{words:<34}{idle:>8.0f} idle{loaded:>8.0f} next to a busy process", flush=True)
 
 
 if __name__ == "__main__":

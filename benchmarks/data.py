@@ -1,9 +1,9 @@
-"""How fast text becomes tokens, and tokens become batches: each figure in a process of its own, with its peak memory.
+"""Speed and peak memory of tokenization and of data loading, each measured in a new process.
 
     python benchmarks/data.py --megabytes 200 --json data.json
 
-The corpus is made here: lines of random words that follow Zipf's law. `rows` reads shuffled rows from the memory map,
-as training does; `feed` is what the training loop takes its batches from, noise included, with one thread.
+The corpus is synthetic: lines of random words with Zipf's distribution. `rows` reads shuffled rows from the memory map,
+as training does; `feed` prepares the batches of the training loop, noise included, with one thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 
 
 def write_corpus(path: Path, megabytes: float) -> None:
-    """Lines of twelve words; the k-th most frequent word is drawn in proportion to 1/k."""
+    """Write lines of twelve words; the k-th most frequent word has a probability proportional to 1/k."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -44,13 +44,13 @@ def write_corpus(path: Path, megabytes: float) -> None:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has had, mapped files included."""
+    """Return the peak memory of this process, mapped files included."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
 
 def corpus_of(path: str, tokenizer: dict[str, Any]) -> Any:
-    """The corpus, prepared; only a learnt tokenizer is kept from one process to the next."""
+    """Prepare the corpus; only a trained tokenizer is cached between processes."""
     from unmask import registry
     from unmask.data.split import prepare
 
@@ -59,7 +59,7 @@ def corpus_of(path: str, tokenizer: dict[str, Any]) -> Any:
 
 
 def measure_preparation(path: str, tokenizer: dict[str, Any]) -> dict[str, float]:
-    """Reading, splitting and encoding, without the time in which a tokenizer is learnt."""
+    """Measure reading, splitting and encoding, without training the tokenizer."""
     import shutil
 
     from unmask.data.build_once import cache_dir
@@ -77,8 +77,8 @@ def measure_preparation(path: str, tokenizer: dict[str, Any]) -> dict[str, float
     }
 
 
-def repeated(read: Callable[[int], int]) -> float:
-    """How many tokens a second calls with 0, 1, 2, ... give."""
+def tokens_per_second(read: Callable[[int], int]) -> float:
+    """Return the tokens per second of calls with 0, 1, 2, ..."""
     tokens, number, start = 0, 0, time.perf_counter()
     while time.perf_counter() - start < SECONDS:
         tokens += read(number)
@@ -87,7 +87,7 @@ def repeated(read: Callable[[int], int]) -> float:
 
 
 def measure_loading(path: str, length: int, noise: bool) -> dict[str, float]:
-    """Batches of shuffled rows of bytes, with or without the noise of a training step."""
+    """Measure batches of shuffled byte rows, with or without the noise of a training step."""
     import numpy as np
     import torch
 
@@ -103,15 +103,15 @@ def measure_loading(path: str, length: int, noise: bool) -> dict[str, float]:
             return feed.micro_batches(step)[0].batch.input_ids.numel()
         return rows[rows.sample(0, step * BATCH + np.arange(BATCH))].input_ids.size
 
-    speed = repeated(read)
+    speed = tokens_per_second(read)
     return {"tokens_per_second": speed, "rows_per_second": speed / length, "peak_megabytes": peak_megabytes()}
 
 
 JOBS: dict[str, Callable[..., dict[str, float]]] = {"prepare": measure_preparation, "load": measure_loading}
 
 
-def in_a_process(job: str, threads: int = 2, **options: Any) -> dict[str, float]:
-    """A measurement with so many threads of the tokenizer."""
+def run_in_process(job: str, threads: int = 2, **options: Any) -> dict[str, float]:
+    """Run a measurement with this number of tokenizer threads."""
     command = [sys.executable, __file__, "--job", json.dumps([job, options])]
     settings = {"RAYON_NUM_THREADS": str(threads), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
@@ -121,14 +121,14 @@ def in_a_process(job: str, threads: int = 2, **options: Any) -> dict[str, float]
 
 
 def all_figures(path: str) -> Iterator[dict[str, Any]]:
-    """One after the other, as they are measured."""
+    """Yield the results one by one."""
     for name, tokenizer in TOKENIZERS.items():
         for threads in (1, 2) if name != "byte" else (1,):
-            figures = in_a_process("prepare", threads, path=path, tokenizer=tokenizer)
+            figures = run_in_process("prepare", threads, path=path, tokenizer=tokenizer)
             yield {"what": f"prepare, {name}, {threads} thread{'s' * (threads > 1)}", **figures}
     for length in (128, 1024):
         for noise in (False, True):
-            figures = in_a_process("load", path=path, length=length, noise=noise)
+            figures = run_in_process("load", path=path, length=length, noise=noise)
             yield {"what": f"{'feed' if noise else 'rows'}, length {length}", **figures}
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=100, help="size of the corpus")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:

@@ -1,10 +1,10 @@
-"""What naive Gumbel draws do to texts: ancestral sampling step by step, its noise in float32 and in float64.
+"""Effect of naive Gumbel draws on texts: step-by-step ancestral sampling with noise in float32 and in float64.
 
     python benchmarks/gumbel.py stories --judge PATH --steps 128 --steps 1000 --steps 10000
 
-Every step draws each masked position anew from the posterior: the mask with probability s/t, else a token. That is a
-race of V + 1 Gumbel numbers -log(-log u), and a float32 u that is a multiple of 2^-24 has none above 16.6. The texts
-end at their first EOS. Beside them stand texts of the same checkpoint by `Reveal`, whose draws keep the tail.
+Each step draws every masked position from the posterior: the mask with probability s/t, else a token, by the argmax of
+V + 1 Gumbel numbers -log(-log u). A float32 u is a multiple of 2^-24, so no Gumbel number exceeds 16.6. Texts end at
+their first EOS. They are compared with texts of the same checkpoint by `AncestralSampler`, whose draws are exact.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from unmask.pipeline import MaskedDiffusionLM, load
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 ENTRIES = 1 << 28
-"""Numbers of noise that are held at a time."""
+"""Gumbel numbers in memory at a time."""
 
 
 def gumbel(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """As it is usually written; u = 0 gives minus infinity, which never wins."""
+    """Draw Gumbel numbers the usual way; u = 0 gives minus infinity, which is never the maximum."""
     u = torch.rand(shape, dtype=dtype, device=generator.device, generator=generator)
     return -torch.log(-torch.log(u))
 
 
 @torch.no_grad()
-def naive_walk(lm: MaskedDiffusionLM, n: int, steps: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """[n, L] canvases by `steps` steps of the posterior, one call for what has changed in each."""
+def naive_sample(lm: MaskedDiffusionLM, n: int, steps: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Sample canvases [n, L] in `steps` steps of the posterior; the network reads only rows that have changed."""
     generator = torch.Generator(lm.device).manual_seed(seed)
     mask, length = lm.text_processor.mask_token_id, lm.config.length
     ids = torch.full((n, length), mask, device=lm.device)
@@ -47,34 +47,34 @@ def naive_walk(lm: MaskedDiffusionLM, n: int, steps: int, dtype: torch.dtype, se
     rates = lm.config.schedule.mask_rate(times).tolist()
     for rate, next_rate in itertools.pairwise(rates):
         stay = next_rate / rate
-        row, place = (ids == mask).nonzero(as_tuple=True)
-        tokens = torch.cat(list(_race(log_p, row, place, stay, mask, dtype, generator)))
+        row, position = (ids == mask).nonzero(as_tuple=True)
+        tokens = torch.cat(list(_draw(log_p, row, position, stay, mask, dtype, generator)))
         changed = row[tokens != mask].unique()
-        ids[row, place] = tokens
+        ids[row, position] = tokens
         if len(changed):
             log_p[changed] = _log_predictions(lm, ids[changed])
     return ids
 
 
-def _race(
-    log_p: Tensor, row: Tensor, place: Tensor, stay: float, mask: int, dtype: torch.dtype, generator: torch.Generator
+def _draw(
+    log_p: Tensor, row: Tensor, position: Tensor, stay: float, mask: int, dtype: torch.dtype, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """[N] the next tokens of masked positions, the mask where a position stays, some at a time."""
+    """Yield the next tokens [N] of the masked positions in parts; the mask token if a position stays masked."""
     log_stay = torch.tensor(stay, dtype=torch.float64).log()
-    log_go = torch.tensor(-stay, dtype=torch.float64).log1p()
+    log_reveal = torch.tensor(-stay, dtype=torch.float64).log1p()
     for part in torch.arange(len(row), device=row.device).split(ENTRIES // log_p.shape[-1]):
-        log_q = log_p[row[part], place[part]].to(dtype) + log_go.to(log_p.device, dtype)
+        log_q = log_p[row[part], position[part]].to(dtype) + log_reveal.to(log_p.device, dtype)
         log_q[:, mask] = log_stay.to(log_p.device, dtype)
         yield (log_q + gumbel(tuple(log_q.shape), dtype, generator)).argmax(dim=-1)
 
 
 def _log_predictions(lm: MaskedDiffusionLM, ids: Tensor) -> Tensor:
-    """[B, L, V] of an unconditioned network, the mask token's minus infinity."""
+    """Log-probabilities [B, L, V] of an unconditioned network; the mask token has minus infinity."""
     return lm.denoiser.head(lm.denoiser.hidden(ids)).float().log_softmax(-1)
 
 
 def judged(judge: Judge, texts: Texts, **about: Any) -> dict[str, Any]:
-    """A row of the table."""
+    """Return one row of the results."""
     ids = judge.encode(texts.texts)
     figures = measure(texts, ids, judge.nll(ids))
     kept = ("perplexity", "entropy", "repetition", "characters")
@@ -87,23 +87,23 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--judge", required=True)
     parser.add_argument("--steps", type=int, action="append", required=True)
-    parser.add_argument("--noise", choices=PRECISIONS, action="append", help="both without it")
+    parser.add_argument("--noise", choices=PRECISIONS, action="append", help="the default is both")
     parser.add_argument("-n", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     lm, judge = load(options.checkpoint, dtype="float32"), open_judge(options.judge)
     for steps in options.steps:
         for noise in options.noise or PRECISIONS:
-            begun = time.perf_counter()
-            ids = naive_walk(lm, options.n, steps, PRECISIONS[noise], options.seed)
+            start = time.perf_counter()
+            ids = naive_sample(lm, options.n, steps, PRECISIONS[noise], options.seed)
             texts = Texts([lm.decode(row) for row in ids.tolist()], np.full(options.n, float(steps)))
-            say(judged(judge, texts, steps=steps, noise=noise, seconds=time.perf_counter() - begun))
+            print_json(judged(judge, texts, steps=steps, noise=noise, seconds=time.perf_counter() - start))
         exact = generate_texts(lm, lm.sampler(steps), GenerationSettings(options.n, seed=options.seed))
-        say(judged(judge, exact, steps=steps, noise="exact, given that a text ends once"))
+        print_json(judged(judge, exact, steps=steps, noise="exact, given that a text ends once"))
 
 
-def say(row: dict[str, Any]) -> None:
-    """One line."""
+def print_json(row: dict[str, Any]) -> None:
+    """Print one line."""
     sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
 

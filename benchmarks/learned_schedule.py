@@ -1,12 +1,12 @@
-"""What the learned schedule saves: variances of loss and gradient on one trained model, and what training gains by it.
+"""Variance of loss and gradient with the learned schedule on a trained model, and its effect on training.
 
     python benchmarks/learned_schedule.py variance
     python benchmarks/learned_schedule.py density --run runs/mine
     python benchmarks/learned_schedule.py training --seeds 3
 
-`variance` trains one small model with the learned schedule (or takes the run folder `--run`), then draws times and
-masks again and again for the same rows and weights. `density` shows which densities would be best for the loss, for its
-spread at a mask rate and for the gradient. `training` trains models that differ in schedule and seed alone.
+`variance` trains a small model with the learned schedule (or takes the run folder `--run`), then draws times and masks
+repeatedly for the same rows and weights. `density` shows the best densities for the loss, for its spread at a mask rate
+and for the gradient. `training` trains models that differ only in schedule and seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from unmask.training.schedule_learner import best_density
 
 GOLDEN = (5**0.5 - 1) / 2
 GROUPS = 8
-"""A variance is the mean of those of this many groups of draws, and its error their spread."""
+"""A variance is the mean over this many groups of draws; its error is their spread."""
 SETTINGS = (
     "data.tokenizer=byte",
     "model={name: dit, hidden_size: 64, layers: 2, heads: 2, dropout: 0.0}",
@@ -46,29 +46,29 @@ SETTINGS = (
     "training.batch_size=64",
     "training.validation_rows=512",
 )
-"""So small that it uses what it sees within a thousand steps: nats a token then depend on the mask rate."""
+"""So small that it learns from context within a thousand steps, so that nats per token depend on the mask rate."""
 Times = Callable[[int, Tensor], Tensor]
 
 
 def recipe_of(options: argparse.Namespace, seed: int, schedule: str) -> Recipe:
-    """The demo on bytes, with a bound at the end alone."""
+    """Read the demo recipe on bytes, with a single bound at the end."""
     last = (f"training.{key}={options.steps}" for key in ("steps", "validate_every", "save_every"))
     own = (f"data.length={options.length}", f"training.seed={seed}", f"schedule={schedule}")
     return read_recipe("demo", [*SETTINGS, *last, *own])
 
 
 def stratified(step: int, index: Tensor) -> Tensor:
-    """[B] the times of training."""
+    """Draw the times [B] of training."""
     return draw_times(0, step, index, len(index))
 
 
 def independent(step: int, index: Tensor) -> Tensor:
-    """[B] times that know nothing of each other."""
+    """Draw independent times [B]."""
     return uniform(0, Purpose.TIME, step=step, sample=index + 1)
 
 
 def moments(model: Any, batch: Batch, schedule: Schedule, times: Times, draws: int) -> dict[str, float]:
-    """Mean of the loss a token, variance of it, and trace of the covariance of its gradient, each with its error."""
+    """Return mean and variance of the loss per token, and the trace of its gradient's covariance, with errors."""
     losses: list[list[float]] = []
     traces: list[float] = []
     for group in range(GROUPS):
@@ -102,7 +102,7 @@ def _with_error(name: str, values: list[float]) -> dict[str, float]:
 
 
 def measure_variance(run: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The moments of every schedule, with independent and with stratified times."""
+    """Yield the moments of every schedule, with independent and with stratified times."""
     model, learned, batch = _open(run, options.rows, options.device)
     for times in (independent, stratified):
         for schedule in (LogLinear(), Cosine(), Polynomial(), learned):
@@ -111,7 +111,7 @@ def measure_variance(run: Path, options: argparse.Namespace) -> Iterator[dict[st
 
 
 def _open(run: Path, rows: int, device: str) -> tuple[Any, Learned, Batch]:
-    """The network of a run, its learnt schedule, and some held-out rows."""
+    """Load the network of a run, its learned schedule and some held-out rows."""
     loaded = load_checkpoint(run)
     learned = loaded.config.schedule
     if not isinstance(learned, Learned):
@@ -124,25 +124,25 @@ def _open(run: Path, rows: int, device: str) -> tuple[Any, Learned, Batch]:
 
 
 def measure_density(run: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The best density over v = sqrt(u) for three things, in eight parts of (0, 1), where a flat one is 1."""
+    """Yield the best densities over v = sqrt(u) in eighths of (0, 1); a flat density is 1."""
     model, learned, batch = _open(run, 8 * options.draws, options.device)
     sums = torch.zeros(3, KNOTS, dtype=torch.float64)
     counts = torch.zeros(KNOTS, dtype=torch.float64)
     for row, v in enumerate(((torch.arange(len(batch.input_ids)) + 0.5) * GOLDEN % 1).tolist()):
         loss, square_of_gradient = _single(model, batch, row, v)
-        stretch = int(KNOTS * v)
-        sums[:, stretch] += torch.tensor([loss, loss**2, square_of_gradient], dtype=torch.float64)
-        counts[stretch] += 1
+        interval = int(KNOTS * v)
+        sums[:, interval] += torch.tensor([loss, loss**2, square_of_gradient], dtype=torch.float64)
+        counts[interval] += 1
     spread = sums[1] - sums[0].square() / counts
     of = {"square of the loss": sums[1], "spread of the loss": spread, "square of the gradient": sums[2]}
     best = {name: learned.with_density(best_density(squares, counts).tolist()) for name, squares in of.items()}
-    for name, schedule in {**best, "what training learnt": learned}.items():
+    for name, schedule in {**best, "learned in training": learned}.items():
         eighths = torch.tensor((0.0, *schedule.times[7::8])).diff() * 8
         yield {"best for": name, "density": eighths.tolist()}
 
 
 def _single(model: Any, batch: Batch, row: int, v: float) -> tuple[float, float]:
-    """The loss of one sequence at the mask rate v^2, and the squared norm of its gradient."""
+    """Return the loss of one sequence at the mask rate v^2 and the squared norm of its gradient."""
     one = Batch.of(batch.input_ids[row : row + 1], batch.attention_mask[row : row + 1])
     at = torch.tensor([v], device=one.input_ids.device)
     noise = Noise.draw(2, 0, torch.tensor([row], device=at.device), at, one.input_ids.shape[1])
@@ -154,7 +154,7 @@ def _single(model: Any, batch: Batch, row: int, v: float) -> tuple[float, float]
 
 
 def largest_disagreement(table: list[dict[str, Any]]) -> float:
-    """Between the means of any two schedules, in joint standard errors: the bound must not move."""
+    """Return the largest difference between the means of two schedules, in joint standard errors."""
     return max(
         abs(one["mean"] - other["mean"]) / math.hypot(one["mean_stderr"], other["mean_stderr"])
         for one in table
@@ -164,8 +164,8 @@ def largest_disagreement(table: list[dict[str, Any]]) -> float:
 
 
 def print_variances(table: list[dict[str, Any]]) -> None:
-    """Variances, and what each is as a share of log-linear's with the same times."""
-    print(f"{'times':<13}{'schedule':<12}{'nats a token':>20}{'variance of loss':>32}{'of gradient':>32}")
+    """Print variances, in brackets relative to log-linear with the same times."""
+    print(f"{'times':<13}{'schedule':<12}{'nats/token':>20}{'variance of loss':>32}{'of gradient':>32}")
     for row in table:
         base = next(one for one in table if one["schedule"] == "loglinear" and one["times"] == row["times"])
         cells = [
@@ -177,16 +177,16 @@ def print_variances(table: list[dict[str, Any]]) -> None:
 
 
 def variance(options: argparse.Namespace, run: Path) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure and print a table."""
     table = list(measure_variance(run, options))
     print_variances(table)
-    apart = largest_disagreement(table)
-    print(f"Means are at most {apart:.1f} joint standard errors apart (allowed: {AGREEMENT:.0f}).")
-    return {"table": table, "largest_disagreement": apart}
+    disagreement = largest_disagreement(table)
+    print(f"Means differ by at most {disagreement:.1f} joint standard errors (allowed: {AGREEMENT:.0f}).")
+    return {"table": table, "largest_disagreement": disagreement}
 
 
 def density(options: argparse.Namespace, run: Path) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure and print a table."""
     table = list(measure_density(run, options))
     for row in table:
         print(f"{row['best for']:<24}" + "".join(f"{one:>6.2f}" for one in row["density"]))
@@ -194,7 +194,7 @@ def density(options: argparse.Namespace, run: Path) -> dict[str, Any]:
 
 
 def with_run(measure: Callable[[argparse.Namespace, Path], dict[str, Any]], options: argparse.Namespace) -> Any:
-    """Train where no run is given, then measure."""
+    """Train if no run is given, then measure."""
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or Path(folder) / "run"
         if not options.run:
@@ -203,7 +203,7 @@ def with_run(measure: Callable[[argparse.Namespace, Path], dict[str, Any]], opti
 
 
 def training(options: argparse.Namespace) -> dict[str, Any]:
-    """The validation bound after training with each schedule, over seeds."""
+    """Print the validation bound after training with each schedule and seed."""
     table = []
     for schedule in options.schedules:
         bits = []
@@ -213,7 +213,7 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
             bits.append(result.bound.bits_per_token)
         table.append({"schedule": schedule, "steps": options.steps, "bits_per_token": bits})
         each = ", ".join(f"{one:.4f}" for one in bits)
-        print(f"{schedule:<12}{options.steps:>6} steps{statistics.fmean(bits):>8.4f} bits a token ({each})", flush=True)
+        print(f"{schedule:<12}{options.steps:>6} steps{statistics.fmean(bits):>8.4f} bits/token ({each})", flush=True)
     return {"table": table}
 
 
@@ -221,10 +221,10 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("variance", "density", "training"))
-    parser.add_argument("--steps", type=int, default=1000, help="optimiser steps of a run")
-    parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
+    parser.add_argument("--steps", type=int, default=1000, help="training steps")
+    parser.add_argument("--length", type=int, default=32, help="tokens per sequence")
     parser.add_argument("--run", type=Path, help="a run folder trained with schedule=learned")
-    parser.add_argument("--rows", type=int, default=16, help="sequences in the batch that is drawn for")
+    parser.add_argument("--rows", type=int, default=16, help="sequences in the batch")
     parser.add_argument("--draws", type=int, default=512, help="draws of times and masks for each schedule")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, default=3)

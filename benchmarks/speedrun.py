@@ -1,13 +1,12 @@
-"""Time to quality: how long the recipe text8-speedrun trains, and the bound it reaches.
+"""Time to quality: training time of the recipe text8-speedrun and the bound it reaches.
 
     head -c 72000000 text8 > text8-72m.txt
     python benchmarks/speedrun.py text8-72m.txt
     python benchmarks/speedrun.py text8-72m.txt model='{name: dit, size: small, dropout: 0.0}' training.steps=900
 
-A run of a few steps and a whole bound makes the kernels first. `seconds` are all of the run itself, from its first
-batch to its end: reading, noise, optimiser, average, log, and also the bound of the validation rows and the checkpoint,
-which come after the last step; `tokens_per_second` are over them. `seconds_to_last_step` is what the log says of the
-last step, before these.
+A short run compiles the kernels first. `seconds` is the whole run: reading, noise, optimizer, EMA and log, and after
+the last step the bound of the validation rows and the checkpoint; `tokens_per_second` is tokens over these seconds.
+`seconds_to_last_step` ends with the last step.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WARM_UP = 8
 
 
 def recipe(text: Path, overrides: list[str], *more: str) -> Recipe:
-    """The recipe on this text."""
+    """Read the recipe for this text."""
     return read_recipe("text8-speedrun", [f"data.source.paths=[{text.resolve()}]", *overrides, *more])
 
 

@@ -1,8 +1,9 @@
-"""The pages that hold code are run, and the README's commands are real."""
+"""The Python code of the documentation and the commands of the README run."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,21 +16,24 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced code of one language, in order."""
+    """Fenced code blocks of one language, in order."""
     parts = re.split(r"^```(.*)\n", page.read_text(encoding="utf-8"), flags=re.M)
     return [code for fence, code in zip(parts[1::4], parts[2::4], strict=True) if fence == language]
 
 
 @pytest.fixture
-def own_registry(monkeypatch):
-    """What a page registers is forgotten afterwards."""
+def copied_registry(monkeypatch):
+    """A registry that is restored after the test."""
     monkeypatch.setattr(registry, "AXES", {axis: dict(members) for axis, members in registry.AXES.items()})
 
 
-def test_the_extending_page_runs(own_registry):
-    space: dict[str, object] = {"__name__": "extending"}
+def test_the_extending_page_runs(copied_registry):
+    namespace: dict[str, object] = {"__name__": "extending"}
     for block in blocks(ROOT / "docs" / "extending.md", "python"):
-        exec(compile("from __future__ import annotations\n" + block, "extending.md", "exec", dont_inherit=True), space)
+        exec(
+            compile("from __future__ import annotations\n" + block, "extending.md", "exec", dont_inherit=True),
+            namespace,
+        )
     assert registry.build("schedule", "falling").name == "falling"
     assert registry.build("sampler", "left-first").name == "left-first"
 
@@ -40,7 +44,7 @@ def readme_commands() -> list[str]:
 
 
 def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
-    """The Python of the README, with a small model in the place of the shipped one."""
+    """With a small model in place of the shipped one."""
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(ROOT / "README.md", "python")
     exec(compile(block.replace("length=128", "length=40"), "README.md", "exec"), {})
@@ -48,24 +52,25 @@ def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("command", readme_commands())
 def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypatch, tmp_path):
-    """Each command line of the README, on small models and a small text, and for a few steps."""
-    import shlex
-
+    """With small models, a small text and few steps."""
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("one two three four five six seven. " * 60)
     _, *arguments = shlex.split(command)
     if arguments[0] in ("demo", "convert", "ship"):
         arguments = [arguments[0], "--help"]
-    swapped = [str(mdlm_folder) if a == "runs/mine" and arguments[0] != "train" else a for a in arguments]
-    swapped = ["40" if before == "--length" else a for before, a in zip(["", *swapped], swapped, strict=False)]
-    if swapped[0] == "train":
+    verb = arguments[0]
+    if verb != "train":
+        arguments = [str(mdlm_folder) if word == "runs/mine" else word for word in arguments]
+    for index in [index for index, word in enumerate(arguments) if word == "--length"]:
+        arguments[index + 1] = "40"
+    if verb == "train":
         small = ["model.size=nano", "model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32"]
-        swapped += [*([] if "--from" in swapped else small), "training.steps=2", "training.batch_size=2"]
-    if swapped[0] == "eval":
-        swapped += ["--data", "my.txt"]
-    shelf = (
+        arguments += [*([] if "--from" in arguments else small), "training.steps=2", "training.batch_size=2"]
+    if verb == "eval":
+        arguments += ["--data", "my.txt"]
+    start = (
         f"from pathlib import Path; from unmask import checkpoint; checkpoint.SHIPPED = Path({str(shipped_models)!r})"
     )
-    program = [sys.executable, "-c", f"{shelf}; from unmask.cli import main; main()", *swapped]
+    program = [sys.executable, "-c", f"{start}; from unmask.cli import main; main()", *arguments]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

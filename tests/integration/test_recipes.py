@@ -1,6 +1,6 @@
-"""Every shipped recipe says what to expect, and trains for two steps when made small.
+"""Every shipped recipe states its expected result and trains for two steps with a small model.
 
-The recipe `planner` is for a checkpoint, which cannot be made small: test_train_planner.py trains it.
+The recipe `planner` needs a trained checkpoint; tests/training/test_planner_runs.py trains it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SHORT = ["training.steps=2", "training.batch_size=2", "training.validation_rows=
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in ("default", "finetune")])
-def test_a_recipe_says_what_to_expect(name):
+def test_a_recipe_states_its_expected_result(name):
     expect = read_recipe(name).expect
     assert expect.bits_per_token or expect.bits_per_byte
     assert expect.note
 
 
 @pytest.mark.parametrize("name", PUZZLES)
-def test_a_recipe_of_puzzles_trains(name, tmp_path):
+def test_a_puzzle_recipe_trains(name, tmp_path):
     few = ["data.source.count=20", "data.source.validation=4", *(["data.source.bases=8"] if "sudoku" in name else [])]
     result = train(read_recipe(name, [*few, *SMALL[:3], *SHORT]), tmp_path / "run")
     assert result.steps == 2
