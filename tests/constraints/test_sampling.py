@@ -23,7 +23,7 @@ from unmask.constraints import (
     sampling,
 )
 from unmask.constraints.members import can_accept
-from unmask.constraints.sampling import AutomatonPaths, ConstrainedTokenSampler, GroupReduce, logsumexp_last, max_last
+from unmask.constraints.sampling import ConstrainedTokenSampler, GroupReduce, logsumexp_last, max_last
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.laws.base import chi_square
@@ -190,15 +190,3 @@ def test_groups_of_any_size_are_reduced():
         for g, members in enumerate(groups):
             expected = reduce(x[:, members]) if members else torch.full((2,), -torch.inf, dtype=torch.float64)
             assert torch.allclose(found[:, g], expected)
-
-
-def test_arcs_are_the_transitions_of_the_automaton():
-    automaton = automaton_of(*CONSTRAINTS["all"])
-    paths = AutomatonPaths(automaton, CPU)
-    for state, symbol in itertools.product(range(automaton.states), range(automaton.classes)):
-        ends = [
-            int(end)
-            for label, end in zip(paths._labels[state], paths._ends[state], strict=True)
-            if int(label) < paths.labels and bool(paths.contains[label, symbol])
-        ]
-        assert ends == [end for end in [int(automaton.transitions[state, symbol])] if end >= 0]

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.test_causal import MASK, SHAPE, L, V, make, some_ids
 from unmask.errors import UnmaskError
-from unmask.laws.base import chi_square
-from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, random_causal_table
+from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser
 from unmask.models.attention import STRIDE, StaticCache
 from unmask.samplers import autoregressive
 from unmask.samplers.autoregressive import AutoregressiveSampler
@@ -135,16 +134,6 @@ def test_a_model_without_bos_needs_a_prompt():
         sample(AutoregressiveSampler(), model, Canvas.of(torch.full((1, 3), MASK), MASK))
 
 
-def test_a_model_without_bos_follows_its_chain():
-    table, ids = random_causal_table(begin=False), torch.tensor([[2, 1, 1]]).expand(8192, -1)
-    written = sample(AutoregressiveSampler(), table, Canvas.of(ids, 1)).ids
-    first = table.head(table.hidden(torch.tensor([[2]]))[:, -1]).softmax(dim=-1)[0]
-    law = torch.zeros(4, 4, dtype=torch.float64)
-    for token in (0, 2, 3):
-        law[token] = first[token] * table.head(table.hidden(torch.tensor([[2, token]]))[:, -1]).softmax(dim=-1)[0]
-    assert chi_square(torch.bincount(written[:, 1] * 4 + written[:, 2], minlength=16), law.flatten()) > 1e-3
-
-
 def test_a_prompt_is_read_once_and_then_one_token_per_call():
     ids = torch.full((2, 6), 1)
     ids[:, :3] = 2
@@ -152,15 +141,6 @@ def test_a_prompt_is_read_once_and_then_one_token_per_call():
     sample(AutoregressiveSampler(), denoiser, Canvas.of(ids, 1))
     assert [call.shape[1] for call in denoiser.calls] == [4, 1, 1]
     assert denoiser.calls[0][0].tolist() == [1, 2, 2, 2]
-
-
-def test_given_tokens_between_masks_are_kept():
-    ids = torch.tensor([[1, 3, 1], [2, 1, 0]])
-    state = sample(AutoregressiveSampler(), random_causal_table(), Canvas.of(ids, 1))
-    assert torch.equal(state.ids[ids != 1], ids[ids != 1])
-    assert (state.ids != 1).all()
-    assert state.calls.tolist() == [3, 1]
-    assert state.order.tolist() == [[0, -1, 2], [-1, 0, -1]]
 
 
 class CountOperations(TorchDispatchMode):

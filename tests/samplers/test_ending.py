@@ -21,7 +21,6 @@ from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import AnyTokenSampler, Canvas, State, predict_masked, sample
 from unmask.samplers.ending import EosTokenSampler
-from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.ordered import (
     EntropyBoundedSampler,
     OrderedSampler,
@@ -79,23 +78,6 @@ def test_temperature_applies_to_the_end_too():
     expected = ending_chain(1, TableDenoiser(2 * denoiser.logits, MASK), BLANK, EOS)
     cold = EosTokenSampler(TokenSampler(temperature=0.5), EOS)
     assert chi_square(counts(sample(AncestralSampler(steps=1), denoiser, blank(4000), cold)), expected) > 1e-4
-
-
-@pytest.mark.parametrize("steps", [1, 2, None])
-def test_only_eos_follows_eos(steps):
-    for seed in range(4):
-        done = sample(AncestralSampler(steps=steps), random_table(seed), blank(500), EOS_SAMPLER)
-        is_eos = (done.ids == EOS).long()
-        assert bool((is_eos.diff(dim=1) >= 0).all())
-        assert 0 < int(is_eos.sum()) < is_eos.numel()
-
-
-def test_every_position_is_eos_with_its_own_probability():
-    """Where the probabilities rise along the row, each position has the distribution it would have alone."""
-    logits = torch.stack([torch.tensor([p, 0.0, (1 - p) / 4, 3 * (1 - p) / 4]) for p in (0.1, 0.3, 0.8)]).log()
-    done = sample(AncestralSampler(steps=1), constant_rows(logits), blank(20_000), EOS_SAMPLER)
-    for position in range(L):
-        assert chi_square(torch.bincount(done.ids[:, position], minlength=V), logits[position].double().exp()) > 1e-4
 
 
 @pytest.mark.parametrize("sampler", [AncestralSampler(), *(OrderedSampler(order=score) for score in SCORES)], ids=repr)
@@ -227,17 +209,6 @@ def test_text_is_written_before_its_end(sampler, temperature):
     size = (done.ids != EOS).sum(dim=1)
     assert int((size == 0).sum()) <= 5
     assert 4 < float(size.double().mean()) < 9
-
-
-@pytest.mark.parametrize("order", SCORES[:3])
-def test_text_is_written_before_its_end_under_a_score_or_a_constraint(order):
-    automaton = compile_constraints([Banned([4], [0])], Vocabulary(None, 5, MASK), [])
-    for options in ({"automaton": automaton}, {"score": lambda ids, real: (ids == 4).sum(dim=1)}):
-        options = SamplingOptions(eos=EOS, eos_padding=True, particles=2, **options)
-        *_, done = configure_sampler(OrderedSampler(order=order), options, CPU)(CertainOfEos(), blank(100, SIZE))
-        before_eos = (done.ids == EOS).long().cummax(dim=1).values == 0
-        assert int((before_eos.sum(dim=1) == 0).sum()) <= 5
-        assert options.automaton is None or bool((done.ids[:, 0] != 4).all())
 
 
 @pytest.mark.parametrize("sampler", [ThresholdSampler(above=0.999), EntropyBoundedSampler(gamma=0.0)], ids=repr)

@@ -105,13 +105,6 @@ def test_ties_are_written_from_left_to_right(order):
     assert in_turn.all() if order != "uniform" else not in_turn.any()
 
 
-def test_uniform_order_is_uniform():
-    order = sample(OrderedSampler(order="uniform", steps=3), FLAT, blank(4000, 6)).order
-    first = (order == 0).long().argmax(dim=1)
-    expected = torch.tensor([5, 4, 3, 2, 1, 0], dtype=torch.float64) / 15
-    assert chi_square(torch.bincount(first, minlength=6), expected) > 1e-3
-
-
 def test_scores_of_known_rows():
     log_p = torch.tensor([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2], [1.0, 0.0, 0.0]]).log()
     assert torch.allclose(SCORES["confidence"](log_p), torch.tensor([0.5, 0.6, 1.0]))
@@ -189,13 +182,3 @@ def test_particles_converge_to_the_distribution_given_the_match(sampler):
     assert (counts[~matches] == 0).all()
     assert chi_square(counts, law / law.sum()) > 1e-3
     assert float(last.particle_weights.log_weight.exp().mean()) == pytest.approx(float(law.sum()), rel=0.05)
-
-
-def test_a_resampled_sequence_keeps_its_order():
-    ids = torch.tensor([[MASK] * 4, [2, MASK, MASK, MASK], [MASK, 2, MASK, 2]])
-    sampler = OrderedSampler(order="uniform")
-    state = sampler.begin(Canvas.of(ids, MASK))
-    selected = sampler.select(state, torch.tensor([2, 0, 0]))
-    assert selected.calls.tolist() == [2, 4, 4]
-    assert torch.equal(selected.plan.scores, state.plan.scores[[2, 0, 0]])
-    assert selected.plan.counts.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]

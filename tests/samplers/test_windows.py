@@ -156,13 +156,6 @@ def test_generate_writes_any_length(mdlm):
     assert [frame.call for frame in frames] == list(range(done[0].calls + 1))
 
 
-def test_the_number_of_network_calls_is_reported(mdlm, monkeypatch):
-    calls, run = [], mdlm.denoiser._run
-    monkeypatch.setattr(mdlm.denoiser, "_run", lambda *a, **k: calls.append(1) or run(*a, **k))
-    one = mdlm.sample(1, length=2 * LENGTH, steps=None, seed=3)[0]
-    assert one.calls == len(calls) == 2 * LENGTH
-
-
 def test_a_prompt_may_be_longer_than_the_network(mdlm):
     prompt = "x = 1\n" * 12
     one = mdlm.sample(1, prompt=prompt, length=100, steps=4)[0]

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from unmask.constraints.automaton import Automaton, CharacterDFA, Ints, explore, simplify, to_byte_dfa
-from unmask.data.encoding import encode
-from unmask.data.tokenizers import byte_symbols
 from unmask.errors import UnmaskError
 
 PROBES, PROBE_LENGTH = 32, 8
@@ -71,6 +69,8 @@ class Vocabulary:
     def _token(self, named: int | str) -> int:
         if not isinstance(named, (Integral, str)):
             raise UnmaskError(f"A token must be an id or a word that is one token, got {named!r}.")
+        from unmask.data.encoding import encode
+
         ids = [int(named)] if isinstance(named, Integral) else encode(self._require_tokenizer(), [named])[0]
         if len(ids) != 1:
             raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single token, or use Words.")
@@ -86,6 +86,8 @@ class Vocabulary:
     def _bytes_of_byte_level(self) -> tuple[TokenBytes, TokenBytes] | None:
         """For byte-level tokenizers, which write every byte as a visible character; None for others."""
         from tokenizers.decoders import ByteLevel
+
+        from unmask.data.tokenizers import byte_symbols
 
         if not isinstance(self._require_tokenizer().backend_tokenizer.decoder, ByteLevel):
             return None
