@@ -27,7 +27,7 @@ def test_a_mixed_folder_is_trained_on_and_judged(run, tmp_path, monkeypatch):
     Path("mixed/photo.[png]").write_bytes(b"\x89PNG")
     code, _, err = run("train", "mixed", "training.steps=2", *SMALL)
     assert code == 0, err
-    assert "Files that are not read: 1 .[png]." in err
+    assert "Skipped files: 1 .[png]." in err
     for data, options in (("mixed", []), ("mixed/b.jsonl.gz", ["--field", "body"])):
         code, out, err = run("eval", "runs/mixed", "--data", data, *options, "--json")
         assert code == 0, err
@@ -77,7 +77,7 @@ def test_a_second_text_is_refused_and_a_list_takes_both(run, tmp_path, monkeypat
         (tmp_path / name).write_text("the cat sat on the mat. " * 40)
     code, _, err = run("train", "one.txt", "two.txt", *SMALL, "training.steps=1")
     assert code == 2
-    assert "'two.txt' is a second text beside 'one.txt'" in err
+    assert "Cannot train on both 'one.txt' and 'two.txt'" in err
     assert "data.source.paths='[one.txt, two.txt]'" in err
     assert not (tmp_path / "runs").exists()
     assert recipe_for("one.txt", ["data.source.paths=[one.txt, two.txt]"]).data.source.paths == ["one.txt", "two.txt"]
