@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unmask.evaluation.generation import GenerationResult, Kind
+from unmask.evaluation.generation import GenerationResult, TextKind
 from unmask.evaluation.statistics import Estimate
 from unmask.plots.frontier import draw_frontier
 
@@ -19,7 +19,7 @@ def row(
     entropy: Estimate,
     calls: float | None = None,
     steps: int | None = None,
-    kind: Kind = "samples",
+    kind: TextKind = "samples",
 ) -> GenerationResult:
     calls_estimate = None if calls is None else Estimate(calls)
     metrics = {"perplexity": perplexity, "entropy": entropy, "calls": calls_estimate}

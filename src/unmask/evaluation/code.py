@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from unmask.likelihood import Progress
     from unmask.pipeline import MaskedDiffusionLM
 
-Kind = Literal["expression", "line", "lines"]
-SIZES: dict[Kind, range] = {"expression": range(2, 9), "line": range(6, 21), "lines": range(21, 49)}
+BlankKind = Literal["expression", "line", "lines"]
+SIZES: dict[BlankKind, range] = {"expression": range(2, 9), "line": range(6, 21), "lines": range(21, 49)}
 """Tokens per blank of each kind."""
 Span = tuple[int, int]
 """Start, and end (exclusive)."""
@@ -43,7 +43,7 @@ MAX_FUNCTIONS = 500
 RATES = ("parses", "exact", "same_tokens")
 
 
-def parse_kinds(words: Sequence[str]) -> list[Kind]:
+def parse_kinds(words: Sequence[str]) -> list[BlankKind]:
     """Values of --kind without repetitions."""
     for word in words:
         if word not in SIZES:
@@ -51,7 +51,7 @@ def parse_kinds(words: Sequence[str]) -> list[Kind]:
     return [kind for kind in SIZES if kind in words]
 
 
-def body_spans(text: str, kind: Kind) -> tuple[list[Span], int]:
+def body_spans(text: str, kind: BlankKind) -> tuple[list[Span], int]:
     """Character spans in the body of a function that may be blanked, and the start of the body's first line.
 
     An expression is any expression, nested ones included; a line is a statement on one line; lines are one or several
@@ -121,7 +121,7 @@ class Blank:
     """A function as tokens; those from `start` to before `end` are to be predicted."""
 
     name: str
-    kind: Kind
+    kind: BlankKind
     text: str
     ids: tuple[int, ...]
     start: int
@@ -142,7 +142,7 @@ def code_source(lm: MaskedDiffusionLM) -> FunctionsSource:
     return training_source(lm, FunctionsSource, "functions", "'unmask train code'")
 
 
-def make_blanks(lm: MaskedDiffusionLM, kind: Kind, count: int, seed: int = 0) -> list[Blank]:
+def make_blanks(lm: MaskedDiffusionLM, kind: BlankKind, count: int, seed: int = 0) -> list[Blank]:
     """One blank in each of at most `count` held-out functions that fit into a row with their EOS.
 
     The order of functions and the blank in each depend on the seed and the function's name alone.
@@ -165,7 +165,7 @@ def make_blanks(lm: MaskedDiffusionLM, kind: Kind, count: int, seed: int = 0) ->
     return blanks
 
 
-def make_blank(lm: MaskedDiffusionLM, document: Document, ids: list[int], kind: Kind, seed: int) -> Blank | None:
+def make_blank(lm: MaskedDiffusionLM, document: Document, ids: list[int], kind: BlankKind, seed: int) -> Blank | None:
     """One blank of a kind in a function, or None if it has none of the right size."""
     pieces = PieceReader(lm.text_processor.tokenizer, lm.text_processor.mask_token_id).read(ids)
     sizes = [len(piece or "") for piece in pieces]
@@ -191,13 +191,13 @@ class CodeEvaluation(TaskEvaluation):
     """Blanks by kind, in the tokens of the model `lm`."""
 
     lm: MaskedDiffusionLM
-    blanks: dict[Kind, list[Blank]]
+    blanks: dict[BlankKind, list[Blank]]
 
     @classmethod
     def of(
         cls,
         lm: MaskedDiffusionLM,
-        kinds: Sequence[Kind] = tuple(SIZES),
+        kinds: Sequence[BlankKind] = tuple(SIZES),
         count: int = MAX_FUNCTIONS,
         seed: int = 0,
         batch_size: int | None = None,
@@ -206,7 +206,7 @@ class CodeEvaluation(TaskEvaluation):
         return cls(lm, {kind: make_blanks(lm, kind, count, seed) for kind in kinds}, seed=seed, batch_size=batch_size)
 
     @property
-    def groups(self) -> dict[Kind, list[Blank]]:
+    def groups(self) -> dict[BlankKind, list[Blank]]:
         """Blanks by kind."""
         return self.blanks
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ONE_TOKEN_PER_CALL = "none"
 """The value of --steps for one token per call, which samples from the model exactly."""
 
-Kind = Literal["data", "samples", "texts"]
+TextKind = Literal["data", "samples", "texts"]
 Metrics = dict[str, Estimate | None]
 
 
@@ -230,7 +230,7 @@ class GenerationResult:
     """One row of the table. A metric is None if it does not apply or there are no tokens."""
 
     name: str
-    kind: Kind
+    kind: TextKind
     texts: int
     empty: int
     metrics: Metrics
@@ -266,7 +266,9 @@ class GenerationEvaluation:
             origin = {"checkpoint": plan.path, "steps": run.steps, "sampler": sampler}
             self.add_texts(run.name, "samples", texts, progress, **origin)
 
-    def add_texts(self, name: str, kind: Kind, texts: Texts, progress: Progress | None = None, **origin: Any) -> None:
+    def add_texts(
+        self, name: str, kind: TextKind, texts: Texts, progress: Progress | None = None, **origin: Any
+    ) -> None:
         """Judge texts; `progress` counts them."""
         ids = self.judge.encode(texts.texts)
         nll = self.judge.nll(ids, self.settings.batch_size, progress)
