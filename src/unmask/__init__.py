@@ -1,7 +1,7 @@
 """unmask: train masked diffusion language models, trust their likelihoods, generate, fill and edit text with them.
 
 >>> import unmask
->>> lm = unmask.load()  # the model that ships; or unmask.load("runs/mine")
+>>> lm = unmask.load()  # the shipped model, or unmask.load("runs/mine")
 >>> lm.generate(4, length=128, steps=64, seed=0)
 >>> lm.fill("The [MASK] sat on the [MASK:3].")
 >>> lm.score(["some text"])
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import unmask` itself costs nothing."""
+    """Import a public name when it is first used, so that `import unmask` stays fast."""
     if name == "constraints":
         return import_module("unmask.constraints")
     if name in _WHERE:

@@ -1,4 +1,4 @@
-"""`python -m unmask`, and what launchers start: `torchrun -m unmask train ...`."""
+"""Run the command line as `python -m unmask` or `torchrun -m unmask train ...`."""
 
 from unmask.cli import main
 

@@ -179,7 +179,7 @@ class Evaluation:
 
 
 def format_with_errors(bound: Bound, unit: str) -> str:
-    """A value with its Monte-Carlo and data error, such as ``≤ 3.214 ± 0.004 ± 0.031``; an exact one has no first."""
+    """A value with its Monte-Carlo error (unless exact) and data error, such as ``≤ 3.214 ± 0.004 ± 0.031``."""
     value = getattr(bound, unit)
     if value != value:
         return "-"
@@ -246,7 +246,7 @@ def evaluate(
 
 
 def _refine(bound: Bound, precision: float, estimate: Callable[..., Bound], offsets: int) -> Bound:
-    """Estimate anew with more passes until the error is at most `precision` bits per token, up to `MAX_PASSES`.
+    """Estimate again with more passes until the error is at most `precision` bits per token, up to `MAX_PASSES`.
 
     The number of passes is a power of two, at most 16 times the last one. Attempts are not averaged.
     """

@@ -163,7 +163,7 @@ class MaskedDiffusionLM:
         Every text satisfies the `constraint` (one of `unmask.constraints`, or several); with many `particles` the texts
         are distributed as the model's, given the constraint. `guidance=w` uses (1 + w) times the logits with the prompt
         minus w times those without. `score`, a function of a text, selects the best of `best_of` texts, or weights
-        `particles`, whose distribution approaches p exp(score).
+        `particles`, so that the distribution of the texts approaches p exp(score).
 
         `order` names an order of unmasking (`unmask.samplers.options.Order`), `sampler` a sampler, such as
         `{"name": "remdm", "strategy": "cap"}`. `rule`, a `TokenSampler`, replaces `temperature` to `greedy_above`.
@@ -402,15 +402,8 @@ class MaskedDiffusionLM:
         if precision is not None and (not isinstance(precision, Real) or not precision > 0):
             raise UnmaskError(f"precision must be a positive number of bits per token, got {precision!r}.")
         rows = self.text_processor.scored_rows(check_texts(texts, "score"), given)
-        return self.evaluate(
-            rows,
-            steps=steps,
-            each=True,
-            seed=seed,
-            precision=precision,
-            batch_size=batch_size,
-            progress=progress,
-        )
+        draws: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
+        return self.evaluate(rows, steps=steps, each=True, progress=progress, **draws)
 
     def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
         """The bounds of rows of tokens; `options` are those of `unmask.likelihood.evaluate`."""
@@ -571,7 +564,7 @@ class MaskedDiffusionLM:
 
 
 class AutoregressiveLM(MaskedDiffusionLM):
-    """An autoregressive model behind the same interface. It writes from left to right and cannot edit."""
+    """An autoregressive model with the same methods. It generates from left to right and cannot edit."""
 
     causal: ClassVar[bool] = True
 
