@@ -1,4 +1,4 @@
-"""The law, enumerated, of uniform order whose calls draw the tokens they reveal together."""
+"""Enumerated output distributions of uniform-order sampling in which each call draws its tokens jointly."""
 
 from __future__ import annotations
 
@@ -12,46 +12,43 @@ from torch import Tensor
 
 from unmask.laws import exact
 from unmask.laws.chains import MASK, L, V
-from unmask.laws.tables import TableDenoiser, all_canvases
+from unmask.laws.tables import TableDenoiser, all_canvases, canvas_index
 from unmask.samplers.base import State
 
-Written = tuple[int, ...]
-Places = tuple[int, ...]
-Kernel = Callable[[Written, Places], Iterator[tuple[Written, float]]]
-"""(a canvas, the positions to be revealed): every next canvas and its chance."""
-
-WEIGHTS = V ** torch.arange(L)
+Tokens = tuple[int, ...]
+Positions = tuple[int, ...]
+Kernel = Callable[[Tokens, Positions], Iterator[tuple[Tokens, float]]]
+"""(canvas, positions to reveal) -> every next canvas with its probability."""
 
 
 def completions(denoiser: TableDenoiser, z: Tensor, accepted: Tensor) -> Tensor:
-    """[V^L] the factorised prediction at canvas z [L], given that it is accepted."""
+    """[V^L] the factorised prediction at canvas z [L], conditioned on acceptance."""
     p = exact.log_conditionals(denoiser, z[None], 1.0)[0].exp()
     p = torch.where((z == MASK)[:, None], p, torch.nn.functional.one_hot(z, V).double())
-    each = torch.stack([p[position, all_canvases(V, L)[:, position]] for position in range(L)]).prod(dim=0) * accepted
-    return each / each.sum()
+    joint = exact.product_over_positions(p[None], all_canvases(V, L))[0] * accepted
+    return joint / joint.sum()
 
 
 def conditioned_chain(steps: int | None, denoiser: TableDenoiser, start: Tensor, accepted: Tensor) -> Tensor:
-    """[V^L] the law of what uniform order writes when each call draws from `completions` and reveals some of it."""
+    """[V^L] the output distribution if each call draws from `completions` and reveals some of its tokens."""
 
-    def kernel(z: Written, revealed: Places) -> Iterator[tuple[Written, float]]:
-        for x, p in zip(
-            all_canvases(V, L).tolist(), completions(denoiser, torch.tensor(z), accepted).tolist(), strict=True
-        ):
+    def kernel(z: Tokens, revealed: Positions) -> Iterator[tuple[Tokens, float]]:
+        probabilities = completions(denoiser, torch.tensor(z), accepted).tolist()
+        for x, p in zip(all_canvases(V, L).tolist(), probabilities, strict=True):
             yield tuple(x[i] if i in revealed else z[i] for i in range(L)), p
 
     return revealing_chain(steps, start, kernel)
 
 
 def ending_chain(steps: int | None, denoiser: TableDenoiser, start: Tensor, eos: int) -> Tensor:
-    """[V^L] the law of uniform order whose calls let one number say which of their positions are EOS."""
+    """[V^L] the output distribution if each call decides with one uniform which of its positions are EOS."""
 
-    def kernel(z: Written, revealed: Places) -> Iterator[tuple[Written, float]]:
+    def kernel(z: Tokens, revealed: Positions) -> Iterator[tuple[Tokens, float]]:
         p = exact.log_conditionals(denoiser, torch.tensor(z)[None], 1.0)[0].exp()
-        chance = end_chances(z, revealed, p[:, eos].tolist(), eos)
-        cuts = sorted({0.0, 1.0, *chance.values()})
+        eos_probability = end_probabilities(z, revealed, p[:, eos].tolist(), eos)
+        cuts = sorted({0.0, 1.0, *eos_probability.values()})
         for low, high in itertools.pairwise(cuts):
-            text = [i for i in revealed if chance[i] <= low]
+            text = [i for i in revealed if eos_probability[i] <= low]
             others = p[text].index_fill(1, torch.tensor([eos]), 0.0)
             others = others / others.sum(dim=1, keepdim=True)
             for tokens in itertools.product(range(V), repeat=len(text)):
@@ -62,44 +59,43 @@ def ending_chain(steps: int | None, denoiser: TableDenoiser, start: Tensor, eos:
     return revealing_chain(steps, start, kernel)
 
 
-def end_chances(z: Written, revealed: Places, end: list[float], eos: int) -> dict[int, float]:
-    """The chance of EOS at each position to be revealed: known, or half-way between two rising sequences."""
+def end_probabilities(z: Tokens, revealed: Positions, end: list[float], eos: int) -> dict[int, float]:
+    """The probability of EOS at each revealed position: 0, 1, or half-way between two increasing sequences."""
     last_text = max((i for i in range(L) if z[i] not in (MASK, eos)), default=-1)
     first_end = min((i for i in range(L) if z[i] == eos), default=L)
-    open_ones = [i for i in revealed if last_text < i < first_end]
-    chance = {i: float(i > first_end) for i in revealed}
-    for i in open_ones:
-        before, behind = [end[j] for j in open_ones if j <= i], [end[j] for j in open_ones if j >= i]
-        chance[i] = (max(before) + min(behind)) / 2
-    return chance
+    between = [i for i in revealed if last_text < i < first_end]
+    probability = {i: float(i > first_end) for i in revealed}
+    for i in between:
+        before, after = [end[j] for j in between if j <= i], [end[j] for j in between if j >= i]
+        probability[i] = (max(before) + min(after)) / 2
+    return probability
 
 
 def revealing_chain(steps: int | None, start: Tensor, kernel: Kernel) -> Tensor:
-    """[V^L] the law of what uniform order writes when each call's tokens are drawn by a kernel."""
-    law = {tuple(start.tolist()): 1.0}
-    for rest in reversed(range(steps or int((start == MASK).sum()))):
-        after: dict[Written, float] = defaultdict(float)
-        for z, chance in law.items():
+    """[V^L] the output distribution of uniform order if a kernel draws the tokens of each call."""
+    state = {tuple(start.tolist()): 1.0}
+    for remaining in reversed(range(steps or int((start == MASK).sum()))):
+        after: dict[Tokens, float] = defaultdict(float)
+        for z, p_z in state.items():
             masked = [i for i in range(L) if z[i] == MASK]
             for size in range(len(masked) + 1):
-                share = reveal_chance(steps, rest, len(masked), size)
-                for revealed in itertools.combinations(masked, size) if share > 0 else ():
+                p_set = set_probability(steps, remaining, len(masked), size)
+                for revealed in itertools.combinations(masked, size) if p_set > 0 else ():
                     for new, p in kernel(z, revealed):
-                        after[new] += chance * share * p
-        law = after
+                        after[new] += p_z * p_set * p
+        state = after
     out = torch.zeros(V**L, dtype=torch.float64)
-    for z, chance in law.items():
-        if chance > 0:
-            out[int((torch.tensor(z) * WEIGHTS).sum())] += chance
+    for z, p_z in state.items():
+        out[canvas_index(torch.tensor(z), V)] += p_z
     return out
 
 
-def reveal_chance(steps: int | None, rest: int, masks: int, size: int) -> float:
-    """That of one set of `size` among `masks` masks to be revealed by the call before the last `rest`."""
+def set_probability(steps: int | None, remaining: int, masks: int, size: int) -> float:
+    """The probability that a call reveals one set of `size` of `masks` masks, with `remaining` calls after it."""
     if steps is None:
         return float(size == 1) / masks
-    return (1 / (rest + 1)) ** size * (rest / (rest + 1)) ** (masks - size)
+    return (1 / (remaining + 1)) ** size * (remaining / (remaining + 1)) ** (masks - size)
 
 
 def counts(state: State) -> Tensor:
-    return torch.bincount((state.ids * WEIGHTS).sum(dim=1), minlength=V**L)
+    return torch.bincount(canvas_index(state.ids, V), minlength=V**L)
