@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 
 from unmask import registry
+from unmask.data.cache import Tokens
+from unmask.data.length_policies import SpecialTokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +32,16 @@ def copied_registry(monkeypatch):
     monkeypatch.setattr(registry, "AXES", {axis: dict(members) for axis, members in registry.AXES.items()})
 
 
+def names_in_mathematics() -> list[str]:
+    table = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8").partition("**Schedules.**")[0]
+    return sorted(set(re.findall(r"`([a-z0-9_]+\.[A-Za-z0-9_.]+)`", table)))
+
+
+@pytest.mark.parametrize("name", names_in_mathematics())
+def test_the_mathematics_page_names_code_that_exists(name):
+    assert pkgutil.resolve_name(f"unmask.{name}") is not None
+
+
 def test_the_extending_page_runs(copied_registry):
     namespace: dict[str, object] = {"__name__": "extending"}
     for block in blocks(ROOT / "docs" / "extending.md", "python"):
@@ -36,6 +51,8 @@ def test_the_extending_page_runs(copied_registry):
         )
     assert registry.build("schedule", "falling").name == "falling"
     assert registry.build("sampler", "left-first").name == "left-first"
+    rows = registry.build("policy", "unended").rows(Tokens.of([[1, 2, 3], [4]]), 2, SpecialTokens(9, 0))
+    assert rows[np.arange(3)].input_ids.tolist() == [[1, 2], [3, 0], [4, 0]]
 
 
 def readme_commands() -> list[str]:
