@@ -1,4 +1,4 @@
-"""`unmask train` and `unmask eval` on the data people have."""
+"""`unmask train` and `unmask eval` on folders, datasets and recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unmask.errors import UnmaskError
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=4"]
 
 
-def test_a_mixed_folder_is_trained_on_and_judged(run, tmp_path, monkeypatch):
+def test_training_and_evaluation_on_a_mixed_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mixed").mkdir()
     words = "the cat sat on the mat. " * 20
@@ -37,7 +37,7 @@ def test_a_mixed_folder_is_trained_on_and_judged(run, tmp_path, monkeypatch):
     assert "Did you mean 'body'" in err
 
 
-def test_a_saved_dataset_is_trained_on_and_judged(run, tmp_path, monkeypatch):
+def test_training_and_evaluation_on_a_saved_dataset(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = ["the dog lay on the log. " * 5] * 20
     datasets.Dataset.from_dict({"text": texts}).save_to_disk("saved")
@@ -51,7 +51,7 @@ def test_a_saved_dataset_is_trained_on_and_judged(run, tmp_path, monkeypatch):
     assert "no option 'separator'" in err
 
 
-def test_what_the_argument_of_train_may_be(tmp_path):
+def test_arguments_of_train(tmp_path):
     fasta = tmp_path / "genome.fa.zst"
     fasta.touch()
     assert recipe_for(str(fasta)).data.source.name == "text"
@@ -60,7 +60,7 @@ def test_what_the_argument_of_train_may_be(tmp_path):
     assert (source.name, source.path, source.config, source.streaming) == ("huggingface", "org/stories", "en", True)
 
 
-def test_a_typo_of_a_file_is_answered_with_the_near_one_and_not_with_all_there_are(tmp_path, monkeypatch):
+def test_a_typo_of_a_file_suggests_the_nearest_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("holiday.png", "stories.txt", "taxes.ods"):
         (tmp_path / name).touch()
@@ -71,7 +71,7 @@ def test_a_typo_of_a_file_is_answered_with_the_near_one_and_not_with_all_there_a
     assert "holiday.png" not in str(caught.value)
 
 
-def test_a_second_text_is_refused_and_a_list_takes_both(run, tmp_path, monkeypatch):
+def test_two_texts_need_a_list_of_paths(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text("the cat sat on the mat. " * 40)
@@ -83,7 +83,7 @@ def test_a_second_text_is_refused_and_a_list_takes_both(run, tmp_path, monkeypat
     assert recipe_for("one.txt", ["data.source.paths=[one.txt, two.txt]"]).data.source.paths == ["one.txt", "two.txt"]
 
 
-def test_a_recipe_that_is_not_yaml_is_told_the_line(run, tmp_path):
+def test_a_recipe_that_is_not_yaml_is_an_error_with_a_line(run, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text("data:\n  length: 8\n training: [\n")
     code, _, err = run("train", str(broken))
@@ -95,7 +95,7 @@ def test_a_recipe_that_is_not_yaml_is_told_the_line(run, tmp_path):
     assert f"'{broken}' is not YAML ('utf-8' codec" in err
 
 
-def test_a_file_in_the_place_of_a_run_cannot_be_resumed(run, tmp_path):
+def test_a_file_cannot_be_the_folder_of_a_run(run, tmp_path):
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear reader")
     code, _, err = run("train", "demo", "--out", str(letter))
