@@ -1,9 +1,8 @@
-"""Sequential Monte Carlo: particles weighted by a constraint, or by any score of the text, whose distribution tends to
-p(x) exp(score(x)) / Z.
+"""Sequential Monte Carlo: particles weighted by a constraint, or by any score of the text.
 
-For a score, each call draws the whole canvas from the prediction and writes only the positions of the sampler. The
-drawn canvas is scored, and the log-weight grows by the change of the score since the call before. The changes add up to
-the score of the finished text, whatever the scores in between.
+With a score the distribution of the texts tends to p(x) exp(score(x)) / Z. Each call draws the whole canvas from the
+prediction and writes only the positions of the sampler. The drawn canvas is scored, and the log-weight grows by the
+change of the score since the call before. The changes add up to the score of the finished text.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class Sampler(Component):
     adaptive: ClassVar[bool] = False
     """Whether the number of calls depends on the network."""
     needs_scores: ClassVar[bool] = False
-    """Whether the network must output SEDD scores, whose mass says how likely a position is to be unmasked."""
+    """Whether the network must output SEDD scores; their mass sets the probability of unmasking a position."""
 
     @property
     def one_at_a_time(self) -> bool:
