@@ -42,13 +42,12 @@ def test_the_mathematics_page_names_code_that_exists(name):
     assert pkgutil.resolve_name(f"unmask.{name}") is not None
 
 
-def test_the_extending_page_runs(copied_registry):
-    namespace: dict[str, object] = {"__name__": "extending"}
+def test_the_extending_page_runs(copied_registry, monkeypatch):
+    page = ModuleType("extending")
+    monkeypatch.setitem(sys.modules, "extending", page)
     for block in blocks(ROOT / "docs" / "extending.md", "python"):
-        exec(
-            compile("from __future__ import annotations\n" + block, "extending.md", "exec", dont_inherit=True),
-            namespace,
-        )
+        code = "from __future__ import annotations\n" + block
+        exec(compile(code, "extending.md", "exec", dont_inherit=True), vars(page))
     assert registry.build("schedule", "falling").name == "falling"
     assert registry.build("sampler", "left-first").name == "left-first"
     rows = registry.build("policy", "unended").rows(Tokens.of([[1, 2, 3], [4]]), 2, SpecialTokens(9, 0))
