@@ -86,7 +86,8 @@ def revealing_chain(steps: int | None, start: Tensor, kernel: Kernel) -> Tensor:
         state = after
     out = torch.zeros(V**L, dtype=torch.float64)
     for z, p_z in state.items():
-        out[canvas_index(torch.tensor(z), V)] += p_z
+        if p_z > 0:  # NaN at canvases that cannot occur
+            out[canvas_index(torch.tensor(z), V)] += p_z
     return out
 
 
