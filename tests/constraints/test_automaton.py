@@ -25,8 +25,15 @@ from unmask.constraints.automaton import minimise
 from unmask.errors import UnmaskError
 
 
-def test_a_product_accepts_what_both_accept(single):
-    one, other = Words("aé"), Fixed({0: "a"})
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Words("aé"), Fixed({0: "a"})),
+        (NoWords("aa", whole=False), Words("é", whole=False)),
+        (Characters(1, 2), Banned("a")),
+    ],
+)
+def test_a_product_accepts_what_both_accept(single, one, other):
     both, each = compile_constraints([one, other], single, []), [one.automaton(single), other.automaton(single)]
     for text in texts(3):
         assert accepts(both, text.encode()) == all(accepts(one, text.encode()) for one in each)

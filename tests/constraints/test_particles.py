@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +11,13 @@ import torch
 from tests.chains import counts
 from tests.constraints.test_sampling import CPU, automaton_of, matches
 from unmask.constraints import Banned, Fixed, Vocabulary, Words, compile_constraints
-from unmask.constraints.particles import ScoredTokenSampler, repeat_canvas, run_particles
+from unmask.constraints.particles import ScoredTokenSampler, _resample, repeat_canvas, run_particles
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, output_distribution
 from unmask.laws.tables import TableDenoiser, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, JointTokenSampler, State, sample
+from unmask.samplers.base import Canvas, JointTokenSampler, ParticleWeights, State, sample
 from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
@@ -139,6 +140,18 @@ def test_one_particle_is_sampling_without_particles():
     canvas = Canvas.of(BLANK.expand(20, -1), MASK)
     *_, last = run_particles(AncestralSampler(), random_table(), canvas, tokens, 1)
     assert torch.equal(last.ids, sample(AncestralSampler(), random_table(), canvas, tokens).ids)
+
+
+@pytest.mark.parametrize(
+    ("log_weight", "parents"), [([0.0, -9.0, -9.0, -9.0], [0] * 4), ([0.0, -0.1, 0.0, 0.1], [0, 1, 2, 3])]
+)
+def test_only_uneven_particles_are_resampled(log_weight, parents):
+    sampler, weight = AncestralSampler(), torch.tensor(log_weight, dtype=torch.float64)
+    state = sampler.begin(Canvas.of(BLANK.expand(4, -1), MASK))
+    state = replace(state, particle_weights=ParticleWeights(weight, torch.zeros(4)))
+    resampled, rows = _resample(sampler, state, torch.tensor([0]))
+    assert rows.tolist() == parents
+    assert float(resampled.particle_weights.log_weight.logsumexp(0)) == pytest.approx(float(weight.logsumexp(0)))
 
 
 def test_particles_have_seeds_of_their_own():

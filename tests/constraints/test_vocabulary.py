@@ -74,6 +74,12 @@ def test_the_longest_token_is_counted_in_characters(bpe):
         assert accepts(automaton, [longest] * 2) == good
 
 
+def test_a_character_of_several_bytes_counts_once():
+    vocabulary = Vocabulary(None, 2, 1)
+    vocabulary.__dict__["token_bytes"] = ([b"ab", "é☃é".encode()],) * 2
+    assert vocabulary.longest == 3
+
+
 def test_a_tokenizer_with_tokens_that_do_not_join_is_refused(wordpiece):
     wordpiece.tokenizer.backend_tokenizer.decoder = decoders.CTC()
     with pytest.raises(UnmaskError, match="read differently"):
