@@ -13,33 +13,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import train
+from benchmarks import measure, sample, train
 from benchmarks.likelihood import compare_likelihood
-from benchmarks.measure import (
-    FORWARD_SHARE,
-    Machine,
-    Ratio,
-    Report,
-    Result,
-    Spread,
-    matrix_rate,
-    measure_rounds,
-    peak_gib,
-    run_in_process,
-    stopwatch,
-)
-from benchmarks.plain import PlainDiT, PlainTrainer, plain_bound, plain_sample
-from benchmarks.sample import (
-    AutoregressiveSampling,
-    Cell,
-    DiffusionSampling,
-    PlainSampling,
-    choose_run,
-    find_crossing,
-    find_crossovers,
-    measure_sweep,
-    prepare_short_run,
-)
+from benchmarks.measure import FORWARD_SHARE, Machine, Ratio, Report, Result, Spread
+from benchmarks.plain import PlainTrainer, plain_bound, plain_sample
+from benchmarks.sample import AutoregressiveSampling, DiffusionSampling, PlainSampling
 from benchmarks.setup import Setup, Workload, is_named, make_setup, read_bench_recipe
 from unmask.errors import UnmaskError
 from unmask.models import CausalSpec, DiTSpec
@@ -68,14 +46,6 @@ def same_weights():
 
 
 # ---- the plain implementation ----------------------------------------------------------------------------------------
-
-
-def test_plain_network_has_our_parameters():
-    setup = replace(TINY, spec=DiTSpec(size="small"), vocab_size=50_258, mask_token_id=50_257)
-    with torch.device("meta"):
-        ours, plain = setup.spec.build(50_258, 50_257, 8), PlainDiT(setup.config, 8)
-    shapes = {name: parameter.shape for name, parameter in ours.named_parameters()}
-    assert {name: parameter.shape for name, parameter in plain.named_parameters()} == shapes
 
 
 def test_plain_loss_and_gradients_equal_ours():
@@ -154,14 +124,17 @@ def test_rounds_are_interleaved_and_warmup_is_not_counted():
     clock = iter(range(100))
     runs = {name: lambda name=name: order.append(name) or float(next(clock)) for name in "ab"}
     progress: list[int] = []
-    assert measure_rounds(runs, repeats=2, warmup=1, progress=progress.append) == {"a": [2.0, 4.0], "b": [3.0, 5.0]}
+    assert measure.measure_rounds(runs, repeats=2, warmup=1, progress=progress.append) == {
+        "a": [2.0, 4.0],
+        "b": [3.0, 5.0],
+    }
     assert order == ["a", "b"] * 3
     assert sum(progress) == 6
 
 
 def test_stopwatch_and_matrix_rate_are_plausible():
-    assert 0.02 < stopwatch(lambda: time.sleep(0.02), CPU)() < 1.0
-    assert 1e9 < matrix_rate(CPU, torch.float32, repeats=2) < 1e13
+    assert 0.02 < measure.stopwatch(lambda: time.sleep(0.02), CPU)() < 1.0
+    assert 1e9 < measure.matrix_rate(CPU, torch.float32, repeats=2) < 1e13
 
 
 def allocate(mebibytes: int):
@@ -171,7 +144,7 @@ def allocate(mebibytes: int):
 
 def test_peak_memory_excludes_the_memory_of_this_process():
     ballast = torch.ones(500, 2**18)
-    assert peak_gib(allocate, (200,), CPU) == pytest.approx(200 / 1024, rel=0.25)
+    assert measure.peak_gib(allocate, (200,), CPU) == pytest.approx(200 / 1024, rel=0.25)
     assert ballast.sum() > 0
 
 
@@ -181,11 +154,11 @@ def test_an_interrupt_ends_the_other_process():
     threading.Timer(2.0, signal.pthread_kill, (main, signal.SIGINT)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_in_process(time.sleep, 60.0)
+        measure.run_in_process(time.sleep, 60.0)
     assert time.monotonic() - start < 30
-    assert run_in_process(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
+    assert measure.run_in_process(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
     with pytest.raises(ZeroDivisionError):
-        run_in_process(divmod, 7, 0)
+        measure.run_in_process(divmod, 7, 0)
 
 
 def test_figures_of_a_result():
@@ -205,16 +178,6 @@ def test_a_ratio_compares_tokens_per_second_round_by_round():
 # ---- training and likelihoods ----------------------------------------------------------------------------------------
 
 
-def test_training_is_compared_with_plain():
-    work = Workload(TINY, 2)
-    report = train.compare_training(work, ["plain"], repeats=2, warmup=0, memory=False)
-    assert list(report.results) == ["unmask", "plain"]
-    assert report.ratios["plain"].speed.median > 0
-    flops = 2 * 4 * 8 * flops_per_token(TINY.config, 8, TINY.objective, TINY.schedule)
-    for result in report.results.values():
-        assert (result.tokens, len(result.seconds), result.flops) == (2 * 4 * 8, 2, pytest.approx(flops))
-
-
 def test_a_training_run_continues_the_previous_one():
     steps = []
     with pytest.MonkeyPatch.context() as patch:
@@ -230,7 +193,9 @@ def test_a_likelihood_costs_the_forward_pass_of_training():
     report = compare_likelihood(work, ["plain", "training"], repeats=1, warmup=0, memory=False)
     shown, results = report.as_dict(), report.results
     assert {result.tokens for result in results.values()} == {3 * 4 * 8}
-    assert results["unmask"].flops == pytest.approx(results["training"].flops * FORWARD_SHARE)
+    flops = 3 * 4 * 8 * flops_per_token(TINY.config, 8, TINY.objective, TINY.schedule)
+    assert results["training"].flops == pytest.approx(flops)
+    assert results["unmask"].flops == pytest.approx(flops * FORWARD_SHARE)
     assert "ms_per_call" in shown["results"]["plain"]
     assert shown["setup"]["training"]["optimizer"]["warmup"] == 7
     assert shown["setup"]["training"]["accumulation"] == 2
@@ -290,27 +255,12 @@ def test_only_runs_beyond_the_limit_are_estimated():
     asked: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "estimate_seconds", lambda steps: asked.append(steps) or 100.0)
-        assert not choose_run(benchmark, repeats=2, limit=1000.0)[1]
-        run, estimated = choose_run(benchmark, repeats=2, limit=10.0)
+        assert not sample.choose_run(benchmark, repeats=2, limit=1000.0)[1]
+        run, estimated = sample.choose_run(benchmark, repeats=2, limit=10.0)
         assert estimated
         assert run() == 100.0
     assert asked[-1] >= 3
-    assert prepare_short_run(AutoregressiveSampling, TINY, None)() > 0
-
-
-def test_a_sweep_measures_every_length_and_batch():
-    progress: list[int] = []
-    report = measure_sweep(
-        TINY, [4, 8], [1, 2], [4], ("one by one", "ar", "plain"), 1, 0, memory=False, progress=progress.append
-    )
-    assert sum(progress) == 4
-    assert [(cell.length, cell.batch) for cell in report.cells] == [(4, 1), (8, 1), (4, 2), (8, 2)]
-    assert len(report.crossovers) == 8
-    for cell in report.cells:
-        assert list(cell.results) == ["mdlm T=4", "mdlm one by one", "ar", "plain T=4"]
-        assert list(cell.ratios) == ["plain T=4"]
-        assert cell.results["ar"].tokens == cell.length * cell.batch
-        assert cell.results["mdlm one by one"].count == cell.length
+    assert sample.prepare_short_run(AutoregressiveSampling, TINY, None)() > 0
 
 
 @pytest.mark.parametrize(
@@ -325,16 +275,18 @@ def test_a_sweep_measures_every_length_and_batch():
 )
 def test_a_crossing_is_where_the_final_winner_takes_the_lead(a, b, at):
     lead = [math.log(theirs / ours) for ours, theirs in zip(a, b, strict=True)]
-    found = find_crossing([50, 100, 200], lead)
+    found = sample.find_crossing([50, 100, 200], lead)
     assert found == (None if at is None else pytest.approx(at))
 
 
 def test_crossovers_along_lengths_and_batches():
-    def cell(length: int, batch: int, mdlm: float, ar: float) -> Cell:
-        return Cell(length, batch, {"mdlm": Result(1, 1, 0.0, [mdlm]), "ar": Result(1, 1, 0.0, [ar])})
+    def cell(length: int, batch: int, mdlm: float, ar: float) -> sample.Cell:
+        return sample.Cell(length, batch, {"mdlm": Result(1, 1, 0.0, [mdlm]), "ar": Result(1, 1, 0.0, [ar])})
 
     cells = [cell(128, 1, 2.0, 1.0), cell(512, 1, 2.0, 4.0), cell(128, 4, 8.0, 1.0), cell(512, 4, 8.0, 4.0)]
-    found = {(one.axis, one.fixed): (one.winner, one.loser, one.at) for one in find_crossovers(cells, "mdlm", "ar")}
+    found = {
+        (one.axis, one.fixed): (one.winner, one.loser, one.at) for one in sample.find_crossovers(cells, "mdlm", "ar")
+    }
     assert found == {
         ("length", 1): ("mdlm", "ar", pytest.approx(256)),
         ("length", 4): ("ar", "mdlm", None),

@@ -62,11 +62,11 @@ def test_likelihood_against_training_with_memory(run):
 
 
 def test_samplers_over_lengths_and_batches(run):
-    options = ("--length", 12, "--length", 6, "--batch", 2, "--steps", 3, "--steps", 5, "--against", "plain", "--json")
-    code, out, _ = run("bench", "sample", *TINY, *options)
+    sizes = ("--length", 12, "--length", 6, "--batch", 2, "--batch", 1, "--steps", 3, "--steps", 5)
+    code, out, _ = run("bench", "sample", *TINY, *sizes, "--against", "plain", "--json")
     assert code == 0
     report = json.loads(out)
-    assert [(cell["length"], cell["batch"]) for cell in report["cells"]] == [(6, 2), (12, 2)]
+    assert [(cell["length"], cell["batch"]) for cell in report["cells"]] == [(6, 1), (12, 1), (6, 2), (12, 2)]
     for cell in report["cells"]:
         results = cell["results"]
         assert list(results) == ["mdlm T=3", "mdlm T=5", "mdlm one by one", "ar", "plain T=3", "plain T=5"]
@@ -76,10 +76,11 @@ def test_samplers_over_lengths_and_batches(run):
         assert results["ar"]["calls"] == results["mdlm one by one"]["calls"] == cell["length"]
         assert results["mdlm T=3"]["calls"] <= 3
         assert set(cell["against"]) == {"plain T=3", "plain T=5"}
-    assert len(report["crossings"]) == 3
+    assert len(report["crossings"]) == 3 * (2 + 2)
     for one in report["crossings"]:
         assert "ar" in (one["winner"], one["loser"])
-        assert one["at"] is None or 6 <= one["at"] <= 12
+        low, high = (6, 12) if one["along"] == "length" else (1, 2)
+        assert one["at"] is None or low <= one["at"] <= high
 
 
 def test_tables_for_a_terminal(run, mdlm_folder):

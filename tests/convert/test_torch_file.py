@@ -150,14 +150,6 @@ class ForeignMapping(dict):
         raise AssertionError("foreign code ran")
 
 
-class ForeignList(list):
-    pass
-
-
-class ForeignSet(set):
-    pass
-
-
 class Colour(enum.Enum):
     RED = 1
 
@@ -168,24 +160,14 @@ class Outer:
             self.value = 3
 
 
-class Slotted:
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 3
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_foreign_objects_become_placeholders(tmp_path, protocol):
     mapping = ForeignMapping({"length": 8})
     mapping.flags = {"struct": True}  # type: ignore[attr-defined]
     foreign = [
         mapping,
-        ForeignList([1, 2]),
-        ForeignSet([1, 2]),
         Colour.RED,
         Outer.Inner(),
-        Slotted(),
         functools.partial(max, 1),
         Counter("abba"),
         defaultdict(list, a=[1]),

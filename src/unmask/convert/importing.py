@@ -160,12 +160,7 @@ def convert(
         "max_length": max(length or trained_length or PUBLISHED_LENGTH, trained_length or 1),
     }
     conditioned = not causal and (time_conditioning or published.config.time_conditioning)
-    if causal:
-        model: Any = _build(CausalLM, CausalConfig(bos_token_id=None, **fields), add_norm_biases(published.weights))
-    else:
-        layers = published.fields["num_hidden_layers"]
-        folded = published.weights if conditioned else fold(published.weights, layers)
-        model = _build(DiT, DiTConfig(conditioned=conditioned, **fields), folded)
+    model = _build_network(published.weights, fields, conditioned)
     config = CheckpointConfig(
         objective="ar" if causal else objective,
         policy=length_policy,
@@ -194,7 +189,14 @@ def convert(
     )
 
 
-def _build(network: Any, config: Any, weights: dict[str, Tensor]) -> Any:
+def _build_network(weights: dict[str, Tensor], fields: dict[str, Any], conditioned: bool) -> Any:
+    network: Any = DiT
+    config: Any
+    if "cond_dim" not in fields:
+        network, config, weights = CausalLM, CausalConfig(bos_token_id=None, **fields), add_norm_biases(weights)
+    else:
+        config = DiTConfig(conditioned=conditioned, **fields)
+        weights = weights if conditioned else fold(weights, config.num_hidden_layers)
     with torch.device("meta"):
         model = network(config)
     model.load_state_dict(weights, strict=True, assign=True)
