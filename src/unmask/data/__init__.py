@@ -1,4 +1,4 @@
-"""Text in, rows of token ids out: sources, tokenizers, a cache of tokens, train/validation splits and length policies.
+"""From text to rows of token ids: sources, tokenizers, token cache, training and validation split, length policies.
 
-Nothing here knows of models or of torch; arrays are numpy's, and big ones are read from memory maps.
+The package imports neither torch nor the mathematics; arrays are numpy's, and large ones are memory-mapped.
 """

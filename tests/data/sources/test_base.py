@@ -43,6 +43,7 @@ def test_the_digest_depends_on_documents_and_not_on_their_parts() -> None:
         [Document("", "héllo"), Document("ab", "")],
         [Document("b", ""), Document("a", "héllo")],
         [Document("a", "héllo")],
+        [Document("llo", "héa"), Document("b", "")],
     ):
         assert digest(*other) != whole
 
