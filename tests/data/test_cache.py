@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from unmask.data import cache as module
-from unmask.data import chunks
+from unmask.data import encoding
 from unmask.data.cache import FILES, JOURNAL, META, TokenCache, Tokens, TokenWriter
-from unmask.data.chunks import ChunkBatch
-from unmask.data.encoding import Encoder, encode
+from unmask.data.encoding import ChunkBatch, Encoder, encode
 from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from unmask.errors import UnmaskError
@@ -137,7 +136,7 @@ def test_bad_texts_are_errors_and_leave_nothing(folder: Path) -> None:
 
 
 def test_progress_counts_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "BATCH_CHARACTERS", 6)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 6)
     seen: list[tuple[int, int]] = []
     build(progress=lambda done, total: seen.append((done, total)))
     assert seen == [(6, 61), (56, 61), (61, 61)]
@@ -171,9 +170,9 @@ def unbroken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes
     with monkeypatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(tmp_path / "unbroken"))
         expected = contents(TokenCache.build(corpus, BYTES))
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
     monkeypatch.setattr(module, "CHUNK_CHARACTERS", 100)
-    monkeypatch.setattr(chunks, "BATCH_CHARACTERS", 300)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 300)
     monkeypatch.setattr(module, "COMMIT_BYTES", 2000)
     return expected
 
@@ -269,7 +268,7 @@ def test_an_interrupted_encoding_continues_only_from_a_journal_that_fits(
     elif damage == "files":
         os.truncate(partial / "ids.bin", 100)
     elif damage == "chunks":
-        monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 90)
+        monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 90)
         monkeypatch.setattr(module, "CHUNK_CHARACTERS", 90)
     monkeypatch.setattr(Encoder, "encode", record_encodings(tmp_path / "record"))
     assert contents(TokenCache.build(corpus, BYTES)) == unbroken

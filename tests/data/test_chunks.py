@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from unmask.data import chunks
+from unmask.data import encoding
 from unmask.data.cache import FILES, META
 from unmask.data.encoding import encoder_of
 from unmask.data.sources import Document, Source
@@ -86,7 +86,7 @@ def test_caches_are_the_same_for_parts_and_chunks_of_any_size(
 
     whole, expected = prepared(1 << 30)
     assert (whole.cut is None) == (len(sizes) > 1)
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 200)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 200)
     for size in (7, 1000, 1 << 29):
         corpus, found = prepared(size)
         assert found == expected
@@ -97,7 +97,7 @@ def test_caches_are_the_same_for_parts_and_chunks_of_any_size(
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
 def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, kind: str, size: int) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
     encoder = encoder_of(simple(kind).build(PartsSource().documents))
     documents = list(PartsSource().documents())
     found = list(encoder.split(PartsSource(size=size).documents()))
@@ -105,13 +105,13 @@ def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, kind: st
     assert len(found) > 50
     assert "".join(chunk.text for chunk in found) == "".join(document.text for document in documents)
     for left, right in pairwise(found):
-        assert right.before == (left.text[-chunks.CONTEXT_CHARACTERS :] if left.more else "")
+        assert right.before == (left.text[-encoding.CONTEXT_CHARACTERS :] if left.more else "")
         assert right.start == (left.start + len(left.text) if left.more else 0)
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
 def test_only_long_texts_are_divided(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 9)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 9)
     encoder = encoder_of(simple(kind).build(PartsSource().documents))
     for texts, expected in (
         (["four four", ""], ["four four", ""]),
@@ -121,8 +121,8 @@ def test_only_long_texts_are_divided(monkeypatch: pytest.MonkeyPatch, kind: str)
 
 
 def test_documents_of_several_chunks_are_decoded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 100)
-    monkeypatch.setattr(chunks, "BATCH_CHARACTERS", 350)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 350)
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
     corpus = prepare(PartsSource(size=33), BPETokenizer(vocab_size=280), fraction=0.3)
     texts: dict[str, str] = {}

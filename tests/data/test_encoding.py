@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from unmask import registry
-from unmask.data import chunks
+from unmask.data import encoding
 from unmask.data.encoding import Encoder, encode, encoder_of
 from unmask.data.sources import Document
 from unmask.errors import UnmaskError
@@ -40,7 +40,7 @@ def test_long_texts_are_divided_only_where_that_changes_nothing(monkeypatch: pyt
     text = "".join(document.text for document in corpus()) + "  \n\n \t end"
     tokenizer = build({"name": "bpe", "vocab_size": 300})
     whole, short = encode(tokenizer, [text, "short"])
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", size)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", size)
     assert len(list(encoder_of(tokenizer).split([Document("a", text)]))) > len(text) / (size + 12)
     assert encode(tokenizer, [text, "short", text]) == [whole, short, whole]
 
@@ -54,7 +54,7 @@ def test_a_mark_of_the_start_is_not_put_before_each_chunk(monkeypatch: pytest.Mo
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
     text = "a " * 100 + "a"
     whole = encoder([text])[0].tolist()
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 50)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 50)
     assert len(list(encoder.split([Document("a", text)]))) > 3
     assert encoder([text])[0].tolist() == whole
 
@@ -66,7 +66,7 @@ def test_a_boundary_moves_on_where_a_token_would_be_cut(monkeypatch: pytest.Monk
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_tokens(["b a"])
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 50)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 50)
     text = "a b " * 100
     *parts, last = encoder.split([Document("a", text)])
     assert {part.text[-1] for part in parts} == {"a"}
@@ -77,7 +77,7 @@ def test_a_boundary_moves_on_where_a_token_would_be_cut(monkeypatch: pytest.Monk
 
 
 def test_bad_texts_are_errors_with_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 10)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 10)
     for spec, texts, message in (
         ("char", ["fine", "abC"], r"Text 1 has the character 'C' \(U\+0043\) at position 2"),
         ("char", ["a\n"], r"Text 0 has the character '\\n' \(U\+000A\) at position 1"),
@@ -118,5 +118,5 @@ def test_truncation_does_not_matter_and_added_tokens_do(spec: str | dict[str, ob
 def test_long_texts_of_published_tokenizers(name: str) -> None:
     encoder = Encoder(build({"name": "huggingface", "path": f"{DATA}/vocab/{name}"}))
     text = "".join(document.text for document in corpus()) * 20
-    assert len(text) > chunks.CHUNK_CHARACTERS
+    assert len(text) > encoding.CHUNK_CHARACTERS
     assert np.array_equal(encoder([text])[0], encoder._encode_batch([text])[0])

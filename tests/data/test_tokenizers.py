@@ -18,11 +18,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import unmask
 from unmask import registry
-from unmask.data import chunks
-from unmask.data.encoding import Encoder, encode, encoder_of
+from unmask.data import encoding
+from unmask.data.encoding import Encoder, byte_symbols, encode, encoder_of, vocabulary_size
 from unmask.data.sources import Document
 from unmask.data.sources.base import CorpusDigest
-from unmask.data.tokenizers import BPETokenizer, byte_symbols, vocabulary_size
+from unmask.data.tokenizers import BPETokenizer
 from unmask.errors import UnmaskError
 
 DATA = os.environ.get("UNMASK_DATA")
@@ -158,7 +158,7 @@ def test_bpe_samples_a_large_text_evenly(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(set(np.diff([texts.index(text) for text in some]).tolist())) > 5, "by a hash, not every fourth"
     text = "".join(texts)
     parts = [Document("long", text[start : start + 999], True) for start in range(0, len(text), 999)]
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 200)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 200)
     passages = sampled(len(text) // 4, [*parts, Document("long", "")])
     assert len(passages) > 20
     assert all(passage in text for passage in passages)

@@ -87,7 +87,7 @@ class Vocabulary:
         """For byte-level tokenizers, which write every byte as a visible character; None for others."""
         from tokenizers.decoders import ByteLevel
 
-        from unmask.data.tokenizers import byte_symbols
+        from unmask.data.encoding import byte_symbols
 
         if not isinstance(self._require_tokenizer().backend_tokenizer.decoder, ByteLevel):
             return None

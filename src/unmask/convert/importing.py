@@ -30,7 +30,8 @@ from unmask.convert.layout import (
     published_shapes,
 )
 from unmask.convert.torch_file import StoredTensor, TorchFile
-from unmask.data.tokenizers import MASK, HuggingFaceTokenizer, TokenizerComponent, vocabulary_size
+from unmask.data.encoding import vocabulary_size
+from unmask.data.tokenizers import MASK, HuggingFaceTokenizer, TokenizerComponent
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import check_new_folder
 from unmask.models.causal import CausalLM

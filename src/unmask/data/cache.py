@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.build_once import build_once, cache_dir, prefetch
-from unmask.data.chunks import CHUNK_CHARACTERS, ChunkBatch, Counts
-from unmask.data.encoding import Encoder, Ids, encoder_of
+from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Encoder, Ids, encoder_of
 from unmask.data.sources.base import CorpusDigest, Document
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text

@@ -1,26 +1,141 @@
-"""Texts to token ids."""
+"""Texts to token ids: long texts are divided into chunks, so that memory stays small.
+
+Chunks depend on the text alone, not on the parts in which a source yields it, so work on them can be resumed by
+counting them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.chunks import Chunk, ChunkBatch, Counts, end_after_characters, end_after_word, split_into_chunks
 from unmask.data.sources.base import Document
-from unmask.data.tokenizers import byte_pre_tokenizer, byte_symbols, character_pre_tokenizer, vocabulary_size
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+Counts = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger]
+
+CHUNK_CHARACTERS = 1 << 16
+"""A longer text is encoded in chunks of about this size."""
+CONTEXT_CHARACTERS = 64
+"""Text on either side of a chunk boundary that decides whether tokens cross it."""
+BATCH_CHARACTERS = 1 << 21
+
+WORD_END = re.compile(r"(?<=\S)(?=[ \n])")
+
+
+class Chunk(NamedTuple):
+    """A part of a document's text, usually all of it.
+
+    before: the last characters of the previous chunk. start: position in the document. more: another chunk follows.
+    """
+
+    name: str
+    text: str
+    before: str = ""
+    start: int = 0
+    more: bool = False
+
+
+FindEnd = Callable[[str, int, bool], "int | None"]
+"""(text, start, more) -> end of the chunk that begins at `start`, or None to take the rest of the text.
+
+more: the text continues after what has been read; None then means that more has to be read first.
+"""
+
+
+def split_into_chunks(documents: Iterable[Document], find_end: FindEnd) -> Iterator[Chunk]:
+    """Yield the chunks of all documents in order."""
+    text, offset, before = "", 0, ""
+    for document in documents:
+        if len(document.text) <= CHUNK_CHARACTERS and not (document.more or offset or text):
+            yield Chunk(document.name, document.text)
+            continue
+        text += document.text
+        start = 0
+        while (end := find_end(text, start, document.more)) is not None:
+            yield Chunk(document.name, text[start:end], before, offset + start, True)
+            before = text[max(start, end - CONTEXT_CHARACTERS) : end]
+            start = end
+        text, offset = text[start:], offset + start
+        if not document.more:
+            yield Chunk(document.name, text, before, offset)
+            text, offset, before = "", 0, ""
+
+
+def end_after_characters(text: str, start: int, more: bool) -> int | None:
+    """End a chunk after a fixed number of characters."""
+    return start + CHUNK_CHARACTERS if len(text) > start + CHUNK_CHARACTERS else None
+
+
+def end_after_word(
+    text: str, start: int, more: bool, is_boundary: Callable[[str, str], bool] | None = None
+) -> int | None:
+    """End a chunk before the white space after a word. is_boundary: whether no token crosses (left, right) text."""
+    position = start + CHUNK_CHARACTERS
+    while found := WORD_END.search(text, position):
+        end = found.start()
+        if more and len(text) < end + CONTEXT_CHARACTERS:
+            return None
+        left, right = text[max(start, end - CONTEXT_CHARACTERS) : end], text[end : end + CONTEXT_CHARACTERS]
+        if is_boundary is None or is_boundary(left, right):
+            return end
+        position = end + CHUNK_CHARACTERS
+    return None
+
+
+class ChunkBatch:
+    """Chunks that are encoded together. characters, bytes: int64 [n], the size of each chunk."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = chunks
+        self.text = "".join([chunk.text for chunk in chunks])
+        self.characters = np.array([len(chunk.text) for chunk in chunks], dtype=np.int64)
+        try:
+            self.utf8 = self.text.encode()
+        except UnicodeEncodeError as error:
+            name, position = self.locate(error.start)
+            raise UnmaskError(
+                f"{name} has half a surrogate pair at position {position}; decode the text as UTF-8 first."
+            ) from error
+        self.bytes = self.characters
+        if len(self.utf8) != len(self.text):
+            self.bytes = np.array([len(chunk.text.encode()) for chunk in chunks], dtype=np.int64)
+
+    @classmethod
+    def group(cls, chunks: Iterable[Chunk]) -> Iterator[ChunkBatch]:
+        """Group chunks into batches of about `BATCH_CHARACTERS`."""
+        batch: list[Chunk] = []
+        size = 0
+        for chunk in chunks:
+            batch.append(chunk)
+            size += len(chunk.text)
+            if size >= BATCH_CHARACTERS:
+                yield cls(batch)
+                batch, size = [], 0
+        if batch:
+            yield cls(batch)
+
+    def locate(self, character: int) -> tuple[str, int]:
+        """Return the document of a character of the batch, and its position there."""
+        ends = np.cumsum(self.characters)
+        index = int(np.searchsorted(ends, character, side="right"))
+        chunk = self.chunks[index]
+        return chunk.name, chunk.start + character - int(ends[index] - self.characters[index])
+
+
 Lookup = Callable[[ChunkBatch], tuple[Ids, Counts]]
 """Returns the ids of a batch, concatenated, and the number of ids of each chunk."""
 
@@ -62,7 +177,8 @@ class Encoder:
 
     def split(self, documents: Iterable[Document]) -> Iterator[Chunk]:
         """Divide documents into chunks where that does not change their ids."""
-        return split_into_chunks(documents, end_after_characters if self._lookup else self._end_after_word)
+        find_end = end_after_characters if self._lookup else partial(end_after_word, is_boundary=self._is_boundary)
+        return split_into_chunks(documents, find_end)
 
     def encode(self, batch: ChunkBatch) -> tuple[Ids, Counts]:
         """Return the ids of a batch, concatenated, and int64 [n], the number of ids of each chunk."""
@@ -87,9 +203,6 @@ class Encoder:
     def _encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-    def _end_after_word(self, text: str, start: int, more: bool) -> int | None:
-        return end_after_word(text, start, more, self._is_boundary)
 
     def _is_boundary(self, left: str, right: str) -> bool:
         whole, alone = self._encode_batch([left + right, left])
@@ -159,3 +272,31 @@ def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encoder:
     if tokenizer not in _ENCODERS or _ENCODERS[tokenizer][0] != state:
         _ENCODERS[tokenizer] = state, Encoder(tokenizer)
     return _ENCODERS[tokenizer][1]
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the number of embeddings that a tokenizer needs: its largest id plus one, special tokens included."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def byte_symbols() -> list[str]:
+    """Return the character by which byte-level tokenizers write each byte.
+
+    Printable characters of Latin-1 stand for themselves; the other bytes, in order, are written as U+0100 onwards.
+    """
+    others = iter(range(256, 512))
+    return [chr(byte) if chr(byte).isprintable() and byte != 32 else chr(next(others)) for byte in range(256)]
+
+
+def byte_pre_tokenizer() -> Any:
+    """Return the pre-tokenizer that divides a text into bytes."""
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def character_pre_tokenizer() -> Any:
+    """Return the pre-tokenizer that divides a text into characters."""
+    from tokenizers import Regex, pre_tokenizers
+
+    return pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -7,12 +7,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
 from unmask.data.build_once import build_once, cache_dir
-from unmask.data.chunks import end_after_word, split_into_chunks
+from unmask.data.encoding import (
+    byte_pre_tokenizer,
+    byte_symbols,
+    character_pre_tokenizer,
+    end_after_word,
+    split_into_chunks,
+)
 from unmask.data.sources.base import CorpusDigest, Document
 from unmask.data.sources.fasta import LETTERS
 from unmask.errors import UnmaskError
@@ -254,31 +260,3 @@ def with_special_tokens(tokenizer: Tokenizer, **special_tokens: str) -> PreTrain
         clean_up_tokenization_spaces=False,
         **special_tokens,  # type: ignore[arg-type]
     )
-
-
-def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the number of embeddings that a tokenizer needs: its largest id plus one, special tokens included."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
-def byte_symbols() -> list[str]:
-    """Return the character by which byte-level tokenizers write each byte.
-
-    Printable characters of Latin-1 stand for themselves; the other bytes, in order, are written as U+0100 onwards.
-    """
-    others = iter(range(256, 512))
-    return [chr(byte) if chr(byte).isprintable() and byte != 32 else chr(next(others)) for byte in range(256)]
-
-
-def byte_pre_tokenizer() -> Any:
-    """Return the pre-tokenizer that divides a text into bytes."""
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-
-def character_pre_tokenizer() -> Any:
-    """Return the pre-tokenizer that divides a text into characters."""
-    from tokenizers import Regex, pre_tokenizers
-
-    return pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.data.encoding import encode
+from unmask.data.encoding import encode, vocabulary_size
 from unmask.data.rows import Integers, RowBatch, Rows
-from unmask.data.tokenizers import vocabulary_size
 from unmask.doctor import CheckResult
 from unmask.errors import UnmaskError
 from unmask.laws import describe, exact
