@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import lzma
+import shlex
 import shutil
 import signal
 import sys
@@ -70,10 +71,6 @@ def schedule_values(schedule: Any, t: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def loss_terms(objective: Any, network: Any, batch: Batch, schedule: Any, noise: Noise) -> Any:
-    return objective.loss(network, batch, schedule, noise)
-
-
 def network_for(objective: Any, **options: Any) -> Any:
     """A tiny network whose weights are a function of their names."""
     name = "causal" if objective.causal else "dit"
@@ -101,16 +98,9 @@ def corpus_of(source: Any, tokenizer: Any, **options: Any) -> Any:
     return prepare(build("source", source), built, **options)
 
 
-def split_batch(corpus: Any) -> list[Any]:
-    return [*corpus.train_parts, *corpus.validation_parts]
-
-
-def rows_of(corpus: Any, policy: Any, length: int) -> tuple[Any, Any]:
-    return corpus.rows(build("policy", policy), length)
-
-
-def resolved(recipe: str) -> dict[str, Any]:
-    return read_recipe(recipe).model_dump(mode="json")
+def rows_of(corpus: Any, policy: Any, length: int) -> list[dict[str, Any]]:
+    """The rows of both parts of a corpus."""
+    return [table_of(rows) for rows in corpus.rows(build("policy", policy), length)]
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------
@@ -167,7 +157,9 @@ def write_cats(name: str = "cats.txt", lines: int = 120) -> str:
     return name
 
 
-TINY = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.batch_size=4", "data.length=16"]
+NARROW = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.batch_size=4"]
+TINY = [*NARROW, "data.length=16"]
+AR = ["model={name: causal, size: nano, hidden_size: 16, layers: 1, heads: 1}", "objective=ar"]
 SHORT = ["training.steps=2", "training.log_every=1", "training.validate_every=2", "training.validation_rows=4"]
 
 
@@ -175,15 +167,16 @@ def train(what: str, *words: object, out: str = "run") -> dict[str, Any]:
     return verb("train", what, *words, "--out", out)
 
 
-def folder_of(out: str) -> dict[str, Any]:
-    """Everything a run has left: files, log, weights, training state, card."""
+def folder_of(out: str, *keys: str) -> dict[str, Any]:
+    """Everything a run has left (files, log, weights, training state, card), or only some of it."""
     root = Path(out)
     files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() or path.is_symlink())
     links = {str(path.relative_to(root)): str(path.readlink()) for path in root.rglob("*") if path.is_symlink()}
     log = [json.loads(line) for line in (root / "log.jsonl").read_text().splitlines()]
     newest = root / "latest"
+    card = json.loads((newest / "unmask.json").read_text())
     state = {path.name: tensors(load_file(path)) for path in sorted((newest / "state").glob("*.safetensors"))}
-    return {
+    found = {
         "files": files,
         "links": links,
         "log": log,
@@ -192,10 +185,11 @@ def folder_of(out: str) -> dict[str, Any]:
         "state": state,
         "trainer": json.loads((newest / "state" / "trainer.json").read_text()),
         "config": json.loads((newest / "config.json").read_text()) | {"transformers_version": None},
-        "card": json.loads((newest / "unmask.json").read_text()),
-        "card_keys": sorted(json.loads((newest / "unmask.json").read_text())),
+        "card": card,
+        "card_keys": sorted(card),
         "recipe": yaml.safe_load((root / "recipe.yaml").read_text()),
     }
+    return {key: found[key] for key in keys} if keys else found
 
 
 def files_of(folder: str) -> dict[str, Any]:
@@ -261,7 +255,7 @@ def registry_members() -> Any:
 
 @case("surface")
 def recipes() -> Any:
-    return {name: resolved(name) for name in shipped_recipes()}
+    return {name: read_recipe(name).model_dump(mode="json") for name in shipped_recipes()}
 
 
 @case("surface")
@@ -367,16 +361,12 @@ def random_numbers() -> Any:
 
 @case("mathematics")
 def times() -> Any:
-    found = {str(n): van_der_corput(n).tolist() for n in (1, 2, 5, 8, 12)}
     place = torch.arange(12)
-    drawn = {f"step {step}": draw_times(3, step, place, 12).tolist() for step in range(3)}
-    part = draw_times(3, 1, place[4:8], 12).tolist()
-    spread = low_discrepancy(torch.tensor(0.37), torch.arange(6), 6).tolist()
     return {
-        "strata": found,
-        "times": drawn,
-        "part": part,
-        "offset": spread,
+        "strata": {str(n): van_der_corput(n).tolist() for n in (1, 2, 5, 8, 12)},
+        "times": {f"step {step}": draw_times(3, step, place, 12).tolist() for step in range(3)},
+        "part": draw_times(3, 1, place[4:8], 12).tolist(),
+        "offset": low_discrepancy(torch.tensor(0.37), torch.arange(6), 6).tolist(),
         "large": array(draw_times(9, 5, torch.arange(300), 300)),
     }
 
@@ -441,9 +431,8 @@ def objectives() -> Any:
             for schedule in ("loglinear", "cosine") if not options else ("loglinear",):
                 network = network_for(objective, **options)
                 t = draw_times(0, 1, torch.arange(5), 5)
-                terms = loss_terms(
-                    objective, network, batch, build("schedule", schedule), Noise.draw(0, 1, torch.arange(5), t, 20)
-                )
+                noise = Noise.draw(0, 1, torch.arange(5), t, 20)
+                terms = objective.loss(network, batch, build("schedule", schedule), noise)
                 terms.loss.backward()
                 grads = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
                 kept = ("diffusion", "reconstruction", "prior", "cross_entropy", "counted", "masked", "mask_rate")
@@ -613,31 +602,35 @@ def analytic_and_other_objectives() -> Any:
 # ---- constraints ----------------------------------------------------------------------------------------------------
 
 
-def constraints() -> dict[str, Any]:
-    c = unmask.constraints
+def constrained_texts(asked: dict[str, Any]) -> dict[str, list[str]]:
+    """Two texts of the smoke model for every constraint, drawn in four ways."""
+    how: list[dict[str, Any]] = [{}, {"steps": 4}, {"particles": 3}, {"order": "confidence", "steps": 4}]
     return {
-        "characters": c.Characters(3, 20),
-        "words": c.Words("abc", whole=False),
-        "no words": c.NoWords("a", "bb", whole=False),
-        "token run": c.Words([0, 1, 2]),
-        "allowed": c.Allowed(["a", "b", "c"]),
-        "allowed at": c.Allowed(["h"], positions=[0, 5]),
-        "banned": c.Banned("a"),
-        "banned at": c.Banned(["a", "b", "c"], positions=[0, 1, 2]),
-        "fixed": c.Fixed({1: "h", 4: "a"}),
-        "several": [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Words("gg", whole=False)],
+        f"{name} {options}": [
+            one["text"] for one in generated(model("smoke"), length=16, constraint=constraint, **options)
+        ]
+        for name, constraint in asked.items()
+        for options in how
     }
 
 
 @case("constraints")
 def every_constraint() -> Any:
-    lm = model("smoke")
-    how: list[dict[str, Any]] = [{}, {"steps": 4}, {"particles": 3}, {"order": "confidence", "steps": 4}]
-    return {
-        f"{name} {options}": [one["text"] for one in generated(lm, 2, length=16, constraint=one_of, **options)]
-        for name, one_of in constraints().items()
-        for options in how
-    }
+    c = unmask.constraints
+    return constrained_texts(
+        {
+            "characters": c.Characters(3, 20),
+            "words": c.Words("abc", whole=False),
+            "no words": c.NoWords("a", "bb", whole=False),
+            "token run": c.Words([0, 1, 2]),
+            "allowed": c.Allowed(["a", "b", "c"]),
+            "allowed at": c.Allowed(["h"], positions=[0, 5]),
+            "banned": c.Banned("a"),
+            "banned at": c.Banned(["a", "b", "c"], positions=[0, 1, 2]),
+            "fixed": c.Fixed({1: "h", 4: "a"}),
+            "several": [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Words("gg", whole=False)],
+        }
+    )
 
 
 @case("constraints")
@@ -658,24 +651,14 @@ def constraints_with_prompts_and_fill() -> Any:
 def regexes() -> Any:
     """The states of a regular expression are numbered in the order of a set, on which what is drawn depends."""
     lm, c = model("smoke"), unmask.constraints
-    how: list[dict[str, Any]] = [{}, {"steps": 4}, {"particles": 3}, {"order": "confidence", "steps": 4}]
-    asked: dict[str, Any] = {
-        "regex": c.Regex("(ab|cd)+[e-h]*"),
-        "several": [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Regex("[a-h]*gg[a-h]*")],
-    }
-    found: dict[str, Any] = {
-        f"{name} {options}": [one["text"] for one in generated(lm, 2, length=16, constraint=one_of, **options)]
-        for name, one_of in asked.items()
-        for options in how
-    }
+    several = [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Regex("[a-h]*gg[a-h]*")]
     story = {"length": 12, "steps": 4, "constraint": c.Regex("Once [a-z ]+\\.")}
-    matched = ("--length", 16, "--match", "[a-d]+", "--particles", 2)
     return {
-        **found,
+        **constrained_texts({"regex": c.Regex("(ab|cd)+[e-h]*"), "several": several}),
         "prompt": generated(lm, 2, constraint=c.Regex("ab[gh]*.*cd"), prompt="ab", suffix="cd", length=14),
         "fill open length": lm.fill("ab[MASK:2-6]cd", constraint=c.Regex("ab(gh)+cd"), seed=3),
         "stories": generated(model("stories"), 1, **story),
-        "cli": verb("sample", "smoke", "-n", 2, *matched, "--device", "cpu"),
+        "cli": verb(*shlex.split("sample smoke -n 2 --length 16 --match [a-d]+ --particles 2 --device cpu")),
     }
 
 
@@ -687,22 +670,7 @@ def constrained_stories() -> Any:
         "words": generated(lm, 1, length=16, steps=4, constraint=c.Words("dog", "ball")),
         "characters": generated(lm, 1, length=16, steps=4, constraint=c.Characters(30, 40)),
         "none of": generated(lm, 1, length=16, steps=4, constraint=c.NoWords("the", "a", "was")),
-        "cli": verb(
-            "sample",
-            "stories",
-            "-n",
-            1,
-            "--length",
-            16,
-            "--steps",
-            3,
-            "--with",
-            "cat",
-            "--without",
-            "dog",
-            "--device",
-            "cpu",
-        ),
+        "cli": verb(*shlex.split("sample stories -n 1 --length 16 --steps 3 --with cat --without dog --device cpu")),
     }
 
 
@@ -879,7 +847,7 @@ def tokenized(tokenizer: Any, text: str) -> dict[str, Any]:
 
 @case("data")
 def tokenizers() -> Any:
-    documents = corpus_documents({"name": "text", "paths": write_cats(), "separator": "line"})
+    documents = {"name": "text", "paths": write_cats(), "separator": "line"}
     nothing = {name: build("tokenizer", name).build(lambda: iter(())) for name in ("byte", "dna")}
     char = build("tokenizer", {"name": "char", "alphabet": "abc def"}).build(lambda: iter(()))
     corpus = corpus_of(documents, {"name": "bpe", "vocab_size": 300})
@@ -895,12 +863,6 @@ def tokenizers() -> Any:
         "smoke": tokenized(model("smoke").tokenizer, "abcdefgh"),
         **shipped,
     }
-
-
-def corpus_documents(spec: dict[str, Any]) -> dict[str, Any]:
-    """A source by its specification, read once to see that it can be."""
-    assert list(build("source", spec).documents())
-    return spec
 
 
 def documents_of(spec: Any) -> dict[str, Any]:
@@ -926,24 +888,27 @@ def write_formats() -> dict[str, dict[str, Any]]:
     records = [{"text": f'text {i}, "quoted"\nand {i * i}', "other": str(i)} for i in range(7)]
     raw = "\n\n".join(one["text"] for one in records).encode()
     lines = "".join(json.dumps(one) + "\n" for one in records).encode()
-    Path("a.txt").write_bytes(raw)
-    Path("a.md").write_bytes(raw)
-    Path("a.jsonl").write_bytes(lines)
-    Path("a.json").write_text(json.dumps(records))
-    Path("strings.json").write_text(json.dumps([one["text"] for one in records]))
     table = "".join(f'"{one["text"].replace(chr(34), chr(34) * 2)}",{one["other"]}\n' for one in records)
-    Path("a.csv").write_text("text,other\n" + table)
-    Path("a.tsv").write_text("text\tother\n" + "".join(f"line {i}\t{i}\n" for i in range(5)))
+    contents = {
+        "a.txt": raw,
+        "a.md": raw,
+        "a.jsonl": lines,
+        "a.json": json.dumps(records).encode(),
+        "strings.json": json.dumps([one["text"] for one in records]).encode(),
+        "a.csv": b"text,other\n" + table.encode(),
+        "a.tsv": b"text\tother\n" + b"".join(b"line %d\t%d\n" % (i, i) for i in range(5)),
+        "a.fasta": b">one first\nACGTNACGT\nGGGTTT\n>two\nACCA\nacgt\n>three\n" + b"ACGT" * 30 + b"\n",
+        "a.txt.gz": gzip.compress(raw),
+        "a.jsonl.gz": gzip.compress(lines),
+        "a.txt.bz2": bz2.compress(raw),
+        "a.txt.xz": lzma.compress(raw),
+        "a.jsonl.zst": zstandard.ZstdCompressor().compress(lines),
+    }
+    for name, content in contents.items():
+        Path(name).write_bytes(content)
     pq.write_table(pa.Table.from_pylist(records), "a.parquet")
     feather.write_feather(pa.Table.from_pylist(records), "a.arrow", compression="uncompressed")
-    Path("a.fasta").write_text(">one first\nACGTNACGT\nGGGTTT\n>two\nACCA\nacgt\n>three\n" + "ACGT" * 30 + "\n")
-    Path("a.txt.gz").write_bytes(gzip.compress(raw))
-    Path("a.jsonl.gz").write_bytes(gzip.compress(lines))
-    Path("a.txt.bz2").write_bytes(bz2.compress(raw))
-    Path("a.txt.xz").write_bytes(lzma.compress(raw))
-    Path("a.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(lines))
-    names = ["a.txt", "a.md", "a.jsonl", "a.json", "strings.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "a.fasta"]
-    names += ["a.txt.gz", "a.jsonl.gz", "a.txt.bz2", "a.txt.xz", "a.jsonl.zst"]
+    names = [*contents, "a.parquet", "a.arrow"]
     found: dict[str, dict[str, Any]] = {name: {"name": "text", "paths": name} for name in names}
     found["paragraphs"] = {"name": "text", "paths": "a.txt", "separator": "paragraph"}
     found["lines"] = {"name": "text", "paths": "a.txt", "separator": "line"}
@@ -982,10 +947,9 @@ def made_sources() -> Any:
         "sudoku, nine": {"name": "sudoku", "bases": 1, "count": 2, "validation": 1},
         "paths": {"name": "paths", "count": 12, "validation": 5, "degree": 3, "arm": 3, "names": 20},
     }
+    specs |= {"stdlib": "stdlib", "functions": "functions"}
     with small_library():
-        return {
-            name: documents_of(one) for name, one in {**specs, "stdlib": "stdlib", "functions": "functions"}.items()
-        }
+        return {name: documents_of(spec) for name, spec in specs.items()}
 
 
 def table_of(rows: Any) -> dict[str, Any]:
@@ -1032,24 +996,20 @@ def corpora() -> Any:
                     "bytes": one.bytes,
                     "characters": one.characters,
                 }
-                for one in split_batch(corpus)
+                for one in (*corpus.train_parts, *corpus.validation_parts)
             ],
             "cut": corpus.cut,
         }
-    for policy in (
-        "packed",
-        "padded",
-        "supervised_eos",
-        {"name": "padded", "overflow": "truncate"},
-        {"name": "supervised_eos", "overflow": "truncate"},
-    ):
+    truncated = [{"name": name, "overflow": "truncate"} for name in ("padded", "supervised_eos")]
+    for policy in ("packed", "padded", "supervised_eos", *truncated):
         for length in (16, 48):
-            train_rows, validation_rows = rows_of(corpus, policy, length)
-            found[f"{policy} {length}"] = {"train": table_of(train_rows), "validation": table_of(validation_rows)}
+            found[f"{policy} {length}"] = dict(
+                zip(("train", "validation"), rows_of(corpus, policy, length), strict=True)
+            )
     alone = corpus_of({"name": "text", "paths": "cats.txt"}, "byte", fraction=0.1)
-    found["one document"] = {"cut": alone.cut, "rows": [table_of(one) for one in rows_of(alone, "packed", 32)]}
+    found["one document"] = {"cut": alone.cut, "rows": rows_of(alone, "packed", 32)}
     bpe = corpus_of(lines, {"name": "bpe", "vocab_size": 280}, fraction=0.1, seed=3)
-    found["bpe"] = {"rows": [table_of(one) for one in rows_of(bpe, "packed", 12)]}
+    found["bpe"] = {"rows": rows_of(bpe, "packed", 12)}
     return {**found, "cache": caches()}
 
 
@@ -1067,15 +1027,15 @@ def items_and_mixtures() -> Any:
     held_out = corpus_of(
         {"name": "text", "paths": "cats.txt"}, "byte", validation=build("source", {"name": "text", "paths": "cats.txt"})
     )
-    tables = {
+    return {
         "overlaid": rows_of(grid, "overlaid", 16),
         "overlaid, asks": rows_of(grid, {"name": "overlaid", "asks": True}, 33),
         "prompted": rows_of(paths, "prompted", 40),
         "mixture": rows_of(mixed, "packed", 16),
         "mixture, padded": rows_of(mixed, "padded", 40),
         "held out": rows_of(held_out, "packed", 16),
+        "cache": caches(),
     }
-    return {name: [table_of(one) for one in two] for name, two in tables.items()} | {"cache": caches()}
 
 
 @case("data")
@@ -1114,7 +1074,7 @@ VARIANTS: dict[str, list[str]] = {
     "d3pm": ["objective={name: d3pm, steps: 10}"],
     "sedd": ["objective=sedd"],
     "conditioned": ["model.conditioned=true", "model.cond_dim=8", "schedule={name: polynomial, power: 2}"],
-    "ar": ["model={name: causal, size: nano, hidden_size: 16, layers: 1, heads: 1}", "objective=ar"],
+    "ar": AR,
     "padded": ["data.policy=padded", "data.source.separator=line"],
     "supervised_eos": ["data.policy=supervised_eos", "data.source.separator=line", "data.length=40"],
     "bpe": ["data.tokenizer={name: bpe, vocab_size: 280}"],
@@ -1130,8 +1090,7 @@ def training_variants() -> Any:
     text, found = write_cats(), {}
     for number, (name, words) in enumerate(VARIANTS.items()):
         said = train(text, *TINY, *SHORT, *words, out=f"r{number}")
-        made = folder_of(f"r{number}")
-        found[name] = {one: made[one] for one in ("log", "ema", "state", "card")} | {"said": said}
+        found[name] = {**folder_of(f"r{number}", "log", "ema", "state", "card"), "said": said}
     return found
 
 
@@ -1150,8 +1109,7 @@ def fine_tuning() -> Any:
     short = ["training.batch_size=4", *SHORT]
     for name, words in {"whole": [], "lora": ["model.lora={rank: 2}"], "dropout": ["model.dropout=0.2"]}.items():
         train(text, "--from", base, *short, *words, out=name)
-        made = folder_of(name)
-        found[name] = {one: made[one] for one in ("log", "ema", "state", "files", "recipe")}
+        found[name] = folder_of(name, "log", "ema", "state", "files", "recipe")
     train(text, "--from", "whole", *short, out="again")
     train(text, "--from", base, *short, "model.lora={rank: 2}", "training.steps=4", "--resume", out="lora")
     return {**found, "again": folder_of("again")["ema"], "lora resumed": folder_of("lora")["ema"]}
@@ -1162,9 +1120,8 @@ def planner() -> Any:
     words = ["training.batch_size=8", "data.source.count=100", *SHORT, "optimizer.warmup=1", "training.steps=8"]
     train("planner", "--from", "smoke", *words, out="planned")
     lm = unmask.load("planned", device="cpu")
-    made = folder_of("planned")
     return {
-        **{one: made[one] for one in ("log", "ema", "state", "card")},
+        **folder_of("planned", "log", "ema", "state", "card"),
         "order": generated(lm, order="planner", steps=6),
         "threshold": generated(lm, sampler={"name": "threshold", "by": "planner", "above": 0.4}),
         "score": lm.score("abcdefgh", precision=None).as_dict(),
@@ -1184,8 +1141,7 @@ def training_mixture() -> Any:
     cats, chain = "{name: text, paths: cats.txt}", "{name: markov, count: 30, length: 20}"
     parts = f"[{{source: {cats}, weight: 2}}, {{source: {chain}, weight: 1}}]"
     train("default", f"data.source={{name: mixture, parts: {parts}}}", *TINY, *SHORT)
-    made = folder_of("run")
-    return {one: made[one] for one in ("log", "ema", "recipe")}
+    return folder_of("run", "log", "ema", "recipe")
 
 
 # ---- evaluation -----------------------------------------------------------------------------------------------------
@@ -1211,20 +1167,7 @@ def eval_generation() -> Any:
     make_checkpoint("causal", model="causal")
     Path("book.txt").write_text("a few words to be judged\n" * 8)
     Path("own.json").write_text(json.dumps(["one text", "another text of mine"]))
-    common = (
-        "--judge",
-        "causal",
-        "-n",
-        3,
-        "--length",
-        16,
-        "--data",
-        "book.txt",
-        "--device",
-        "cpu",
-        "--texts",
-        "own.json",
-    )
+    common = shlex.split("--judge causal -n 3 --length 16 --data book.txt --device cpu --texts own.json")
     ways = ("--steps", 2, "--steps", "none")
     return {
         "all": verb("eval", "generation", "mdlm", "causal", *common, *ways),
@@ -1232,17 +1175,14 @@ def eval_generation() -> Any:
     }
 
 
-PUZZLE = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "training.batch_size=4", *SHORT]
-
-
 @case("evaluation")
 def eval_puzzles() -> Any:
     grid = "data.source={name: sudoku, box: 2, bases: 8, count: 40, validation: 12}"
-    train("sudoku", *PUZZLE, grid, "data.length=16", out="sudoku")
-    train("sudoku-ar", *PUZZLE, grid, "data.length=33", out="sudoku-ar")
+    train("sudoku", *NARROW, *SHORT, grid, "data.length=16", out="sudoku")
+    train("sudoku-ar", *NARROW, *SHORT, grid, "data.length=33", out="sudoku-ar")
     stars = ["data.source.count=40", "data.source.validation=12"]
-    train("paths", *PUZZLE, *stars, out="paths")
-    train("paths-ar", *PUZZLE, *stars, out="paths-ar")
+    train("paths", *NARROW, *SHORT, *stars, out="paths")
+    train("paths-ar", *NARROW, *SHORT, *stars, out="paths-ar")
     common = ("--count", 4, "--steps", 2, "--steps", "none", "--device", "cpu")
     return {
         "sudoku": verb("eval", "puzzles", "sudoku", "--twin", "sudoku-ar", *common),
@@ -1256,8 +1196,8 @@ def eval_puzzles() -> Any:
 def eval_code() -> Any:
     short = ["data.length=260", "data.tokenizer={name: bpe, vocab_size: 300}"]
     with small_library():
-        train("code", *PUZZLE, *short, out="code")
-        train("code-ar", *PUZZLE, *short, out="code-ar")
+        train("code", *NARROW, *SHORT, *short, out="code")
+        train("code-ar", *NARROW, *SHORT, *short, out="code-ar")
         return {
             "all": verb(
                 *("eval", "code", "code", "--twin", "code-ar", "--count", 2, "--rule", "greedy", "--steps", 2),
@@ -1327,11 +1267,10 @@ def conversions() -> Any:
         torch.save(weights, f"{kind}.pt")
         averages = {"decay": 0.9, "num_updates": 7, "shadow_params": [0.5 * one for one in weights.values()]}
         torch.save({"epoch": 3, "state_dict": weights, "ema": averages}, f"{kind}.ckpt")
+        common = ("--heads", 2, "--length", 48, "--tokenizer", "plain")
         for suffix in ("safetensors", "pt", "ckpt"):
             into = f"{kind}-{suffix}"
-            said = convert(f"{kind}.{suffix}", into, "--heads", 2, "--length", 48, "--tokenizer", "plain")
-            found[f"{kind}.{suffix}"] = said | {"used": used(into)}
-        common = ("--heads", 2, "--length", 48, "--tokenizer", "plain")
+            found[f"{kind}.{suffix}"] = convert(f"{kind}.{suffix}", into, *common) | {"used": used(into)}
         found[f"{kind} raw"] = convert(f"{kind}.ckpt", f"{kind}-raw", "--weights", "raw", *common)
         found[f"{kind} and out"] = convert(f"{kind}-raw", f"{kind}-out", "--reverse")
     more = ("--time-conditioning", "--objective", "sedd", "--policy", "padded", "--heads", 2)
@@ -1382,22 +1321,14 @@ def auto_classes() -> Any:
 
 # ---- folders written by an earlier version --------------------------------------------------------------------------
 
-KEPT = [
-    "data.source.count=60",
-    *SHORT,
-    "training.save_every=2",
-    "model.hidden_size=16",
-    "model.layers=1",
-    "model.heads=1",
-]
-AR = ["model={name: causal, size: nano, hidden_size: 16, layers: 1, heads: 1}", "objective=ar"]
+KEPT = ["data.source.count=60", *SHORT, "training.save_every=2"]
 
 
 def write_old_runs() -> None:
     """Train, ship and convert the folders that later versions have to open."""
     with workplace():
-        train("smoke", *KEPT, "training.batch_size=4", out="masked")
-        train("smoke", *KEPT[:-3], *AR, "training.batch_size=4", out="causal")
+        train("smoke", *KEPT, *NARROW, out="masked")
+        train("smoke", *KEPT, *AR, "training.batch_size=4", out="causal")
         verb("ship", "masked", "shipped")
         verb("convert", "masked", "published", "--reverse")
         verb("convert", "published", "converted", "--tokenizer", "masked", "--length", 64, "--heads", 1)
@@ -1411,11 +1342,9 @@ def write_old_runs() -> None:
 def old_run_continues() -> Any:
     for name in ("masked", "causal"):
         shutil.copytree(OLD / name, name, symlinks=True)
-    train("smoke", *KEPT, "training.batch_size=4", "training.steps=4", "--resume", out="masked")
-    train("smoke", *KEPT[:-3], *AR, "training.batch_size=4", "training.steps=4", "--resume", out="causal")
-    made = {name: folder_of(name) for name in ("masked", "causal")}
-    kept = ("log", "ema", "state", "files")
-    return {name: {one: folder[one] for one in kept} for name, folder in made.items()}
+    train("smoke", *KEPT, *NARROW, "training.steps=4", "--resume", out="masked")
+    train("smoke", *KEPT, *AR, "training.batch_size=4", "training.steps=4", "--resume", out="causal")
+    return {name: folder_of(name, "log", "ema", "state", "files") for name in ("masked", "causal")}
 
 
 @case("old_run")
@@ -1455,28 +1384,6 @@ def pictures() -> Any:
     return {**pixels, "html": sha256(Path("a.html").read_text()), "files": sorted(p.name for p in Path().glob("*.*"))}
 
 
-SMALL_BENCH = (
-    "--size",
-    "nano",
-    "--vocab",
-    32,
-    "--length",
-    16,
-    "--batch",
-    2,
-    "--repeats",
-    1,
-    "--warmup",
-    0,
-    "--no-memory",
-)
-BENCHMARKS: dict[str, tuple[object, ...]] = {
-    "train": (*SMALL_BENCH, "--steps", 1, "--against", "plain", "--device", "cpu"),
-    "eval": (*SMALL_BENCH, "--calls", 1, "--against", "plain", "--device", "cpu"),
-    "sample": (*SMALL_BENCH, "--steps", 4, "--against", "plain", "--device", "cpu"),
-}
-
-
 @case("pictures")
 def benchmark_keys() -> Any:
     """The shape of what benchmarks report; their values are timings."""
@@ -1486,4 +1393,7 @@ def benchmark_keys() -> Any:
             return {name: keys(one) for name, one in value.items()}
         return [keys(one) for one in value[:1]] if isinstance(value, list) else type(value).__name__
 
-    return {name: keys(verb("bench", name, *words)) for name, words in BENCHMARKS.items()}
+    sizes = shlex.split("--size nano --vocab 32 --length 16 --batch 2")
+    once = shlex.split("--repeats 1 --warmup 0 --no-memory --against plain --device cpu")
+    calls = {"train": ("--steps", 1), "eval": ("--calls", 1), "sample": ("--steps", 4)}
+    return {name: keys(verb("bench", name, *sizes, *once, *count)) for name, count in calls.items()}
