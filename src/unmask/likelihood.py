@@ -20,8 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unmask.data.build_once import prefetch
-from unmask.data.rows import Rows
+from unmask.data.rows import Rows, prefetch
 from unmask.models.config import Denoiser
 from unmask.models.inference import device_of, pin_memory
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective

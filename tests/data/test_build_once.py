@@ -1,16 +1,14 @@
-"""Folders are built once, by one process at a time; items are computed ahead in another thread."""
+"""Folders are built once, by one process at a time, and a killed build leaves no half."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from unmask.data.build_once import build_once, cache_dir, prefetch
+from unmask.data.build_once import build_once, cache_dir
 from unmask.errors import UnmaskError
 
 
@@ -112,39 +110,3 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnmaskError, match=r"cannot be used .* set the environment variable UNMASK_CACHE"):
         build_once(tmp_path / "file" / "a", is_complete, lambda folder: None)
-
-
-def test_items_are_computed_ahead_in_another_thread() -> None:
-    made: list[int] = []
-    threads: set[int] = set()
-
-    def make() -> Iterator[int]:
-        for number in range(20):
-            made.append(number)
-            threads.add(threading.get_ident())
-            yield number
-
-    taken = []
-    for number in prefetch(make(), ahead=3):
-        taken.append(number)
-        assert len(made) <= len(taken) + 3
-    assert taken == list(range(20))
-    assert threading.get_ident() not in threads
-
-
-def test_an_error_in_the_thread_is_raised_after_the_items_before_it() -> None:
-    def make() -> Iterator[int]:
-        yield 1
-        raise RuntimeError("broken")
-
-    coming = prefetch(make())
-    assert next(coming) == 1
-    with pytest.raises(RuntimeError, match="broken"):
-        next(coming)
-
-
-def test_the_thread_ends_with_the_generator() -> None:
-    coming = prefetch(iter(range(1000)))
-    next(coming)
-    coming.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unmask-reader")]

@@ -17,7 +17,7 @@ import pytest
 
 from unmask.data import cache as module
 from unmask.data import encoding
-from unmask.data.cache import FILES, JOURNAL, META, TokenCache, Tokens, TokenWriter
+from unmask.data.cache import FILES, JOURNAL, META, TokenCache, TokenWriter
 from unmask.data.encoding import ChunkBatch, Encoder, encode
 from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
@@ -72,7 +72,6 @@ def test_it_holds_the_tokens_and_sizes_of_each_document() -> None:
     assert [cache.document(index).tolist() for index in range(4)] == encode(BYTES, [d.text for d in DOCUMENTS])
     assert cache.byte_counts.tolist() == [6, 4, 50, 6]
     assert cache.character_counts.tolist() == [5, 1, 50, 5]
-    assert (cache.bytes, cache.characters) == (66, 61)
     assert cache.names == ["a", "b/ü", "c", "a"]
     assert cache.name(1) == "b/ü"
     assert sorted(path.name for path in cache.folder.iterdir()) == sorted([*FILES, META])
@@ -147,17 +146,6 @@ def test_pickling_keeps_the_folder_and_not_the_tokens() -> None:
     pickled = pickle.dumps(cache)
     assert len(pickled) < 1000
     assert pickle.loads(pickled).ids.tolist() == cache.ids.tolist()
-
-
-def test_tokens_in_memory() -> None:
-    tokens = Tokens.of([[1, 2], [], [3]], ["é", "", "b"])
-    assert tokens.offsets.tolist() == [0, 2, 2, 3]
-    assert tokens.document(0).tolist() == [1, 2]
-    assert tokens.byte_counts.tolist() == [2, 0, 1]
-    assert tokens.character_counts.tolist() == [1, 0, 1]
-    assert Tokens.of([[1]]).byte_counts is None
-    with pytest.raises(ValueError, match="1 lists of ids for 2 texts"):
-        Tokens.of([[1]], ["a", "b"])
 
 
 def contents(cache: TokenCache) -> dict[str, bytes]:

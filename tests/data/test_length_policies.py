@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from unmask import registry
-from unmask.data import token_rows
-from unmask.data.cache import TokenCache, Tokens
+from unmask.data import rows as row_tables
+from unmask.data.cache import TokenCache
 from unmask.data.encoding import encode, encode_one
 from unmask.data.length_policies import (
     Overlaid,
@@ -25,7 +25,7 @@ from unmask.data.length_policies import (
     rows_given,
     rows_of_texts,
 )
-from unmask.data.rows import RowBatch, Rows
+from unmask.data.rows import RowBatch, Rows, Tokens
 from unmask.data.sources import Document
 from unmask.data.split import prepare
 from unmask.data.tokenizers import ByteTokenizer
@@ -319,7 +319,7 @@ def test_pages_of_the_map_are_released(tmp_path: Path, monkeypatch: pytest.Monke
     cache = TokenCache.build(lambda: (Document(str(n), "x" * 1000) for n in range(16_000)), BYTES)
 
     def resident_kilobytes(release_rows: int) -> int:
-        monkeypatch.setattr(token_rows, "RELEASE_ROWS", release_rows)
+        monkeypatch.setattr(row_tables, "RELEASE_ROWS", release_rows)
         rows = policy.rows(cache, 1024, SpecialTokens(256))
         for start in range(0, len(rows), 64):
             rows[np.arange(start, min(start + 64, len(rows)))]

@@ -1,12 +1,15 @@
-"""The order of rows is a permutation, different in each epoch, and can be computed anywhere; rows spread evenly."""
+"""Tables of rows: the order is a permutation, different in each epoch; rows spread evenly; items are read ahead."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from unmask.data.length_policies import Packed, Padded, rows_of_texts
-from unmask.data.rows import Rows, permute
+from unmask.data.rows import Rows, Tokens, permute, prefetch
 
 
 def table(rows: int) -> Rows:
@@ -80,3 +83,50 @@ def test_rows_spread_evenly_and_documents_are_renumbered() -> None:
     padded = rows_of_texts(Padded(), [[number] * 2 for number in range(20)], 4, None).spread(3)
     assert padded[:].input_ids[:, 0].tolist() == [0, 6, 13]
     assert padded[:].document.tolist() == [[n, n, -1, -1] for n in range(3)]
+
+
+def test_tokens_in_memory() -> None:
+    tokens = Tokens.of([[1, 2], [], [3]], ["é", "", "b"])
+    assert tokens.offsets.tolist() == [0, 2, 2, 3]
+    assert tokens.document(0).tolist() == [1, 2]
+    assert tokens.byte_counts.tolist() == [2, 0, 1]
+    assert tokens.character_counts.tolist() == [1, 0, 1]
+    assert Tokens.of([[1]]).byte_counts is None
+    with pytest.raises(ValueError, match="1 lists of ids for 2 texts"):
+        Tokens.of([[1]], ["a", "b"])
+
+
+def test_items_are_computed_ahead_in_another_thread() -> None:
+    made: list[int] = []
+    threads: set[int] = set()
+
+    def make() -> Iterator[int]:
+        for number in range(20):
+            made.append(number)
+            threads.add(threading.get_ident())
+            yield number
+
+    taken = []
+    for number in prefetch(make(), ahead=3):
+        taken.append(number)
+        assert len(made) <= len(taken) + 3
+    assert taken == list(range(20))
+    assert threading.get_ident() not in threads
+
+
+def test_an_error_in_the_thread_is_raised_after_the_items_before_it() -> None:
+    def make() -> Iterator[int]:
+        yield 1
+        raise RuntimeError("broken")
+
+    coming = prefetch(make())
+    assert next(coming) == 1
+    with pytest.raises(RuntimeError, match="broken"):
+        next(coming)
+
+
+def test_the_thread_ends_with_the_generator() -> None:
+    coming = prefetch(iter(range(1000)))
+    next(coming)
+    coming.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unmask-reader")]

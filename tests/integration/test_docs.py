@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from unmask import registry
-from unmask.data.cache import Tokens
 from unmask.data.length_policies import SpecialTokens
+from unmask.data.rows import Tokens
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,18 +1,13 @@
-"""Cached folders that are built once, and a reader thread."""
+"""Cached folders that are built once."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 from unmask.errors import UnmaskError
-
-T = TypeVar("T")
 
 
 def cache_dir() -> Path:
@@ -52,16 +47,3 @@ def build_once(path: Path, is_complete: Callable[[Path], bool], write: Callable[
             f"The cache folder {path.parent} cannot be used ({error.strerror or error}); "
             "set the environment variable UNMASK_CACHE to a writable folder."
         ) from error
-
-
-def prefetch(items: Iterator[T], ahead: int = 3) -> Generator[T, None, None]:
-    """Yield items that are computed in another thread, at most `ahead` of them in advance."""
-    end: Any = object()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="unmask-reader") as reader:
-        coming = deque(reader.submit(next, items, end) for _ in range(ahead))
-        try:
-            while (item := coming.popleft().result()) is not end:
-                coming.append(reader.submit(next, items, end))
-                yield item
-        finally:
-            reader.shutdown(cancel_futures=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.build_once import build_once, cache_dir, prefetch
+from unmask.data.build_once import build_once, cache_dir
 from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Encoder, Ids, encoder_of
+from unmask.data.rows import Tokens, prefetch
 from unmask.data.sources.base import CorpusDigest, Document
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
@@ -40,57 +41,6 @@ JOURNAL = "progress.json"
 COMMIT_BYTES = 64 << 20
 RANDOM_ACCESS_BYTES = 1 << 30
 """Larger files are mapped without read-ahead, since rows are read in random order."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """The tokens of documents, concatenated without special tokens.
-
-    ids: [N] unsigned integers. offsets: int64 [n + 1]; document i is ``ids[offsets[i]:offsets[i + 1]]``. byte_counts,
-    character_counts: int64 [n], the size of each document's text, or None where the text is not known.
-    """
-
-    ids: npt.NDArray[Any]
-    offsets: Counts
-    byte_counts: Counts | None
-    character_counts: Counts | None
-
-    @classmethod
-    def of(cls, token_ids: Sequence[Sequence[int]], texts: Sequence[str] | None = None) -> Tokens:
-        """Make tokens of lists of ids. texts: the text that each list encodes."""
-        offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in token_ids])]).astype(np.int64)
-        flat = np.fromiter((number for ids in token_ids for number in ids), dtype=np.int64, count=int(offsets[-1]))
-        if texts is None:
-            return cls(flat, offsets, None, None)
-        if len(texts) != len(token_ids):
-            raise ValueError(f"{len(token_ids)} lists of ids for {len(texts)} texts")
-        sizes = np.array([(len(text.encode()), len(text)) for text in texts], dtype=np.int64).reshape(-1, 2)
-        return cls(flat, offsets, sizes[:, 0], sizes[:, 1])
-
-    def __len__(self) -> int:
-        """Return the number of documents."""
-        return len(self.offsets) - 1
-
-    def document(self, index: int) -> npt.NDArray[Any]:
-        """Return the ids of one document."""
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-    @property
-    def bytes(self) -> int | None:
-        """UTF-8 bytes of all texts."""
-        return None if self.byte_counts is None else int(self.byte_counts.sum())
-
-    @property
-    def characters(self) -> int | None:
-        """Characters of all texts."""
-        return None if self.character_counts is None else int(self.character_counts.sum())
-
-    def name(self, index: int) -> str:
-        """Return what error messages call a document."""
-        return f"document {index}"
-
-    def release(self) -> None:
-        """Free memory that reading has taken."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from unmask.data.cache import Tokens
 from unmask.data.encoding import encode_one
-from unmask.data.rows import Rows
-from unmask.data.token_rows import DocumentRows, GivenRows, OverlaidRows, PackedRows, PromptedRows
+from unmask.data.rows import DocumentRows, GivenRows, OverlaidRows, PackedRows, PromptedRows, Rows, Tokens
 from unmask.errors import UnmaskError
 from unmask.registry import Component
 
