@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from inspect import signature
 from numbers import Real
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
@@ -15,6 +15,9 @@ from unmask.constraints import Constraint, as_constraints
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import explain
 from unmask.samplers.token_sampling import TokenSampler
+
+if TYPE_CHECKING:
+    from unmask.samplers.base import Sampler
 
 Constraints = Constraint | Sequence[Constraint] | None
 
@@ -93,6 +96,48 @@ class GenerationConfig(BaseModel):
         if self.score is not None and self.best_of == self.particles == 1:
             raise UnmaskError("score needs several texts to compare; give best_of= or particles= above 1.")
         return self
+
+    def check_sampler(self, sampler: Sampler, length: int, max_length: int) -> None:
+        """Raise `UnmaskError` if `sampler` cannot write rows of `length` tokens with these options.
+
+        `max_length` is the number of tokens that the model sees at once.
+        """
+        constrained, scored = self.constraint is not None, self.score is not None
+        if sampler.causal:
+            if self.stride is not None:
+                raise UnmaskError(
+                    f"An autoregressive model does not generate in windows; leave out stride={self.stride}."
+                )
+            if length > max_length:
+                raise UnmaskError(f"length must be at most {max_length} for this autoregressive model, got {length}.")
+            for option, given in {
+                "a constraint": constrained,
+                "guidance": self.guidance > 0,
+                "particles": self.particles > 1,
+            }.items():
+                if given:
+                    raise UnmaskError(
+                        f"An autoregressive model cannot use {option}; use a masked model, which sees its whole canvas."
+                    )
+            return
+        if self.stride is not None and self.stride > max_length:
+            raise UnmaskError(f"stride must be from 1 to {max_length}, the length of the model, got {self.stride}.")
+        if self.particles > 1:
+            if constrained == scored:
+                raise UnmaskError(
+                    f"particles={self.particles} needs a constraint or a score to weight them, and only one of them."
+                )
+            if not sampler.can_resample:
+                raise UnmaskError(f"The sampler {type(sampler).__name__} does not support particles; use particles=1.")
+            if self.token_sampler.temperature == 0:
+                raise UnmaskError(
+                    "particles are all the same at temperature 0; use a higher temperature or particles=1."
+                )
+        if length > max_length and (constrained or self.particles > 1):
+            raise UnmaskError(
+                f"A constraint or score applies to a canvas that the model sees at once; length must be at most "
+                f"{max_length}, got {length}."
+            )
 
     @property
     def token_options(self) -> dict[str, Any]:

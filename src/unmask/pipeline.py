@@ -35,7 +35,6 @@ from unmask.samplers.guidance import MaskPaddedDenoiser
 from unmask.samplers.options import (
     SamplerSpec,
     SamplingOptions,
-    check_sampling_options,
     choose_sampler,
     configure_sampler,
 )
@@ -46,12 +45,12 @@ from unmask.text_processor import (
     Frame,
     Generation,
     PieceReader,
-    Template,
     TextProcessor,
+    check_streamer,
     check_text,
     check_texts,
+    feed_streamer,
     is_open,
-    known_size,
 )
 
 TokenRows = list[list[int]]
@@ -195,19 +194,20 @@ class MaskedDiffusionLM:
         texts it completed, `on_batch` after every batch with its size.
         """
         config, sampler = self._parse(options, self.sample)
+        processor = self.text_processor
         check_integer("n", n)
         every_prompt = _check_prompts(prompt, prompts)
         check_seeds(config.seed, n * len(every_prompt))
         if streamer is not None:
-            _check_streamer(streamer, n * len(every_prompt) * config.best_of)
+            check_streamer(streamer, n * len(every_prompt) * config.best_of)
         rows, length = self._prompt_rows(every_prompt, suffix, length, config, sampler)
         repeated = [row for row in rows for _ in range(n)]
         if streamer is None:
             return self._generate(repeated, sampler, config, length, progress, on_batch, return_trajectory)
         _, run = self._configure(repeated, sampler, config)
-        states = run(self.text_processor.canvas(repeated, config.seed, self.device))
-        states = _feed_streamer(states, self.text_processor, streamer, sampler.rewrites)
-        return self._finish(states, length, return_trajectory)
+        states = run(processor.canvas(repeated, config.seed, self.device))
+        states = feed_streamer(states, processor, streamer, sampler.rewrites)
+        return processor.finish(states, length, return_trajectory)
 
     def stream(
         self,
@@ -228,7 +228,8 @@ class MaskedDiffusionLM:
         """
         options |= {"steps": steps, "seed": seed, "order": order, "sampler": sampler}
         config, chosen = self._parse(options, self.stream)
-        _check_single(config.best_of, "stream")
+        if config.best_of != 1:
+            raise UnmaskError(f"A stream shows one text, got {config.best_of} to generate.")
         rows, length = self._prompt_rows([prompt], suffix, length, config, chosen)
         _, run = self._configure(rows, chosen, config)
         processor = self.text_processor
@@ -277,12 +278,12 @@ class MaskedDiffusionLM:
             if not BLANK.search(text):
                 raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
         check_seeds(config.seed, len(checked))
-        self._check(config, sampler, self.row_length)
-        templates = [self._parse_template(text) for text in checked]
+        processor = self.text_processor
+        config.check_sampler(sampler, self.row_length, processor.max_length)
+        templates = [processor.parse(text) for text in checked]
         if any(map(is_open, templates)):
             rows = self._layout(config).text_rows(templates)
         else:
-            processor = self.text_processor
             rows = [processor.text_row(processor.join(one, processor.max_length)) for one in templates]
         return self._generate(rows, sampler, config, progress=progress)
 
@@ -297,11 +298,12 @@ class MaskedDiffusionLM:
             raise UnmaskError("rows must be a non-empty list of non-empty lists of token ids.")
         config, sampler = self._parse(options, self.fill_rows)
         check_seeds(config.seed, len(rows))
-        checked = [self.text_processor.check_ids(list(row)) for row in rows]
+        processor = self.text_processor
+        checked = [processor.check_ids(list(row)) for row in rows]
         for row in checked:
-            runs = groupby(row, key=lambda token: token == self.text_processor.mask_token_id)
-            self._check_template([len(list(run)) if masked else list(run) for masked, run in runs])
-        self._check(config, sampler, max(map(len, checked)))
+            runs = groupby(row, key=lambda token: token == processor.mask_token_id)
+            processor.check_template([len(list(run)) if masked else list(run) for masked, run in runs])
+        config.check_sampler(sampler, max(map(len, checked)), processor.max_length)
         return self._generate(checked, sampler, config, progress=progress)
 
     # -- edit and rewrite
@@ -354,7 +356,7 @@ class MaskedDiffusionLM:
         if keep is not None:
             ids, boundaries = mask_around(processor, text, keep)
             config = config.with_constraints(boundaries)
-        self._check(config, sampler, self.row_length)
+        config.check_sampler(sampler, self.row_length, processor.max_length)
         if spans is not None:
             ids = mask_spans(processor, text, ids, spans)
         elif keep is None:
@@ -427,29 +429,6 @@ class MaskedDiffusionLM:
         config = GenerationConfig.parse(options, method)
         return config, self.sampler(config.steps, config.order, config.sampler)
 
-    def _check(self, config: GenerationConfig, sampler: Sampler, length: int) -> None:
-        """Raise `UnmaskError` if rows of at most `length` tokens cannot be generated so."""
-        max_length = self.text_processor.max_length
-        if config.stride is not None and config.stride > max_length:
-            raise UnmaskError(f"stride must be from 1 to {max_length}, the length of the model, got {config.stride}.")
-        constrained, weighted = config.constraint is not None, config.score is not None and config.particles > 1
-        token_sampler = config.token_sampler
-        check_sampling_options(sampler, token_sampler, config.particles, config.guidance, constrained, weighted)
-        if length > max_length and (constrained or weighted):
-            raise UnmaskError(
-                f"A constraint or score applies to a canvas that the model sees at once; length must be at most "
-                f"{max_length}, got {length}."
-            )
-
-    def _parse_template(self, text: str) -> Template:
-        template = self.text_processor.parse(text)
-        self._check_template(template)
-        return template
-
-    def _check_template(self, template: Template) -> None:
-        if is_open(template) and not known_size(template):
-            raise UnmaskError("The length of a blank depends on known text; give a number, as in [MASK:3].")
-
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
         denoiser = self._continue_with_masks(self.denoiser)
         return TemplateLayout(self.text_processor, denoiser, self.device, config.constraint)
@@ -459,21 +438,24 @@ class MaskedDiffusionLM:
 
         Such a network takes the end of a row for the end of the text.
         """
-        padded = self.config.policy.supervises_padding
+        padded = self.config.policy.supervises_padding and not self.causal
         return MaskPaddedDenoiser(denoiser, self.row_length) if padded else denoiser
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
     ) -> tuple[TokenRows, int]:
         """A row for each prompt, and the number of tokens of each."""
+        if suffix and self.causal:
+            raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
+        processor = self.text_processor
         length = self.row_length if length is None else length
         check_integer("length", length)
-        self._check(config, sampler, length)
-        *heads, tail = [self._parse_template(text) for text in [*prompts, suffix]]
+        config.check_sampler(sampler, length, processor.max_length)
+        *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
         if any(map(is_open, [*heads, tail])):
             return self._layout(config).prompt_rows(heads, tail, length), length
-        join = self.text_processor.join
-        rows = [self.text_processor.prompt_row(join(head, length), join(tail, length), length) for head in heads]
+        suffix_ids = processor.join(tail, length)
+        rows = [processor.prompt_row(processor.join(head, length), suffix_ids, length) for head in heads]
         return rows, length
 
     def _configure(
@@ -533,7 +515,8 @@ class MaskedDiffusionLM:
             batch = rows[start : start + batch_size]
             canvas = self.text_processor.canvas(batch, config.seed + start, self.device)
             states = run(repeat_canvas(canvas, best_of) if best_of > 1 else canvas)
-            written = self._finish(with_progress(states, len(batch), progress), length, return_trajectory)
+            states = with_progress(states, len(batch), progress)
+            written = self.text_processor.finish(states, length, return_trajectory)
             for i in range(len(batch)):
                 group = written[i * best_of : (i + 1) * best_of]
                 best = group[0] if best_of == 1 else max(group, key=lambda one: config.score_text(one.text))
@@ -541,26 +524,6 @@ class MaskedDiffusionLM:
             if on_batch is not None:
                 on_batch(len(batch))
         return generations
-
-    def _finish(self, states: Iterator[State], length: int | None, return_trajectory: bool) -> list[Generation]:
-        """The generations of a sampling run, with the canvases after each call of a sequence if requested."""
-        trajectories: list[list[list[int]]] = []
-        for state in states:
-            last = state
-            if return_trajectory:
-                trajectories += [[] for _ in range(len(state.ids) - len(trajectories))]
-                for trajectory, ids, made in zip(
-                    trajectories, state.ids.tolist(), state.calls_made.tolist(), strict=True
-                ):
-                    if made == len(trajectory):
-                        trajectory.append(ids)
-        generations = self.text_processor.finish(last, length)
-        if not return_trajectory:
-            return generations
-        return [
-            replace(one, trajectory=[ids[: len(one.ids)] for ids in trajectory])
-            for one, trajectory in zip(generations, trajectories, strict=True)
-        ]
 
 
 class AutoregressiveLM(MaskedDiffusionLM):
@@ -581,35 +544,6 @@ class AutoregressiveLM(MaskedDiffusionLM):
     def edit_details(self, text: str, **options: Any) -> Generation:
         raise UnmaskError("An autoregressive model cannot see the text after a token; edit with a masked model.")
 
-    def _check(self, config: GenerationConfig, sampler: Sampler, length: int) -> None:
-        max_length = self.text_processor.max_length
-        if config.stride is not None:
-            raise UnmaskError(
-                f"An autoregressive model does not generate in windows; leave out stride={config.stride}."
-            )
-        if length > max_length:
-            raise UnmaskError(f"length must be at most {max_length} for this autoregressive model, got {length}.")
-        super()._check(config, sampler, length)
-
-    def _prompt_rows(
-        self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
-    ) -> tuple[TokenRows, int]:
-        if suffix:
-            raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
-        return super()._prompt_rows(prompts, suffix, length, config, sampler)
-
-    def _check_template(self, template: Template) -> None:
-        if is_open(template):
-            raise UnmaskError(
-                "An autoregressive model cannot choose the length of a blank; give a number, as in [MASK:3]."
-            )
-        blank = next((place for place, part in enumerate(template) if isinstance(part, int)), len(template))
-        if known_size(template[blank:]):
-            raise UnmaskError("An autoregressive model cannot see the text after a blank; fill with a masked model.")
-
-    def _continue_with_masks(self, denoiser: Any) -> Any:
-        return denoiser
-
 
 def _check_prompts(prompt: str, prompts: Iterable[str] | None) -> list[str]:
     if prompts is None:
@@ -622,17 +556,6 @@ def _check_prompts(prompt: str, prompts: Iterable[str] | None) -> list[str]:
     return checked
 
 
-def _check_streamer(streamer: Any, count: int) -> None:
-    _check_single(count, "streamer")
-    if not all(hasattr(streamer, method) for method in ("put", "end")):
-        raise UnmaskError(f"streamer must have put and end, as transformers' TextStreamer has, got {streamer!r}.")
-
-
-def _check_single(count: int, what: str) -> None:
-    if count != 1:
-        raise UnmaskError(f"A {what} shows one text, got {count} to generate.")
-
-
 def with_progress(states: Iterator[Moment], texts: int, progress: Progress | None) -> Iterator[Moment]:
     """Yield the states or frames of a sampling run; `progress` is called with the fraction of the texts that is new."""
     reported = 0.0
@@ -643,27 +566,3 @@ def with_progress(states: Iterator[Moment], texts: int, progress: Progress | Non
             progress(done - reported)
             reported = done
         yield state
-
-
-def _feed_streamer(
-    states: Iterator[State], processor: TextProcessor, streamer: Any, rewrites: bool = False
-) -> Iterator[State]:
-    """Yield the states of one sequence, and put its text into a streamer of `transformers`.
-
-    The prompt is put first. After each call follow the tokens that continue the written text, up to its end. A streamer
-    of diffusion drafts also gets the rest of the canvas. If the sampler may mask written tokens again (`rewrites`),
-    they are put after the last call.
-    """
-    put = 0
-    for state in states:
-        ids = state.ids[0][state.canvas.attention_mask[0]].tolist()
-        end, masked = processor.text_end(ids), processor.mask_token_id in ids
-        known = min(end, ids.index(processor.mask_token_id)) if masked else end
-        final = state.call in (0, state.total) or not rewrites
-        if state.call == 0 or (final and known > put):
-            streamer.put(torch.tensor(ids[put:known], dtype=torch.int64))
-            put = known
-        if masked and hasattr(streamer, "put_draft"):
-            streamer.put_draft(torch.tensor(ids[put:end], dtype=torch.int64))
-        yield state
-    streamer.end()

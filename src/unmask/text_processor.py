@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, pairwise
@@ -179,7 +179,24 @@ class TextProcessor:
             if isinstance(part, str) and not isinstance(after, str) and self._has_leading_spaces:
                 parts[i] = part.removesuffix(" ")
         known = iter(self.encode([part for part in parts if isinstance(part, str)]))
-        return [next(known) if isinstance(part, str) else part for part in parts]
+        template = [next(known) if isinstance(part, str) else part for part in parts]
+        self.check_template(template)
+        return template
+
+    def check_template(self, template: Template) -> None:
+        """Raise `UnmaskError` if the model cannot fill the blanks of a template."""
+        if self.config.objective.causal:
+            if is_open(template):
+                raise UnmaskError(
+                    "An autoregressive model cannot choose the length of a blank; give a number, as in [MASK:3]."
+                )
+            blank = next((place for place, part in enumerate(template) if isinstance(part, int)), len(template))
+            if known_size(template[blank:]):
+                raise UnmaskError(
+                    "An autoregressive model cannot see the text after a blank; fill with a masked model."
+                )
+        elif is_open(template) and not known_size(template):
+            raise UnmaskError("The length of a blank depends on known text; give a number, as in [MASK:3].")
 
     def with_leading_space(self, text: str, start: int) -> int:
         """The start of a word in a text, or of the space before it if tokens begin with spaces."""
@@ -282,16 +299,35 @@ class TextProcessor:
 
     # -- from canvases to texts
 
-    def finish(self, state: State, length: int | None = None) -> list[Generation]:
-        """The sequences of a finished canvas, without padding, each cut to `length`."""
-        canvas = state.canvas
-        columns = (x[:, :length].tolist() for x in (state.ids, state.order, state.confidence, canvas.attention_mask))
-        rows = zip(*columns, state.calls.tolist(), canvas.seeds.tolist(), strict=True)
-        generations = []
-        for ids, order, confidence, attention_mask, calls, seed in rows:
+    def finish(
+        self, states: Iterator[State], length: int | None = None, return_trajectory: bool = False
+    ) -> list[Generation]:
+        """The sequences of the last state of a sampling run, without padding, each cut to `length`."""
+        trajectories: list[list[list[int]]] = []
+        for state in states:
+            last = state
+            if return_trajectory:
+                trajectories += [[] for _ in range(len(state.ids) - len(trajectories))]
+                rows = zip(trajectories, state.ids.tolist(), state.calls_made.tolist(), strict=True)
+                for trajectory, ids, made in rows:
+                    if made == len(trajectory):
+                        trajectory.append(ids)
+        canvas, generations = last.canvas, []
+        columns = [x[:, :length].tolist() for x in (last.ids, last.order, last.confidence, canvas.attention_mask)]
+        numbers = [last.calls.tolist(), canvas.seeds.tolist()]
+        for i, (ids, order, confidence, attention_mask, calls, seed) in enumerate(zip(*columns, *numbers, strict=True)):
             size = sum(attention_mask)
-            text = self.decode(ids[:size])
-            generations.append(Generation(text, ids[:size], order[:size], confidence[:size], calls, seed))
+            generations.append(
+                Generation(
+                    self.decode(ids[:size]),
+                    ids[:size],
+                    order[:size],
+                    confidence[:size],
+                    calls,
+                    seed,
+                    [canvas_ids[:size] for canvas_ids in trajectories[i]] if return_trajectory else None,
+                )
+            )
         return generations
 
     def frame(self, state: State, reader: PieceReader, length: int | None = None) -> Frame:
@@ -362,6 +398,38 @@ class PieceReader:
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+
+def check_streamer(streamer: Any, texts: int) -> None:
+    """Raise `UnmaskError` unless `streamer` has the methods of one of `transformers` and there is one text."""
+    if texts != 1:
+        raise UnmaskError(f"A streamer shows one text, got {texts} to generate.")
+    if not all(hasattr(streamer, method) for method in ("put", "end")):
+        raise UnmaskError(f"streamer must have put and end, as transformers' TextStreamer has, got {streamer!r}.")
+
+
+def feed_streamer(
+    states: Iterator[State], processor: TextProcessor, streamer: Any, rewrites: bool = False
+) -> Iterator[State]:
+    """Yield the states of one sequence, and put its text into a streamer of `transformers`.
+
+    The prompt is put first. After each call follow the tokens that continue the written text, up to its end. A streamer
+    of diffusion drafts also gets the rest of the canvas. If the sampler may mask written tokens again (`rewrites`),
+    they are put after the last call.
+    """
+    put = 0
+    for state in states:
+        ids = state.ids[0][state.canvas.attention_mask[0]].tolist()
+        end, masked = processor.text_end(ids), processor.mask_token_id in ids
+        known = min(end, ids.index(processor.mask_token_id)) if masked else end
+        final = state.call in (0, state.total) or not rewrites
+        if state.call == 0 or (final and known > put):
+            streamer.put(torch.tensor(ids[put:known], dtype=torch.int64))
+            put = known
+        if masked and hasattr(streamer, "put_draft"):
+            streamer.put_draft(torch.tensor(ids[put:end], dtype=torch.int64))
+        yield state
+    streamer.end()
 
 
 def check_text(text: Any) -> str:

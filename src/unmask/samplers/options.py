@@ -53,34 +53,6 @@ class SamplingOptions:
         return max(1, min(MAX_BATCH, MAX_AUTOMATON_STATES // states) // self.particles)
 
 
-def check_sampling_options(
-    sampler: Sampler,
-    token_sampler: TokenSampler,
-    particles: int,
-    guidance: float,
-    constrained: bool,
-    scored: bool,
-) -> None:
-    """Refuse combinations that no canvas can make work."""
-    if sampler.causal and (constrained or guidance):
-        option = "a constraint" if constrained else "guidance"
-        raise UnmaskError(
-            f"An autoregressive model cannot use {option}; use a masked model, which sees its whole canvas."
-        )
-    if particles == 1:
-        return
-    if constrained == scored:
-        raise UnmaskError(f"particles={particles} needs a constraint or a score to weight them, and only one of them.")
-    if sampler.causal:
-        raise UnmaskError(
-            "An autoregressive model cannot use particles; use a masked model, which sees its whole canvas."
-        )
-    if not sampler.can_resample:
-        raise UnmaskError(f"The sampler {type(sampler).__name__} does not support particles; use particles=1.")
-    if token_sampler.temperature == 0:
-        raise UnmaskError("particles are all the same at temperature 0; use a higher temperature or particles=1.")
-
-
 def configure_sampler(
     sampler: Sampler, options: SamplingOptions, device: torch.device
 ) -> Callable[[Any, Canvas], Iterator[State]]:
