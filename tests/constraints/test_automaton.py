@@ -16,7 +16,6 @@ from unmask.constraints import (
     Fixed,
     NoWords,
     Regex,
-    Vocabulary,
     Words,
     automaton,
     compile_constraints,
@@ -37,12 +36,6 @@ def test_a_product_accepts_what_both_accept(single, one, other):
     both, each = compile_constraints([one, other], single, []), [one.automaton(single), other.automaton(single)]
     for text in texts(3):
         assert accepts(both, text.encode()) == all(accepts(one, text.encode()) for one in each)
-
-
-def test_tokens_that_differ_at_one_position_keep_their_classes():
-    both = compile_constraints([Words([2]), Banned([3], [1])], Vocabulary(None, 4, 1), [])
-    for ids in itertools.product([0, 2, 3], repeat=3):
-        assert accepts(both, list(ids)) == (2 in ids and ids[1] != 3)
 
 
 def test_minimisation_keeps_the_accepted_texts():

@@ -11,7 +11,7 @@ import torch
 from tests.chains import counts
 from tests.constraints.test_sampling import CPU, automaton_of, matches
 from unmask.constraints import Banned, Fixed, Vocabulary, Words, compile_constraints
-from unmask.constraints.particles import ScoredTokenSampler, _resample, repeat_canvas, run_particles
+from unmask.constraints.particles import ScoredTokenSampler, _resample, run_particles
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, output_distribution
@@ -152,12 +152,6 @@ def test_only_uneven_particles_are_resampled(log_weight, parents):
     resampled, rows = _resample(sampler, state, torch.tensor([0]))
     assert rows.tolist() == parents
     assert float(resampled.particle_weights.log_weight.logsumexp(0)) == pytest.approx(float(weight.logsumexp(0)))
-
-
-def test_particles_have_seeds_of_their_own():
-    seeds = repeat_canvas(Canvas.of(BLANK.expand(50, -1), MASK), 40).seeds
-    assert len(seeds.unique()) == 2000
-    assert seeds[::40].tolist() == list(range(50))
 
 
 @pytest.mark.parametrize(

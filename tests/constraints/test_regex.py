@@ -58,16 +58,6 @@ def test_an_expression_with_a_large_reverse_is_built_forwards(single):
     assert not accepts(automaton, b"." * 20 + b"b..")
 
 
-def test_interegular_is_left_unchanged(single):
-    from interegular import fsm
-
-    before = fsm.crawl
-    Regex("a+").automaton(single)
-    with pytest.raises(UnmaskError, match="too many states"):
-        Regex(".*a.{30}").automaton(single)
-    assert fsm.crawl is before
-
-
 def test_the_number_of_named_characters_is_limited(single, monkeypatch):
     monkeypatch.setattr(regex, "MAX_CHARACTERS", 20)
     with pytest.raises(UnmaskError, match=r"names 27 characters, which is too many; exclude"):

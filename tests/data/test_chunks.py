@@ -107,30 +107,3 @@ def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, kind: st
     for left, right in pairwise(found):
         assert right.before == (left.text[-encoding.CONTEXT_CHARACTERS :] if left.more else "")
         assert right.start == (left.start + len(left.text) if left.more else 0)
-
-
-@pytest.mark.parametrize("kind", ["byte", "bpe"])
-def test_only_long_texts_are_divided(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 9)
-    encoder = encoder_of(simple(kind).build(PartsSource().documents))
-    for texts, expected in (
-        (["four four", ""], ["four four", ""]),
-        (["four four four"], ["four four", " four"]),
-    ):
-        assert [chunk.text for chunk in encoder.split(Document("a", text) for text in texts)] == expected
-
-
-def test_documents_of_several_chunks_are_decoded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
-    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 350)
-    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
-    corpus = prepare(PartsSource(size=33), BPETokenizer(vocab_size=280), fraction=0.3)
-    texts: dict[str, str] = {}
-    for document in PartsSource(size=33).documents():
-        texts[document.name] = texts.get(document.name, "") + document.text
-    for tokens in (corpus.train, corpus.validation):
-        for index, name in enumerate(tokens.names):
-            assert corpus.tokenizer.decode(tokens.document(index).tolist()) == texts[name]
-            assert tokens.byte_counts[index] == len(texts[name].encode())
-            assert tokens.character_counts[index] == len(texts[name])
-    assert len(corpus.train) + len(corpus.validation) == 4

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from unmask import registry
 from unmask.data import encoding
-from unmask.data.encoding import Encoder, encode, encoder_of
+from unmask.data.encoding import Encoder, encode
 from unmask.data.sources import Document
 from unmask.errors import UnmaskError
 
@@ -25,24 +25,6 @@ def corpus() -> Iterator[Document]:
 
 def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:
     return registry.build("tokenizer", spec).build(corpus)
-
-
-@pytest.mark.parametrize("spec", ["byte", {"name": "char", "alphabet": "abcd .\n"}])
-def test_the_table_gives_the_ids_of_the_library(spec: str | dict[str, object]) -> None:
-    tokenizer = build(spec)
-    texts = ["", "a", "abcd. dcba\n" * 5]
-    assert encoder_of(tokenizer)._lookup is not None
-    assert encode(tokenizer, texts) == tokenizer(texts, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.parametrize("size", [5, 50, 700])
-def test_long_texts_are_divided_only_where_that_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    text = "".join(document.text for document in corpus()) + "  \n\n \t end"
-    tokenizer = build({"name": "bpe", "vocab_size": 300})
-    whole, short = encode(tokenizer, [text, "short"])
-    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", size)
-    assert len(list(encoder_of(tokenizer).split([Document("a", text)]))) > len(text) / (size + 12)
-    assert encode(tokenizer, [text, "short", text]) == [whole, short, whole]
 
 
 @pytest.mark.parametrize("prepend", ["always", "first", "never"])

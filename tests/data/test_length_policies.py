@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from unmask import registry
 from unmask.data import rows as row_tables
@@ -25,14 +23,11 @@ from unmask.data.length_policies import (
     rows_given,
     rows_of_texts,
 )
-from unmask.data.rows import RowBatch, Rows, Tokens
+from unmask.data.rows import RowBatch, Rows
 from unmask.data.sources import Document
 from unmask.data.split import prepare
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError
-from unmask.objectives.base import Noise
-from unmask.process import Batch
-from unmask.schedules import LogLinear
 
 LISTS = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9]]
 TEXTS = ["abc", "", "é", "12345"]
@@ -272,21 +267,6 @@ def test_a_corpus_of_puzzles_has_its_givens_frozen(policy: Policy, length: int) 
     assert row.frozen[0, -16:].tolist() == [cell != "." for cell in question]
 
 
-@pytest.mark.parametrize(("model", "objective", "asks"), [("dit", "subs", False), ("causal", "ar", True)])
-def test_givens_are_neither_masked_nor_counted(model: str, objective: str, asks: bool) -> None:
-    batch_of_rows = question_rows(Overlaid(asks=asks), ["1..4=1234", ".3.1=4321"], 9 if asks else 4)[:]
-    arrays = (batch_of_rows.input_ids, batch_of_rows.attention_mask, batch_of_rows.frozen)
-    batch = Batch.of(*map(torch.from_numpy, arrays))
-    spec = {"name": model, "hidden_size": 16, "layers": 1, "heads": 1}
-    network = registry.build("model", spec).build(len(DIGITS), DIGITS.mask_token_id, 9).eval()
-    noise = Noise.draw(0, 0, torch.arange(2), torch.tensor([0.99, 0.99]), batch_of_rows.input_ids.shape[1])
-    terms = registry.build("objective", objective).loss(network, batch, LogLinear(), noise)
-    assert (terms.counted.numpy() == ~batch_of_rows.frozen).all()
-    assert int(terms.count) == 4
-    assert (terms.nelbo[batch.frozen] == 0).all()
-    assert (terms.nelbo[batch.target_mask] > 0).any()
-
-
 def test_a_cache_gives_the_same_rows_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
     texts = ["héllo", "x", "a longer text"]
@@ -298,18 +278,6 @@ def test_a_cache_gives_the_same_rows_as_memory(tmp_path: Path, monkeypatch: pyte
         assert (stored.counted, stored.bytes, stored.characters) == (memory.counted, memory.bytes, memory.characters)
     with pytest.raises(UnmaskError, match=r"a longer text\.txt, takes 14"):
         Padded(overflow="error").rows(cache, 5, SpecialTokens(256))
-
-
-@pytest.mark.parametrize("policy", [Packed(), Padded(), SupervisedEOS()])
-def test_a_million_tokens_per_second(policy: Policy) -> None:
-    random = np.random.default_rng(0)
-    sizes = random.integers(50, 400, 20_000)
-    ids = random.integers(0, 50_000, sizes.sum()).astype(np.uint16)
-    rows = policy.rows(Tokens(ids, np.concatenate([[0], np.cumsum(sizes)]), None, None), 256, SpecialTokens(50_000))
-    batches = [random.integers(0, len(rows), 64) for _ in range(30)]
-    start = time.process_time()
-    count = sum(rows[batch].input_ids.size for batch in batches)
-    assert count / (time.process_time() - start) > 1e6
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells which pages a process has")

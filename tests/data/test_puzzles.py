@@ -26,12 +26,6 @@ def items(source: PuzzleSource, held_out: bool, number: int = 200) -> list[str]:
     return list(islice(source.items(held_out), number))
 
 
-def test_the_stationary_distribution_is_invariant() -> None:
-    assert CHAIN.transitions.sum(axis=1) == pytest.approx(1.0)
-    assert CHAIN.stationary @ CHAIN.transitions == pytest.approx(CHAIN.stationary)
-    assert CHAIN.stationary.sum() == pytest.approx(1.0)
-
-
 def test_the_entropy_is_that_of_all_texts_enumerated() -> None:
     chance = {"".join(text): 2 ** -CHAIN.nll_bits("".join(text)) for text in itertools.product("abc", repeat=5)}
     assert sum(chance.values()) == pytest.approx(1.0)
@@ -134,12 +128,6 @@ def test_the_length_in_the_guide_is_that_of_its_rows() -> None:
     options, length = re.findall(command, guide.read_text(encoding="utf-8"))[0]
     source = registry.build("source", {**yaml.safe_load(options), "count": 4, "validation": 2})
     assert {len(document.text) for document in source.documents()} == {int(length)}
-
-
-def test_held_out_sudokus_come_from_other_base_puzzles() -> None:
-    train, held_out = LARGE.base(held_out=False), LARGE.base(held_out=True)
-    assert (len(train.answers), len(held_out.answers)) == (24, 3)
-    assert not {a.tobytes() for a in train.answers} & {a.tobytes() for a in held_out.answers}
 
 
 @pytest.mark.parametrize("place", [(0, 1), (0, 9), (0, 10)])

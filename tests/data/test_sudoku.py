@@ -7,9 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from unmask.data import sudoku
 from unmask.data.puzzles import SudokuSource
-from unmask.data.sudoku import all_digits, is_solvable, make_puzzles, random_cell_order, transform
+from unmask.data.sudoku import make_puzzles, random_cell_order, transform
 
 
 def solutions(question: str, box: int) -> list[str]:
@@ -68,17 +67,6 @@ def test_every_digit_of_a_minimal_puzzle_is_needed() -> None:
         assert solutions(text, 2) == [as_text(answer)]
         for place in np.flatnonzero(question):
             assert len(solutions(text[:place] + "." + text[place + 1 :], 2)) == 2
-
-
-def test_the_solver_knows_what_can_be_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sudoku, "GRIDS_AT_ONCE", 2)
-    answer = make_puzzles(3, 1, (40, 40), 3).answers[0].reshape(9, 9).astype(int)
-    state = np.full((9, 9, 4), all_digits(3))
-    state[:5] = (1 << (answer[:5] - 1))[:, :, None]
-    state[0, 0, 1] = state[0, 1, 1]  # twice in a row
-    state[8, :, 2] &= ~np.uint16(1)  # no place for the digit 1
-    state[8, 0, 3] = 1 << (answer[0, 0] - 1)  # twice in a column
-    assert is_solvable(state, 3).tolist() == [True, False, False, False]
 
 
 def test_a_symmetry_moves_question_and_answer_alike() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import subprocess
 import sys
@@ -12,14 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import transformers
-from packaging.version import Version
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import unmask
 from unmask import registry
 from unmask.data import encoding
-from unmask.data.encoding import Encoder, byte_symbols, encode, encoder_of, vocabulary_size
+from unmask.data.encoding import byte_symbols, encode, encoder_of, vocabulary_size
 from unmask.data.sources import Document
 from unmask.data.sources.base import CorpusDigest
 from unmask.data.tokenizers import BPETokenizer
@@ -203,15 +200,6 @@ def test_a_folder_loads_with_and_without_our_models(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.skipif(Version(transformers.__version__) < Version("5.18"), reason="transformers itself imports torch")
-def test_torch_is_not_imported() -> None:
-    run(
-        "import sys\nfrom unmask.data import cache, encoding, length_policies, sources, split, stdlib, tokenizers\n"
-        "t = tokenizers.ByteTokenizer().build(lambda: iter(()))\nassert encoding.encode(t, ['hi']) == [[104, 105]]\n"
-        "import unmask.data; assert 'torch' not in sys.modules"
-    )
-
-
 @needs_data
 @pytest.mark.parametrize(
     ("name", "size", "mask", "eos", "text", "ids"),
@@ -236,13 +224,3 @@ def test_published_tokenizers(
         assert encoder_of(one).identity == encoder_of(tokenizer).identity
     if name == "vocab/gpt2":
         assert [tokenizer.decode(row) for row in forged[:-1]] == [*TEXTS, FORGED]
-
-
-@needs_data
-def test_text8_has_27_symbols() -> None:
-    with lzma.open(f"{DATA}/text8/text8_74m.txt.xz") as file:
-        text = file.read(74_000_000).decode()
-    ids = Encoder(build("char"))([text])[0]
-    assert len(ids) == 74_000_000
-    assert np.bincount(ids, minlength=28)[27] == 0
-    assert build("char").decode(ids[:30].tolist()) == " anarchism originated as a ter"

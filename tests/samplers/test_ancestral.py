@@ -18,31 +18,12 @@ def flat(vocab_size: int = 5) -> ConstantDenoiser:
     return ConstantDenoiser(torch.zeros(vocab_size, dtype=torch.float64), MASK)
 
 
-def test_without_steps_every_position_takes_a_call():
-    state = AncestralSampler().begin(blank(4, 9))
-    assert state.calls.tolist() == [9] * 4
-    assert torch.equal(state.plan.call.sort(dim=1).values, torch.arange(9).expand(4, -1))
-    assert state.plan.ends == list(range(0, 37, 4))
-
-
 def test_steps_merge_calls_and_never_reorder_them():
     fine, time = AncestralSampler().reveal_calls(blank(20, 8))
     coarse, coarse_time = AncestralSampler(steps=3).reveal_calls(blank(20, 8))
     for row in range(20):
         assert (coarse[row][fine[row].argsort()].diff() >= 0).all()
         assert torch.equal(coarse_time[row, coarse[row]], torch.ceil(time[row, fine[row]] * 3) / 3)
-
-
-def test_the_plan_lists_the_positions_of_each_call():
-    plan = AncestralSampler(steps=5).begin(blank(6, 12)).plan
-    for number in range(len(plan.ends) - 1):
-        part = slice(plan.ends[number], plan.ends[number + 1])
-        revealed = torch.zeros_like(plan.call, dtype=torch.bool)
-        revealed[plan.rows[part], plan.columns[part]] = True
-        assert torch.equal(revealed, plan.call == number)
-        slots = torch.stack([plan.rows[part], plan.slots[part]])
-        assert slots.unique(dim=1).shape == slots.shape, "positions of a sequence have slots of their own"
-        assert plan.slots[part].max() < plan.width
 
 
 @pytest.mark.parametrize(("steps", "length"), [(4, 4), (16, 8), (8, 32)])
@@ -88,11 +69,6 @@ def test_the_largest_number_of_steps_writes_every_position():
     state = sample(AncestralSampler(steps=10**6), flat(), blank(2, 6))
     assert (state.ids != MASK).all()
     assert state.calls.tolist() == [6, 6]
-
-
-def test_a_sampler_serialises_with_its_schedule():
-    spec = {"name": "ancestral", "steps": 8, "schedule": {"name": "polynomial", "power": 3.0}}
-    assert registry.build("sampler", spec).model_dump() == spec
 
 
 @pytest.mark.parametrize("axis", ["sampler", "objective"])

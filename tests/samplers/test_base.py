@@ -17,7 +17,7 @@ from unmask.models import DiTSpec
 from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
-from unmask.samplers.base import Canvas, Positions, Sampler, State, hidden_rows, run_sampler, sample
+from unmask.samplers.base import Canvas, Positions, Sampler, State, run_sampler, sample
 from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
@@ -74,12 +74,6 @@ def test_a_sequence_counts_its_own_calls():
         assert state.order[1, 0] == call - 1
     assert made == [[0, 0, 0], [1, 0, 0], [2, 1, 0], [2, 2, 1], [2, 3, 2]]
     assert state.select(torch.tensor([2, 0]), state.canvas, None).calls_made.tolist() == [3, 2]
-
-
-def test_hidden_rows_of_a_denoiser_without_hidden_at():
-    table, ids, positions = random_table(), torch.tensor([[1, 2, 1], [3, 1, 1]]), torch.tensor([[2, 0], [1, 1]])
-    every = table.hidden(ids)
-    assert torch.equal(hidden_rows(table, ids, positions), torch.stack([every[0, [2, 0]], every[1, [1, 1]]]))
 
 
 B, L, V = 3, 16, 301

@@ -18,15 +18,17 @@ from unmask.samplers.ending import EosTokenSampler
 from unmask.samplers.guidance import GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 
-V, L, B, EOS = 11, 12, 3, 0
+V, L, B, EOS = 11, 16, 3, 0
 MASK = V - 1
 NO_EOS = torch.arange(B * L).view(B, L) % 3 == 0
 CONDITION = torch.arange(B * L).view(B, L) % 4 < 2
 WRAPPERS = {
-    "padded": lambda net: MaskPaddedDenoiser(net, L + 4),
-    "no eos": lambda net: NoEosDenoiser(net, NO_EOS, EOS),
-    "guided": lambda net: GuidedDenoiser(net, CONDITION, 1.5),
-    "all": lambda net: NoEosDenoiser(GuidedDenoiser(MaskPaddedDenoiser(net, L + 4), CONDITION, 0.5), NO_EOS, EOS),
+    "padded": lambda net, rows: MaskPaddedDenoiser(net, L + 4),
+    "no eos": lambda net, rows: NoEosDenoiser(net, NO_EOS[rows], EOS),
+    "guided": lambda net, rows: GuidedDenoiser(net, CONDITION[rows], 1.5),
+    "all": lambda net, rows: NoEosDenoiser(
+        GuidedDenoiser(MaskPaddedDenoiser(net, L + 4), CONDITION[rows], 0.5), NO_EOS[rows], EOS
+    ),
 }
 
 
@@ -40,24 +42,6 @@ def network():
     return net.eval()
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-@torch.no_grad()
-def test_hidden_at_equals_hidden(network, wrap):
-    ids, positions = torch.randint(0, V, (B, L)), torch.tensor([[4, 0, 9], [11, 11, 2], [1, 6, 3]])
-    inputs = {
-        "alpha": torch.tensor([0.2, 0.5, 0.9]),
-        "attention_mask": torch.arange(L) < torch.tensor([[12], [12], [7]]),
-    }
-    wrapped = wrap(network)
-    some, every = wrapped.hidden_at(ids, positions, **inputs), wrapped.hidden(ids, **inputs)
-    expected = torch.stack([row[at] for row, at in zip(every, positions, strict=True)])
-    assert torch.allclose(some, expected, atol=1e-5)
-    assert torch.allclose(wrapped.head(some), wrapped.head(expected), atol=1e-4)
-    few = torch.tensor([2, 0])
-    selected, inputs = wrapped.select_sequences(few), {name: value[few] for name, value in inputs.items()}
-    assert torch.allclose(selected.hidden_at(ids[few], positions[few], **inputs), expected[few], atol=1e-5)
-
-
 class HiddenOnly:
     """The same denoiser without `hidden_at`."""
 
@@ -67,15 +51,29 @@ class HiddenOnly:
 
 @pytest.mark.parametrize("tokens", [TokenSampler(), EosTokenSampler(TokenSampler(), EOS)], ids=["each", "eos"])
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_ancestral_sampling_computes_only_the_rows_it_writes(network, wrap, tokens, monkeypatch):
-    canvas = Canvas.of(torch.full((B, L), MASK), MASK)
-    whole = sample(AncestralSampler(), HiddenOnly(wrap(network)), canvas, tokens)
+@pytest.mark.parametrize(("steps", "slots"), [(None, 1), (5, 8)])
+def test_ancestral_sampling_computes_only_the_rows_it_writes(network, wrap, tokens, steps, slots, monkeypatch):
+    """Compared with whole passes for each sequence alone; two sequences end early and are left out of later calls."""
+    sampler, ids = AncestralSampler(steps=steps), torch.full((B, L), MASK)
+    ids[0, 2:], ids[1, 1:] = 3, 4
+    real = torch.arange(L) < torch.tensor([[L], [L], [L - 3]])
+    alone = [
+        sample(
+            sampler,
+            HiddenOnly(wrap(network, [b])),
+            Canvas.of(ids[[b]], MASK, seed=b, attention_mask=real[[b]]),
+            tokens,
+        )
+        for b in range(B)
+    ]
     widths, own = [], network.hidden_at
-    monkeypatch.setattr(network, "hidden_at", lambda ids, at, **kw: widths.append(at.shape[1]) or own(ids, at, **kw))
-    done = sample(AncestralSampler(), wrap(network), canvas, tokens)
-    assert widths == [1] * L
-    assert torch.equal(done.ids, whole.ids)
-    assert torch.allclose(done.confidence, whole.confidence, atol=1e-5)
+    monkeypatch.setattr(network, "hidden_at", lambda ids, at, **kw: widths.append(at.shape) or own(ids, at, **kw))
+    canvas = Canvas.of(ids, MASK, attention_mask=real)
+    done = sample(sampler, wrap(network, slice(None)), canvas, tokens)
+    assert {width for _, width in widths} == {slots}
+    assert len({rows for rows, _ in widths}) == 2
+    assert torch.equal(done.ids, torch.cat([one.ids for one in alone]))
+    assert torch.allclose(done.confidence, torch.cat([one.confidence for one in alone]), atol=1e-5)
 
 
 # ---- guidance
@@ -163,20 +161,6 @@ def test_eos_is_excluded_where_no_eos_is_set(steps):
     counts = torch.bincount((ids * 4 ** torch.arange(3)).sum(dim=1), minlength=64)
     assert counts[expected == 0].sum() == 0
     assert chi_square(counts, expected) > 1e-4
-
-
-def test_no_eos_follows_a_sequence_when_others_are_finished():
-    ids = torch.tensor([[2, 2, 0], [0, 2, 1], [1, 1, 1], [2, 0, 0], [1, 0, 0]])
-    no_eos, table, eos = torch.zeros_like(ids, dtype=torch.bool), random_table(), 3
-    no_eos[2, 1:] = True
-    for seed in range(40):
-        canvas = Canvas.of(ids, 1, seed=10 * seed)
-        together = sample(AncestralSampler(), NoEosDenoiser(table, no_eos, eos), canvas).ids
-        assert eos not in together[2, 1:].tolist()
-        for b in range(len(ids)):
-            alone = NoEosDenoiser(table, no_eos[b : b + 1], eos)
-            ids_alone = sample(AncestralSampler(), alone, Canvas.of(ids[b : b + 1], 1, seed=10 * seed + b)).ids
-            assert torch.equal(ids_alone[0], together[b])
 
 
 # ---- masks behind short rows

@@ -16,7 +16,7 @@ from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, planner_log_
 from unmask.registry import build
 from unmask.samplers.base import Canvas, run_sampler, sample
 from unmask.samplers.options import SamplingOptions, configure_sampler
-from unmask.samplers.ordered import SCORES, EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
+from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
 
@@ -103,13 +103,6 @@ def test_ties_are_written_from_left_to_right(order):
     state = sample(OrderedSampler(order=order), FLAT, blank(3, 80))
     in_turn = (state.order == torch.arange(80)).all(dim=1)
     assert in_turn.all() if order != "uniform" else not in_turn.any()
-
-
-def test_scores_of_known_rows():
-    log_p = torch.tensor([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2], [1.0, 0.0, 0.0]]).log()
-    assert torch.allclose(SCORES["confidence"](log_p), torch.tensor([0.5, 0.6, 1.0]))
-    assert torch.allclose(SCORES["margin"](log_p), torch.tensor([0.0, 0.4, 1.0]))
-    assert torch.allclose(SCORES["entropy"](log_p), torch.tensor([-0.6931472, -0.9502705, 0.0]))
 
 
 class PerPosition(ConstantDenoiser):

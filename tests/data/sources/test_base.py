@@ -5,18 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unmask.data.sources import Document, base
-from unmask.data.sources.base import CorpusDigest, in_parts, numbered
-
-
-def test_parts_make_up_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_CHARACTERS", 4)
-    assert list(in_parts("a", [])) == list(in_parts("a", ["", ""])) == []
-    assert list(in_parts("a", ["ab", "", "cd"])) == [Document("a", "abcd")]
-    assert list(in_parts("a", ["ab", "cde", "f", "ghi", "j", ""])) == [
-        Document("a", "abcde", more=True),
-        Document("a", "fghi", more=True),
-        Document("a", "j"),
-    ]
+from unmask.data.sources.base import CorpusDigest, numbered
 
 
 def test_numbers_count_texts_and_not_parts(monkeypatch: pytest.MonkeyPatch) -> None:

