@@ -134,13 +134,6 @@ def test_bad_texts_are_errors_and_leave_nothing(folder: Path) -> None:
     assert entries(folder) == []
 
 
-def test_progress_counts_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 6)
-    seen: list[tuple[int, int]] = []
-    build(progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(6, 61), (56, 61), (61, 61)]
-
-
 def test_pickling_keeps_the_folder_and_not_the_tokens() -> None:
     cache = build([Document("a", "x" * 100_000)])
     pickled = pickle.dumps(cache)
@@ -297,15 +290,3 @@ def test_a_full_disk_is_one_sentence_and_encoding_continues(
     assert f"The cache folder {folder} cannot be used (File too large); set the environment" in message
     assert list(folder.glob(f".*.partial/{JOURNAL}"))
     assert contents(TokenCache.build(corpus, BYTES)) == unbroken
-
-
-def build_in_a_process(root: str) -> list[int]:
-    os.environ["UNMASK_CACHE"] = root
-    return build([Document(str(number), f"text {number}" * 20) for number in range(300)]).ids.tolist()
-
-
-def test_processes_that_build_at_once_agree(folder: Path) -> None:
-    with FORK.Pool(2) as pool:
-        results = pool.map(build_in_a_process, [str(folder.parent)] * 4, chunksize=1)
-    assert all(result == results[0] for result in results)
-    assert len(entries(folder)) == 1
