@@ -11,9 +11,10 @@ import pytest
 
 VERBS = ("demo", "train", "eval", "sample", "fill", "edit", "score", "convert", "ship", "list", "doctor")
 GROUPED = ("eval generation", "eval puzzles", "eval code", "plot run", "plot order")
+BENCH = ("bench train", "bench sample", "bench eval")
 
 
-@pytest.mark.parametrize("verb", [*VERBS, *GROUPED])
+@pytest.mark.parametrize("verb", [*VERBS, *GROUPED, *BENCH])
 def test_help_has_examples_and_json(printed, verb):
     out = printed(*verb.split(), "--help")
     for words in (f"unmask {verb}", "Examples", "--json"):
