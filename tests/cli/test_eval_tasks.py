@@ -148,18 +148,8 @@ def test_puzzle_models_can_be_scored_and_fill(printed, run, place):
         (["code", "code", "--kind", "lime"], "Did you mean 'line'?"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_2(refused, place, arguments, words):
+def test_bad_input_is_refused_before_the_work(refused, place, monkeypatch, arguments, words):
+    for module, function in ((tasks, "solve"), (code_evaluation, "fill_blanks")):
+        monkeypatch.setattr(module, function, lambda *args: pytest.fail("the work started"))
     assert words in refused("eval", *arguments, "--out", "never.json")
     assert not Path("never.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("module", "function", "arguments"),
-    [
-        (tasks, "solve", ("puzzles", "sudoku", "--twin", "paths-ar")),
-        (code_evaluation, "fill_blanks", ("code", "code", "--twin", "bytes-ar")),
-    ],
-)
-def test_the_second_checkpoint_is_checked_before_the_work(refused, place, monkeypatch, module, function, arguments):
-    monkeypatch.setattr(module, function, lambda *args: pytest.fail("the work started"))
-    assert "trained on other" in refused("eval", *arguments, "--count", 2)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import LENGTH, make_checkpoint
-from unmask.cli import common
 from unmask.cli.score import score
+from unmask.objectives.subs import MaskCount
 from unmask.pipeline import MaskedDiffusionLM
 
 BOOK = "a few words to be scored\n" * 8
@@ -32,7 +31,8 @@ def test_every_unit_has_its_error(reported, mdlm_folder, ar_folder):
     assert exact["data_stderr"] > 0
 
 
-def test_notes_explain_the_errors_that_are_shown(run, mdlm_folder, ar_folder):
+def test_notes_explain_errors_and_padding(run, mdlm_folder, ar_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     draws, data = "Monte-Carlo error", "data error"
     for folder, texts, shown in (
         (mdlm_folder, ["some text"], {draws}),
@@ -44,37 +44,13 @@ def test_notes_explain_the_errors_that_are_shown(run, mdlm_folder, ar_folder):
         assert {words for words in (draws, data) if words in out} == shown
         assert ("±" in out) == bool(shown)
         assert ("error of 0.3 bits per token; lower --precision" in " ".join(out.split())) == (draws in shown)
-
-
-def test_an_unreached_precision_is_said(run, mdlm_folder, tmp_path):
-    (tmp_path / "book.txt").write_text(BOOK)
-    _, out, _ = run("eval", mdlm_folder, "--data", tmp_path / "book.txt", "--precision", 1e-5, "--rows", 1)
+    Path("book.txt").write_text(BOOK)
+    _, out, _ = run("eval", mdlm_folder, "--data", "book.txt", "--precision", 1e-5, "--rows", 1)
     assert "The error is above the target of 1e-05 bits per token" in " ".join(out.split())
-
-
-def test_supervised_padding_is_noted(run, mdlm_folder, tmp_path):
     filled = make_checkpoint(tmp_path / "filled", policy="supervised_eos")
-    (tmp_path / "book.txt").write_text("a few words")
-    for words in (
-        ("score", filled, "some text", "--precision", 0.5),
-        ("eval", filled, "--data", tmp_path / "book.txt"),
-    ):
-        out = run(*words)[1]
-        assert f"{LENGTH} tokens" in out
-        assert "EOS" in out
-    assert "EOS" not in run("score", mdlm_folder, "some text", "--precision", 0.5)[1]
-
-
-def test_progress_counts_every_draw(reported, mdlm_folder, monkeypatch):
-    counted = []
-
-    @contextmanager
-    def bar(description, total, quiet):
-        yield counted.append
-
-    monkeypatch.setattr(common, "progress", bar)
-    bounds = reported("score", mdlm_folder, "some text", "--precision", 0.3)["bounds"]
-    assert sum(counted) >= sum(bound["draws"] for bound in bounds.values())
+    for folder, padded in ((filled, True), (mdlm_folder, False)):
+        out = run("score", folder, "some text", "--precision", 0.5)[1]
+        assert (f"{LENGTH} tokens" in out, "EOS" in out) == (padded, padded)
 
 
 def test_the_default_precision_is_that_of_the_library():
@@ -83,8 +59,6 @@ def test_the_default_precision_is_that_of_the_library():
 
 
 def test_estimators_that_disagree_exit_with_1(run, mdlm_folder, monkeypatch):
-    from unmask.objectives.subs import MaskCount
-
     right = MaskCount.terms
 
     def wrong(self, *args):
