@@ -1,4 +1,4 @@
-"""The autoregressive model: causality, its cache, padding and its Hugging Face interface."""
+"""The autoregressive model: its cache, padding and its Hugging Face interface."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from tests.published import randomise
 from unmask.errors import UnmaskError
-from unmask.models import CausalConfig, CausalLM, CausalSpec, DiT, DiTConfig
+from unmask.models import CausalConfig, CausalLM, CausalSpec
 
 torch.set_num_threads(1)
 
@@ -18,41 +19,12 @@ V, MASK, L = 23, 21, 12
 SHAPE = {"vocab_size": V, "mask_token_id": MASK, "hidden_size": 32, "num_attention_heads": 4, "max_length": L}
 
 
-def randomise(model: CausalLM | DiT) -> CausalLM | DiT:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(1 + 0.2 * noise if "norm" in name and "weight" in name else 0.3 * noise)
-    return model.eval()
-
-
 def make(layers: int = 2, **options: object) -> CausalLM:
     return randomise(CausalLM(CausalConfig(num_hidden_layers=layers, **(SHAPE | options))))
 
 
-def some_ids(batch: int = 3, length: int = L) -> Tensor:
-    return torch.randint(0, V, (batch, length), generator=torch.Generator().manual_seed(1))
-
-
-def test_a_row_depends_only_on_earlier_tokens() -> None:
-    model, ids = make(), some_ids()
-    rows = model.hidden(ids)
-    changed = ids.clone()
-    changed[:, 5] = (ids[:, 5] + 1) % V
-    moved = (model.hidden(changed) - rows).abs().amax(-1)
-    assert (moved[:, :5] == 0).all()
-    assert (moved[:, 5:] > 1e-4).all()
-
-
-def test_one_block_equals_the_bidirectional_network_on_every_prefix() -> None:
-    """With one block, the last row of a prefix does not depend on the mask of the rows before it."""
-    causal, ids = make(layers=1), some_ids()
-    trunk = DiT(DiTConfig(num_hidden_layers=1, **SHAPE)).eval()
-    trunk.load_state_dict(causal.state_dict())
-    rows = causal.hidden(ids)
-    for end in range(1, L + 1):
-        torch.testing.assert_close(rows[:, end - 1], trunk.hidden(ids[:, :end])[:, -1], rtol=0, atol=1e-5)
+def some_ids() -> Tensor:
+    return torch.randint(0, V, (3, L), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("pieces", [[1] * L, [5, 1, 1, 5], [4, 8]])
@@ -96,22 +68,16 @@ def test_padding_with_a_cache() -> None:
     first = model(ids[:, :8], mask[:, :8], past_key_values=cache).logits
     second = model(ids[:, 8:], mask, past_key_values=cache).logits
     torch.testing.assert_close(torch.cat((first, second), dim=1), model(ids, mask).logits, rtol=0, atol=1e-5)
-    with pytest.raises(UnmaskError, match=r"attention_mask must have the shape \(3, 12\).*got \(3, 4\)"):
-        model(ids[:, 8:], mask[:, 8:], past_key_values=model(ids[:, :8]).past_key_values)
 
 
-def test_labels_are_shifted() -> None:
+def test_labels_are_shifted_and_the_last_logits_can_be_kept() -> None:
     model, ids = make(), some_ids().clamp(max=MASK - 1)
     labels = ids.clone()
     labels[0, :6] = -100
     output = model(ids, labels=labels)
     picked = output.logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     torch.testing.assert_close(output.loss, -picked[labels[:, 1:] != -100].mean())
-
-
-def test_logits_to_keep_keeps_the_last_rows() -> None:
-    model, ids = make(), some_ids()
-    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, model(ids).logits[:, -2:])
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, output.logits[:, -2:])
 
 
 def test_greedy_generation_follows_the_argmax() -> None:
@@ -123,13 +89,6 @@ def test_greedy_generation_follows_the_argmax() -> None:
         expected = torch.cat((expected, model(expected, use_cache=False).logits[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(model.generate(begin, max_new_tokens=6, do_sample=False), expected)
     assert model.generate(max_new_tokens=3, do_sample=False).shape == (1, 4)
-
-
-def test_the_cache_counts_towards_the_maximum_length() -> None:
-    model, ids = make(), some_ids()
-    cache = model(ids).past_key_values
-    with pytest.raises(UnmaskError, match=f"has {L + 1} tokens .* at most {L};"):
-        model(ids[:, :1], past_key_values=cache)
 
 
 @pytest.mark.parametrize(("given", "bos"), [({}, MASK), ({"bos_token_id": 4}, 4), ({"bos_token_id": None}, None)])
@@ -146,7 +105,12 @@ def test_the_auto_class_loads_the_same_network(given: dict, bos: int | None, tmp
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_a_bos_token_outside_the_vocabulary_is_refused() -> None:
+def test_bad_inputs_are_refused() -> None:
+    model, ids = make(), some_ids()
+    with pytest.raises(UnmaskError, match=f"has {L + 1} tokens .* at most {L};"):
+        model(ids[:, :1], past_key_values=model(ids).past_key_values)
+    with pytest.raises(UnmaskError, match=r"attention_mask must have the shape \(3, 12\).*got \(3, 4\)"):
+        model(ids[:, 8:], torch.ones(3, 4), past_key_values=model(ids[:, :8]).past_key_values)
     with pytest.raises(UnmaskError, match=f"bos_token_id must be .*got {V}"):
         make(bos_token_id=V)
 

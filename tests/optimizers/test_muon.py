@@ -1,12 +1,11 @@
 """Muon against its definition, torch's Muon, and itself on sharded parameters.
 
-The heavy imports are inside functions, since both processes of the sharded test import this file again.
+Imports of models are inside functions because both processes of the sharded test import this file.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,6 @@ def test_parts_are_orthogonalised_separately_and_batching_changes_nothing():
     torch.testing.assert_close(together[0], orthogonalise([square])[0])
     torch.testing.assert_close(together[1], orthogonalise([other])[0])
     torch.testing.assert_close(together[2], parts[12:24])
-
-
-@pytest.mark.parametrize("shape", [(32, 32), (96, 32), (32, 128)])
-def test_updates_have_the_size_of_adamws(shape):
-    torch.manual_seed(2)
-    (update,) = orthogonalise([torch.randn(shape)])
-    assert float(update.square().mean().sqrt()) == pytest.approx(0.2, rel=0.2)
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (96, 32), (32, 128)])
@@ -129,14 +121,13 @@ def steps_of(parameter: nn.Parameter, distribute=lambda tensor: tensor) -> None:
         optimizer.step()
 
 
-def run_sharded(rank: int, port: int, folder: str) -> None:
+def run_sharded(rank: int, folder: str) -> None:
     """One of two processes, each with half of the rows."""
-    from torch.distributed import destroy_process_group, init_process_group
+    from torch.distributed import barrier, destroy_process_group, init_process_group
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    init_process_group("gloo")
+    init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
     shard = nn.Parameter(distribute_tensor(torch.randn(12, 4), mesh, [Shard(0)]))
@@ -144,14 +135,14 @@ def run_sharded(rank: int, port: int, folder: str) -> None:
     full = shard.full_tensor().detach()
     if rank == 0:
         torch.save(full, f"{folder}/sharded.pt")
+    barrier()
     destroy_process_group()
+    # A normal exit destroys gloo threads that may still be running, which sometimes aborts the process.
+    os._exit(0)
 
 
 def test_sharded_matrices_move_as_whole_ones(tmp_path: Path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.start_processes(run_sharded, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    multiprocessing.start_processes(run_sharded, args=(str(tmp_path),), nprocs=2, start_method="spawn")
     torch.manual_seed(0)
     whole = nn.Parameter(torch.randn(12, 4))
     steps_of(whole)
