@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.frames import make_frames, story_frames
-from unmask.cli.terminal import LONGEST_PAUSE, REFRESH, SECONDS, canvas, show, watch
+from unmask.cli.terminal import LONGEST_PAUSE, REFRESH, SECONDS, canvas, watch
 from unmask.plots.style import confidence_colour, to_hex
 
 
@@ -77,8 +77,6 @@ def test_text_is_printed_where_nothing_can_be_redrawn(time, monkeypatch, capsys,
     console = Console(file=io.StringIO()) if kind == "pipe" else screen()
     assert time.watch(story_frames(), console) == story_frames()
     assert (console.file.getvalue(), time.slept) == ("", 0.0)
-    monkeypatch.setattr("unmask.cli.terminal.standard_output", console)
-    show(iter(story_frames()))
     assert capsys.readouterr().out == f"{story_frames()[-1].text}\n"
 
 

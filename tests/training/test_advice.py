@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,7 @@ EOS, MASK = 9, 10
 )
 def test_advice_on_data(policy: Any, texts: list[list[int]], batch_size: int, steps: int, messages: list[str]) -> None:
     rows = rows_of_texts(policy, texts, 8, EOS)
-    found = advice_on_data(rows, policy, MASK, EOS, batch_size, steps)
+    tokenizer = SimpleNamespace(mask_token_id=MASK, eos_token_id=EOS)
+    found = advice_on_data(rows, policy, tokenizer, batch_size, steps)
     assert len(found) == len(messages)
     assert all(message in sentence for message, sentence in zip(messages, found, strict=True))

@@ -14,7 +14,6 @@ from unmask.cli import eval as eval_verbs
 from unmask.cli import list as list_verb
 from unmask.errors import LoneError, UnmaskError
 
-HELP = "Masked diffusion language models: train, score, generate, fill."
 INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's class; some versions of Typer bundle their own click
 
@@ -24,7 +23,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help=HELP,
 )
 app.command("demo")(demo.demo)
 app.command("train", cls=train.TrainCommand)(train.train)
@@ -41,9 +39,9 @@ app.command("list")(list_verb.list_members)
 app.command("doctor")(doctor.doctor)
 
 
-@app.callback(invoke_without_command=True, help=HELP)
+@app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """Handle the options of `unmask` itself."""
+    """Masked diffusion language models: train, score, generate, fill."""
     if version:
         typer.echo(__version__)
         raise typer.Exit

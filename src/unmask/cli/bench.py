@@ -75,11 +75,6 @@ class Options:
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory: unmask bench train|sample|eval.")
 
 
-@app.callback()
-def bench() -> None:
-    """Measure speed and memory: unmask bench train|sample|eval."""
-
-
 @app.command("train")
 @option_groups
 def train(

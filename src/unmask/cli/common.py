@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from unmask.samplers.token_sampling import TokenSampler
     from unmask.text_processor import Generation
 
-console = Console()
-error_console = Console(stderr=True)
+console = Console(highlight=False)
+error_console = Console(stderr=True, highlight=False)
 
 # ---- options of several verbs ---------------------------------------------------------------------------------------
 
@@ -40,6 +40,13 @@ Steps = Annotated[
 BoundSteps = Annotated[
     list[int] | None,
     typer.Option("--steps", min=1, help="Also compute the bound of the discrete process with T steps; repeatable."),
+]
+StepCounts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Maximum number of network calls; repeatable. 'none', the default, is one token per call, which "
+        "autoregressive checkpoints always use."
+    ),
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; the result does not depend on it.")]
 Checkpoint = Annotated[
@@ -290,6 +297,14 @@ def format_json(result: Any) -> str:
 def print_json(result: Any) -> None:
     """Print a result as JSON."""
     sys.stdout.write(format_json(result))
+
+
+def print_result(result: Any, text: str, as_json: bool) -> None:
+    """Print a result as JSON or as text."""
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(text)
 
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:

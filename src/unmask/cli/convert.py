@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from unmask.cli.common import Json, console, print_json
+from unmask.cli.common import Json, print_result
 
 
 def convert(
@@ -62,9 +62,7 @@ def convert(
             objective=objective,
             policy=policy,
         )
-    if as_json:
-        print_json(report.as_dict())
-        return
-    console.print(f"Wrote {target}: {report.parameters:,} parameters.", highlight=False)
+    text = f"Wrote {target}: {report.parameters:,} parameters."
     if not reverse:
-        console.print(f"Next: unmask sample {target} --steps 64", highlight=False)
+        text += f"\nNext: unmask sample {target} --steps 64"
+    print_result(report.as_dict(), text, as_json)

@@ -85,7 +85,7 @@ def demo(
         results["stories"] = []
         for seed in range(STORIES):
             frames = lm.stream(steps=CALLS, seed=seed, top_p=STORY_TOP_P)
-            seen = list(frames) if as_json else terminal.show(frames)
+            seen = list(frames) if as_json else terminal.watch(frames)
             results["stories"].append(seen[-1].text)
             tour.print()
 
@@ -138,7 +138,7 @@ class Tour:
     def print(self, content: Any = "", **style: Any) -> None:
         """Print a line or a table."""
         if not self.quiet:
-            console.print(content, highlight=False, soft_wrap=isinstance(content, str), markup=False, **style)
+            console.print(content, soft_wrap=isinstance(content, str), markup=False, **style)
 
     @contextmanager
     def part(self, title: str, expected: int) -> Iterator[None]:

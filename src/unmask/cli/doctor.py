@@ -95,7 +95,7 @@ def doctor(
 
 
 def _print(content: Any) -> None:
-    console.print(content, highlight=False, soft_wrap=True)
+    console.print(content, soft_wrap=True)
 
 
 def _print_result(result: CheckResult) -> None:

@@ -52,7 +52,12 @@ def edit(
     from unmask.generation_config import check_seeds
     from unmask.infilling import DEFAULT_STRENGTH
 
-    spans = [_parse_span(one) for one in span or []]
+    spans = []
+    for one in span or []:
+        found = re.fullmatch(r"(\d+)-(\d+)", one)
+        if found is None:
+            raise UnmaskError(f"--span must be a range of characters such as 4-9, got '{one}'.")
+        spans.append((int(found[1]), int(found[2])))
     if strength is None and not spans and not keep:
         strength = DEFAULT_STRENGTH
     places: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans or None}
@@ -67,15 +72,5 @@ def edit(
         edited = [
             lm.edit_details(text, seed=seed + i, progress=advance, **places, **options) for i, text in enumerate(texts)
         ]
-    if as_json:
-        common.print_json(common.generation_report(lm, options, edited, **places))
-        return
-    for one in edited:
-        typer.echo(one.text)
-
-
-def _parse_span(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)-(\d+)", text)
-    if found is None:
-        raise UnmaskError(f"--span must be a range of characters such as 4-9, got '{text}'.")
-    return int(found[1]), int(found[2])
+    report = common.generation_report(lm, options, edited, **places)
+    common.print_result(report, "\n".join(one.text for one in edited), as_json)

@@ -101,9 +101,9 @@ def print_evaluation(result: Evaluation, policy: Policy, precision: float | None
             *([LEARNT_PADDING_NOTE] if policy.supervises_padding else []),
         ]
         for note in notes:
-            common.console.print(note, style="dim", highlight=False)
+            common.console.print(note, style="dim")
     if result.disagreement:
-        common.error_console.print(f"unmask: {result.disagreement}", style="bold red", highlight=False)
+        common.error_console.print(f"unmask: {result.disagreement}", style="bold red")
         raise typer.Exit(1)
 
 

@@ -35,13 +35,6 @@ Checkpoints = Annotated[
         metavar="CKPT",
     ),
 ]
-StepCounts = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Maximum number of network calls; repeatable. 'none', the default, is one token per call, which AR "
-        "checkpoints always use."
-    ),
-]
 TextFiles = Annotated[
     list[Path] | None,
     typer.Option(help="Also score these texts: a .json list of strings, or one text per line; repeatable."),
@@ -53,7 +46,7 @@ def generation(
     judge: JudgeName,
     checkpoints: Checkpoints = None,
     *,
-    steps: StepCounts = None,
+    steps: common.StepCounts = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
     texts: TextFiles = None,
     held_out: common.HeldOutOptions,
@@ -140,7 +133,7 @@ def _add_held_out(
     except UnmaskError as error:
         if held_out.data:
             raise
-        common.error_console.print(f"No held-out row: {error}", highlight=False, soft_wrap=True, markup=False)
+        common.error_console.print(f"No held-out row: {error}", soft_wrap=True, markup=False)
     else:
         evaluation.add_texts("held-out data", "data", texts, advance)
 
@@ -166,4 +159,4 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
         if row.empty:
             notes.append(f"{name}: {row.empty} of {row.texts} texts are empty.")
     for note in notes:
-        common.console.print(note, style="dim", highlight=False, soft_wrap=True, markup=False)
+        common.console.print(note, style="dim", soft_wrap=True, markup=False)

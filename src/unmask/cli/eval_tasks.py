@@ -32,16 +32,11 @@ class StrategyOptions:
             "repeatable. Default without --sampler: the first six.",
         ),
     ] = None
-    sampler: Annotated[
-        list[str] | None, typer.Option(help="Any sampler, such as 'name: remdm, strategy: loop'; repeatable.")
-    ] = None
+    sampler: common.Samplers = None
     rule: Annotated[
         list[str] | None, typer.Option(help="Token rule: greedy or stochastic; repeatable. Default: both.")
     ] = None
-    steps: Annotated[
-        list[str] | None,
-        typer.Option(help="Maximum number of network calls; repeatable. 'none', the default, is one token per call."),
-    ] = None
+    steps: common.StepCounts = None
 
     def load(
         self, model: common.ModelOptions, checkpoint: str, twin: str | None
@@ -180,7 +175,6 @@ def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
     common.console.print(
         f"{len(evaluation.items)} held-out puzzles of '{evaluation.source.name}'; solved with a 95% interval; % of "
         "masked cells correct, % of answers valid; calls and milliseconds per puzzle.",
-        highlight=False,
     )
 
 
@@ -194,12 +188,11 @@ def _print_code(evaluation: CodeEvaluation) -> None:
         "ms": lambda found: f"{1000 * found['seconds'].value:.1f}",
     }
     for kind, blanks in evaluation.blanks.items():
-        common.console.print(f"{kind}: {len(blanks)} blanks in held-out functions", highlight=False)
+        common.console.print(f"{kind}: {len(blanks)} blanks in held-out functions")
         _print_table([row for row in evaluation.rows if row.kind == kind], columns)
     common.console.print(
         "% of functions that parse, and of blanks restored up to white space, with 95% intervals; % of correct tokens; "
         "calls and milliseconds per blank.",
-        highlight=False,
         soft_wrap=True,
     )
 

@@ -59,8 +59,5 @@ def fill(
         common.progress("filling", len(texts), quiet=as_json) as advance,
     ):
         filled = lm.fill_details(texts, seed=seed, batch_size=batch_size, progress=advance, **options)
-    if as_json:
-        common.print_json(common.generation_report(lm, options, filled))
-        return
-    for one in filled:
-        typer.echo(one.text)
+    report = common.generation_report(lm, options, filled)
+    common.print_result(report, "\n".join(one.text for one in filled), as_json)

@@ -10,13 +10,10 @@ import typer
 
 from unmask.cli import common
 
-HELP = "Plot learning curves (unmask plot run DIR) or the order of unmasking (unmask plot order CKPT)."
-app = typer.Typer(no_args_is_help=True, help=HELP)
-
-
-@app.callback(help=HELP)
-def plot() -> None:
-    """Group the kinds of plots."""
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Plot learning curves (unmask plot run DIR) or the order of unmasking (unmask plot order CKPT).",
+)
 
 
 @app.command("run")
@@ -47,10 +44,8 @@ def run(
         check_picture(out)
     runs = read_runs(folders)
     draw_runs(runs, picture, x)
-    if as_json:
-        common.print_json({"picture": str(picture), "runs": [one.summary() for one in runs]})
-    else:
-        common.console.print(f"Wrote {picture}", highlight=False, soft_wrap=True)
+    report = {"picture": str(picture), "runs": [one.summary() for one in runs]}
+    common.print_result(report, f"Wrote {picture}", as_json)
 
 
 @app.command("order")
@@ -58,12 +53,8 @@ def run(
 def order(
     checkpoint: common.Checkpoint = None,
     *,
-    orders: Annotated[
-        list[str] | None, typer.Option("--order", help="As in 'unmask sample'; repeatable, one panel each.")
-    ] = None,
-    samplers: Annotated[
-        list[str] | None, typer.Option("--sampler", help="As in 'unmask sample'; repeatable, one panel each.")
-    ] = None,
+    orders: common.Orders = None,
+    samplers: common.Samplers = None,
     prompt: Annotated[str, typer.Option(help="Text to continue; [MASK] blanks in it are filled.")] = "",
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of the canvas, prompt included.")] = None,
     steps: common.Steps = None,
@@ -75,7 +66,7 @@ def order(
 ) -> None:
     """Plot which position is unmasked in which network call, coloured by confidence; rings are remasked later.
 
-    Adaptive orders ignore `--steps`.
+    Each order and sampler has a panel. Adaptive orders ignore `--steps`.
 
     Examples:
 
@@ -101,8 +92,5 @@ def order(
         frames = lm.stream(prompt, length=length, seed=seed, rule=rule, sampler=None if lm.causal else sampler)
         panels.append(UnmaskingOrder.of(title, list(frames)))
     draw_orders(panels, out)
-    if as_json:
-        shown = [{"sampler": one.model_dump(), **asdict(panel)} for one, panel in zip(chosen, panels, strict=True)]
-        common.print_json({"picture": str(out), "walks": shown})
-    else:
-        common.console.print(f"Wrote {out}", highlight=False, soft_wrap=True)
+    shown = [{"sampler": one.model_dump(), **asdict(panel)} for one, panel in zip(chosen, panels, strict=True)]
+    common.print_result({"picture": str(out), "walks": shown}, f"Wrote {out}", as_json)

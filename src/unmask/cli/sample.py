@@ -99,7 +99,7 @@ def sample(
             for number in range(seed, seed + n):
                 if common.console.is_terminal:
                     common.console.rule(f"seed {number}", style="dim")
-                shown = terminal.show(lm.stream(**canvas, **options, seed=number))
+                shown = terminal.watch(lm.stream(**canvas, **options, seed=number))
                 frames = frames or shown
         _draw(frames, pictures, seed)
         return
@@ -134,4 +134,4 @@ def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
         frames, pictures, caption=f"Seed {seed}, {last.calls} network calls, a canvas of {len(last.ids)} tokens."
     )
     for path in pictures:
-        common.error_console.print(f"Wrote {path}", style="dim", highlight=False, soft_wrap=True)
+        common.error_console.print(f"Wrote {path}", style="dim", soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.common import Json, console, print_json
+from unmask.cli.common import Json, print_result
 
 
 def ship(
@@ -44,11 +44,5 @@ def ship(
     export = shipping.ship(
         run, out, bounds=bound or (), judged=judged, entropy=entropy, about=about, shard_megabytes=shard_mb
     )
-    if as_json:
-        print_json(export.as_dict())
-        return
-    console.print(
-        f"Wrote {out}: {export.parameters:,} parameters, {export.bytes / 1e6:.2f} MB. Next: unmask sample {out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    size = f"{export.parameters:,} parameters, {export.bytes / 1e6:.2f} MB"
+    print_result(export.as_dict(), f"Wrote {out}: {size}. Next: unmask sample {out}", as_json)

@@ -33,12 +33,14 @@ def watch(
 ) -> list[Frame]:
     """Show frames as they arrive, slowly enough to follow, and leave the finished canvas. Returns all frames.
 
-    On a console that is not a terminal, or a dumb one, nothing is shown.
+    Only the finished text is printed if the console is not a terminal, or a dumb one.
     """
     console = console or standard_output
-    if not _can_redraw(console):
-        return list(frames)
     seen: list[Frame] = []
+    if not console.is_terminal or console.is_dumb_terminal:
+        seen = list(frames)
+        typer.echo(seen[-1].text)
+        return seen
     start = last_drawn = clock()
     with Live(console=console, auto_refresh=False) as live:
         for frame in frames:
@@ -51,18 +53,6 @@ def watch(
                 live.update(Group(_status(frame, now - start), Text(), canvas(frame)), refresh=True)
                 last_drawn = now
     return seen
-
-
-def show(frames: Iterable[Frame]) -> list[Frame]:
-    """`watch` on standard output, or print the finished text where that cannot be done. Returns all frames."""
-    seen = watch(frames)
-    if not _can_redraw(standard_output):
-        typer.echo(seen[-1].text)
-    return seen
-
-
-def _can_redraw(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 def canvas(frame: Frame) -> Text:

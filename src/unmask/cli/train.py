@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from unmask.cli.common import Json, console, error_console, format_bound, print_json
+from unmask.cli.common import Json, error_console, format_bound, print_result
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def train(
     recipe = _read_recipe(what, from_, overrides or [])
     if is_main() and (left_out := recipe.data.source.skipped_files()):
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
-        error_console.print(f"Skipped files: {counts}.", highlight=False, soft_wrap=True, markup=False)
+        error_console.print(f"Skipped files: {counts}.", soft_wrap=True, markup=False)
     folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
     if resume not in RESUME:
         raise UnmaskError(f"--resume takes no value or 'auto', got '{resume}'.")
@@ -104,12 +104,8 @@ def train(
         text = f"Interrupted; the checkpoint of step {stop.step} is saved. Resume with:\n  {stop.resume_command}"
     else:
         report, text = result.as_dict(), _format_result(result)
-    if not is_main():
-        return
-    if as_json:
-        print_json(report)
-    else:
-        console.print(text, highlight=False, soft_wrap=True)
+    if is_main():
+        print_result(report, text, as_json)
 
 
 def _read_recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:

@@ -28,7 +28,13 @@ def describe_machine() -> dict[str, Any]:
     torch.compile needs `compiler` on a CPU and `triton` on a GPU. `driver_unused`: there is an NVIDIA driver, but this
     build of torch cannot use it.
     """
-    gpus = [_describe_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        with torch.cuda.device(index):
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        gpu = {"name": properties.name, "memory": properties.total_memory, "free": torch.cuda.mem_get_info(index)[0]}
+        gpus.append({**gpu, "capability": f"{properties.major}.{properties.minor}", "bf16": bf16})
     compilers = (os.environ.get("CXX"), "g++", "clang++", "cl")  # in the order in which torch looks for them
     backends = ("gloo", "nccl", "mpi") if distributed.is_available() else ()
     cache = cache_dir()
@@ -48,25 +54,13 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def _describe_gpu(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    with torch.cuda.device(index):
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return {
-        "name": properties.name,
-        "memory": properties.total_memory,
-        "free": torch.cuda.mem_get_info(index)[0],
-        "capability": f"{properties.major}.{properties.minor}",
-        "bf16": bf16,
-    }
-
-
 def check_packages() -> list[CheckResult]:
     """Check Python and every required package against the versions that the installed unmask declares."""
     results = [CheckResult(DISTRIBUTION, True, __version__)]
-    if not _is_installed():
+    try:
+        python = metadata.metadata(DISTRIBUTION)["Requires-Python"] or ""
+    except metadata.PackageNotFoundError:
         return [*results, CheckResult("packages", None, "unmask is not installed, so its requirements are not known")]
-    python = metadata.metadata(DISTRIBUTION)["Requires-Python"] or ""
     packages = [_package("Python", platform.python_version(), python)]
     packages += [_find_package(requirement) for requirement in _requirements() if _applies(requirement)]
     for package in packages:
@@ -79,23 +73,17 @@ def check_packages() -> list[CheckResult]:
 
 def list_extras() -> list[dict[str, Any]]:
     """List the extras of the installed unmask with their packages and the command that installs them."""
-    if not _is_installed():
+    try:
+        names = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
         return []
     extras = []
-    for name in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
+    for name in names:
         packages = [_find_package(requirement) for requirement in _extra_requirements(name)]
         complete = all(package["supported"] for package in packages)
         install = f"pip install '{DISTRIBUTION}[{name}]'"
         extras.append({"name": name, "packages": packages, "complete": complete, "install": install})
     return extras
-
-
-def _is_installed() -> bool:
-    try:
-        metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _requirements() -> list[Requirement]:

@@ -337,15 +337,13 @@ class Advisor:
         return []
 
 
-def advice_on_data(
-    rows: Rows, policy: Policy, mask_token_id: int, eos_token_id: int | None, batch_size: int, steps: int
-) -> list[str]:
+def advice_on_data(rows: Rows, policy: Policy, tokenizer: Any, batch_size: int, steps: int) -> list[str]:
     """Advice before the first step, from a sample of the rows; usually none."""
     some = rows.spread(ROWS_EXAMINED)[:]
     found = []
     padding = 1.0 - some.attention_mask.mean()
     if policy.supervises_padding:
-        trailing = np.cumprod((some.input_ids == eos_token_id)[:, ::-1], axis=1).sum(axis=1)
+        trailing = np.cumprod((some.input_ids == tokenizer.eos_token_id)[:, ::-1], axis=1).sum(axis=1)
         filling = np.maximum(trailing - 1, 0).sum() / some.input_ids.size  # the first EOS of a row ends its text
         if filling > 0.5:
             found.append(
@@ -358,12 +356,12 @@ def advice_on_data(
             f"{padding:.0%} of the positions are padding, computed but not counted: choose a shorter data.length, or "
             "data.policy=packed."
         )
-    masks = int(((some.input_ids == mask_token_id) & some.attention_mask).any(axis=1).sum())
+    masks = int(((some.input_ids == tokenizer.mask_token_id) & some.attention_mask).any(axis=1).sum())
     if masks:
         found.append(
-            f"The training text itself has the mask token (id {mask_token_id}), in {masks} of {len(some.input_ids)} "
-            "rows examined: it cannot be told from noise and is never predicted; clean the text or choose another "
-            "data.tokenizer."
+            f"The training text itself has the mask token (id {tokenizer.mask_token_id}), in {masks} of "
+            f"{len(some.input_ids)} rows examined: it cannot be told from noise and is never predicted; clean the text "
+            "or choose another data.tokenizer."
         )
     if len(rows) < batch_size:
         found.append(

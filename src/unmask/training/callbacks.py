@@ -297,15 +297,19 @@ class Trackers(Callback):
 def _open_tracker(name: str, out: Path, recipe: dict[str, Any], step: int) -> Any:
     from accelerate import tracking
 
-    folder = out / TRACKERS
     tracker: Any
     if name == "tensorboard":
         # Hide the records after the last checkpoint of a killed run: they will be written again.
         purge = {"purge_step": step + 1} if step else {}
         tracker = tracking.TensorBoardTracker(TRACKERS, logging_dir=out, **purge)
     elif name == "wandb":
+        folder = out / TRACKERS
         folder.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {"id": _run_id(folder), "resume": "allow", "dir": str(folder)}
+        saved = folder / "run-id"
+        if not saved.is_file():
+            atomic_text(saved, uuid.uuid4().hex)
+        run_id = saved.read_text(encoding="utf-8")
+        options: dict[str, Any] = {"id": run_id, "resume": "allow", "dir": str(folder)}
         tracker = tracking.WandBTracker(PROJECT, name=out.name, config=recipe, **options)
     else:
         resume = "allow" if step else "never"
@@ -314,14 +318,6 @@ def _open_tracker(name: str, out: Path, recipe: dict[str, Any], step: int) -> An
     if name == "tensorboard":
         _log_texts(name, tracker, "recipe", [yaml.safe_dump(recipe, sort_keys=False)], step)
     return tracker
-
-
-def _run_id(folder: Path) -> str:
-    """The id of a run, the same after it is resumed."""
-    path = folder / "run-id"
-    if not path.is_file():
-        atomic_text(path, uuid.uuid4().hex)
-    return path.read_text(encoding="utf-8")
 
 
 def _log_texts(name: str, tracker: Any, key: str, texts: list[str], step: int) -> None:
@@ -349,9 +345,5 @@ def _scalars(record: dict[str, Any]) -> dict[str, float]:
         by_rate = {f"{i / len(buckets):.1f}-{(i + 1) / len(buckets):.1f}": value for i, value in enumerate(buckets)}
         rest = {key: value for key, value in record.items() if key not in ("step", "cross_entropy")}
         groups = {"train": rest, "cross_entropy": by_rate}
-    return {
-        f"{group}/{key}": value
-        for group, values in groups.items()
-        for key, value in values.items()
-        if value is not None
-    }
+    scalars = {f"{group}/{key}": value for group, values in groups.items() for key, value in values.items()}
+    return {name: value for name, value in scalars.items() if value is not None}

@@ -14,13 +14,12 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -58,6 +57,7 @@ MAY_CHANGE = ("expect", "training.steps", "training.accumulation", "training.sha
 """Recipe keys that may change when a run is resumed."""
 
 Resume = bool | Literal["auto"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,13 @@ def _gather_to_main(distributed: Distributed, tensors: Iterable[tuple[str, Tenso
 
 def load_state(distributed: Distributed, path: Path, train_step: TrainStep, seed: int, step: int) -> None:
     """Restore weights, EMA, optimizer, metrics, learned schedule and generator states of the checkpoint of a step."""
-    shapes = {name: parameter.shape for name, parameter in train_step.parameters.items()}
-    weights, optimizer = _read_tensors(path, "model"), _read_tensors(path, "optimizer")
-    _check_shapes(path, weights, shapes)
-    train_step.layout.load_weights(train_step.parameters, weights)
+    parameters = train_step.parameters
+    train_step.layout.load_weights(parameters, _read_tensors(path, "model", parameters))
     if train_step.ema.decay:
-        average = _read_tensors(path, "ema")
-        _check_shapes(path, average, shapes)
+        average = _read_tensors(path, "ema", parameters)
         for name, tensor in train_step.ema.weights.items():
             copy_full(tensor, average[name])
-    train_step.layout.load_optimizer_state(train_step.optimizer, train_step.parameters, optimizer)
+    train_step.layout.load_optimizer_state(train_step.optimizer, parameters, _read_tensors(path, "optimizer"))
     trainer = _read_tensors(path, "trainer")
     if distributed.is_main:
         for name, tensor in train_step.metrics.sums.items():
@@ -161,42 +158,33 @@ def load_state(distributed: Distributed, path: Path, train_step: TrainStep, seed
 
 def read_trainer_state(path: Path) -> TrainerState:
     """The trainer state of a checkpoint."""
-    file = path / STATE / "trainer.json"
+    return _read_state(path, "trainer.json", lambda file: TrainerState(**json.loads(file.read_text(encoding="utf-8"))))
+
+
+def _read_tensors(path: Path, name: str, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a state file, with the names and shapes of `parameters` if these are given."""
+    tensors = _read_state(path, f"{name}.safetensors", load_file)
+    if parameters is not None:
+        there, here = ({key: list(one.shape) for key, one in some.items()} for some in (tensors, parameters))
+        for key in here | there:
+            if there.get(key) != here.get(key):
+                raise UnmaskError(
+                    f"The checkpoint '{path}' belongs to another model: '{key}' is {there.get(key, 'missing')} there "
+                    f"and {here.get(key, 'missing')} here; resume with the recipe.yaml of its run, or train into a new "
+                    "folder."
+                )
+    return tensors
+
+
+def _read_state(path: Path, name: str, read: Callable[[Path], T]) -> T:
     try:
-        return TrainerState(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise _unreadable(path, file, error) from error
-
-
-def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    file = path / STATE / f"{name}.safetensors"
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, file, error) from error
-
-
-def _unreadable(path: Path, file: Path, error: Exception) -> UnmaskError:
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    return UnmaskError(
-        f"The checkpoint '{path}' is damaged: {file.name} cannot be read ({reason}); "
-        "resume from the last good one with --resume auto."
-    )
-
-
-def _check_shapes(path: Path, saved: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    problem = None
-    if odd := sorted(saved.keys() ^ shapes.keys()):
-        problem = f"'{odd[0]}' is in only one of the two"
-    else:
-        wrong = next((key for key in shapes if saved[key].shape != shapes[key]), None)
-        if wrong is not None:
-            problem = f"'{wrong}' is {list(saved[wrong].shape)} there and {list(shapes[wrong])} here"
-    if problem:
+        return read(path / STATE / name)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise UnmaskError(
-            f"The checkpoint '{path}' belongs to another model: {problem}; resume with the recipe.yaml of its run, or "
-            "train into a new folder."
-        )
+            f"The checkpoint '{path}' is damaged: {name} cannot be read ({reason}); "
+            "resume from the last good one with --resume auto."
+        ) from error
 
 
 def write_checksums(folder: Path) -> None:

@@ -19,7 +19,6 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import Tensor, nn
 
 from unmask.errors import UnmaskError
-from unmask.models.inference import has_triton
 
 if TYPE_CHECKING:
     from unmask.config import TrainingConfig
@@ -64,17 +63,13 @@ class Distributed:
         return bool(previous[0].item())
 
     def report_failure(self) -> bool:
-        """Tell the other processes that this one has failed, without waiting. True for the first to do so."""
-        return self._count_failures(1) == 1
+        """Count a failure in the launcher's store, without waiting for other processes. True for the first one."""
+        return dist.distributed_c10d._get_default_store().add("unmask/ends", 1) == 1
 
     @property
     def has_failed(self) -> bool:
         """Whether a process has failed, which the others notice by a broken connection."""
-        return self._count_failures(0) > 0
-
-    def _count_failures(self, add: int) -> int:
-        """A counter in the launcher's store, which does not wait for other processes."""
-        return 0 if self._group is None else dist.distributed_c10d._get_default_store().add("unmask/ends", add)
+        return self._group is not None and dist.distributed_c10d._get_default_store().add("unmask/ends", 0) > 0
 
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, as new tensors on the CPU. Waits for the device."""
@@ -119,54 +114,43 @@ class Distributed:
 def make_accelerator(config: TrainingConfig, clip: float) -> Accelerator:
     """Set up this process's device, and FSDP2 or DeepSpeed if the recipe or the launcher ask for them."""
     AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
+    fsdp = None
+    if config.shard:
+        fsdp = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+        )
     accelerator = Accelerator(
         mixed_precision="no",  # the loss autocasts itself, in the same way under every wrapper
         gradient_accumulation_steps=config.accumulation,
         cpu=not torch.accelerator.is_available(),
-        fsdp_plugin=_fsdp_plugin() if config.shard else None,
+        fsdp_plugin=fsdp,
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     if config.shard and accelerator.distributed_type == DistributedType.MULTI_CPU:
         # Accelerate ignores FSDP on CPUs, where torch supports it.
-        accelerator.state.fsdp_plugin = _fsdp_plugin()
+        accelerator.state.fsdp_plugin = fsdp
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     if accelerator.distributed_type == DistributedType.FSDP:
-        _configure_fsdp(accelerator, autocast_dtype(config))
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        _configure_deepspeed(accelerator, config, clip)
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        plugin: Any = accelerator.state.fsdp_plugin
+        if plugin.fsdp_version != 2:
+            raise UnmaskError("FSDP version 1 is not supported; set fsdp_version: 2 in the Accelerate configuration.")
+        if autocast_dtype(config) == torch.bfloat16:
+            # Inputs keep their dtype: rotary angles in bf16 are too coarse for distant positions.
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:  # which clips and steps itself
+        plugin = accelerator.state.deepspeed_plugin
+        if plugin.zero_stage > 2:
+            raise UnmaskError("DeepSpeed stage 3 is not supported; use stage 1 or 2, or training.shard=true (FSDP2).")
+        micro_batch = max(1, config.batch_size // (accelerator.num_processes * config.accumulation))
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro_batch
+        plugin.deepspeed_config["gradient_clipping"] = clip
+        plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
     return accelerator
-
-
-def _fsdp_plugin() -> FullyShardedDataParallelPlugin:
-    """FSDP2 with one unit per block."""
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
-    )
-
-
-def _configure_fsdp(accelerator: Accelerator, dtype: torch.dtype) -> None:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    plugin: Any = accelerator.state.fsdp_plugin
-    if plugin.fsdp_version != 2:
-        raise UnmaskError("FSDP version 1 is not supported; set fsdp_version: 2 in the Accelerate configuration.")
-    if dtype == torch.bfloat16:
-        # Inputs keep their dtype: rotary angles in bf16 are too coarse for distant positions.
-        plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-
-
-def _configure_deepspeed(accelerator: Accelerator, config: TrainingConfig, clip: float) -> None:
-    """Set what DeepSpeed must know in advance, since it clips and steps itself."""
-    plugin: Any = accelerator.state.deepspeed_plugin
-    if plugin.zero_stage > 2:
-        raise UnmaskError("DeepSpeed stage 3 is not supported; use stage 1 or 2, or training.shard=true (FSDP2).")
-    micro_batch = max(1, config.batch_size // (accelerator.num_processes * config.accumulation))
-    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro_batch
-    plugin.deepspeed_config["gradient_clipping"] = clip
-    plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
 
 
 @contextmanager
@@ -188,13 +172,6 @@ def autocast_dtype(config: TrainingConfig) -> torch.dtype:
     """The dtype of matrix products; weights, optimizer state and EMA are always float32."""
     automatic = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if config.precision == "bf16" or (config.precision == "auto" and automatic) else torch.float32
-
-
-def should_compile(config: TrainingConfig, accelerator: Accelerator) -> bool:
-    """Whether to compile the network: by default on a GPU that torch.compile supports."""
-    if config.compile != "auto":
-        return config.compile
-    return accelerator.device.type == "cuda" and has_triton()
 
 
 class ParameterLayout:
@@ -309,7 +286,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor. All processes must call it."""
+    """The full tensor; all processes must call it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
 
 

@@ -159,13 +159,7 @@ class Throughput:
     """Peak memory and model FLOPs utilisation (MFU) of a run on `devices` GPUs of the same kind."""
 
     def __init__(
-        self,
-        config: Any,
-        length: int,
-        objective: Objective,
-        schedule: Schedule,
-        device: torch.device,
-        devices: int = 1,
+        self, config: Any, length: int, objective: Objective, schedule: Schedule, device: torch.device, devices: int = 1
     ) -> None:
         self._device = device
         self._flops = flops_per_token(config, length, objective, schedule)

@@ -12,20 +12,13 @@ from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 
 from unmask.config import TrainingConfig
-from unmask.models.inference import CudaGraph, compile_blocks
+from unmask.models.inference import CudaGraph, compile_blocks, has_triton
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.optimizers.base import OptimizerComponent, set_learning_rate
 from unmask.process import Batch
 from unmask.schedules import Learned, Schedule
 from unmask.training.data_feed import MicroBatch
-from unmask.training.distributed import (
-    DeepSpeedLayout,
-    ParameterLayout,
-    autocast_dtype,
-    full_tensor,
-    should_compile,
-    unsharded,
-)
+from unmask.training.distributed import DeepSpeedLayout, ParameterLayout, autocast_dtype, full_tensor, unsharded
 from unmask.training.ema import EMA
 from unmask.training.metrics import TrainingMetrics, predicted_share
 from unmask.training.schedule_learner import ScheduleLearner
@@ -60,7 +53,8 @@ class TrainStep:
         self.config, notice = config.resolve(trainable_parameters(denoiser), self.layout.flattened_by)
         self.notices = [notice] if notice else []
         optimizer = self.config.build(trainable_parameters(denoiser), accelerator.device)
-        self.compiled = should_compile(training, accelerator)
+        on_gpu = accelerator.device.type == "cuda"
+        self.compiled = on_gpu and has_triton() if training.compile == "auto" else training.compile
         if self.compiled:
             compile_blocks(denoiser)
         self._unwrapped_loss = Loss(denoiser, objective, autocast_dtype(training))
@@ -73,7 +67,7 @@ class TrainStep:
             self.schedule_learner = ScheduleLearner(schedule, schedule.every, accelerator.device)
         self._predicted_share = predicted_share(objective, schedule)
         self._recorder: Recorder | None = None
-        single_gpu = accelerator.distributed_type == DistributedType.NO and accelerator.device.type == "cuda"
+        single_gpu = on_gpu and accelerator.distributed_type == DistributedType.NO
         # Dropout inside a CUDA graph draws other numbers than outside it, so deterministic runs do without graphs.
         if self.compiled and single_gpu and self.schedule_learner is None and not training.deterministic:
             self._recorder = Recorder(self._forward_backward)

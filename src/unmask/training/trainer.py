@@ -168,7 +168,10 @@ class Trainer:
         config = self.config
         self.callbacks.on_begin(self.step, config.steps)
         if self.step == 0:
-            self._log_initial_advice()
+            rows, tokenizer = self.components.train, self.components.tokenizer
+            advice = advice_on_data(rows, self.recipe.data.policy, tokenizer, config.batch_size, config.steps)
+            for sentence in [*self.train_step.notices, *advice]:
+                self.logger.log({"step": 0, "advice": sentence})
 
         with stop_requests() as stop_requested, closing(self.feed.steps(self.step, config.steps)) as batches:
             for micro_batches in batches:
@@ -193,19 +196,6 @@ class Trainer:
             raise Interrupted(self.out, self.step)
         bound = self.bound or self._measure()
         return TrainingResult(self.out, self.step, self.timer.seconds, bound, self.planner_metrics)
-
-    def _log_initial_advice(self) -> None:
-        tokenizer, config = self.components.tokenizer, self.config
-        on_data = advice_on_data(
-            self.components.train,
-            self.recipe.data.policy,
-            tokenizer.mask_token_id,
-            tokenizer.eos_token_id,
-            config.batch_size,
-            config.steps,
-        )
-        for advice in [*self.train_step.notices, *on_data]:
-            self.logger.log({"step": 0, "advice": advice})
 
     def _log(self) -> None:
         self._check_finite()
@@ -239,10 +229,10 @@ class Trainer:
 
     def _sample(self) -> None:
         self._check_finite()
-        tokenizer, checkpoint_config = self.components.tokenizer, self.components.checkpoint_config
+        parts, config = self.components, self.config
         with self.timer.paused():
             texts = generate_samples(
-                self.train_step, tokenizer, checkpoint_config, self.config.samples, self.config.seed
+                self.train_step, parts.tokenizer, parts.checkpoint_config, config.samples, config.seed
             )
         self.logger.log({"step": self.step, "samples": texts})
 
@@ -252,9 +242,9 @@ class Trainer:
 
     def _is_best(self) -> bool:
         bits = self._bits_per_token()
-        if bits is None:
+        if bits is None or not self.config.keep_best:
             return False
-        return self.distributed.on_main(lambda: self.config.keep_best > 0 and improves(self.out, bits))
+        return self.distributed.on_main(lambda: improves(self.out, bits))
 
     def _save(self) -> None:
         self._check_finite()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -113,9 +112,16 @@ def planner_metrics(
     denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, batch_size: int = BATCH_SIZE
 ) -> PlannerMetrics:
     """Evaluate a planner on rows, each masked once; the masks depend on the seed and the row's index alone."""
+    device = device_of(denoiser)
+    offset = uniform(seed, Purpose.OFFSET, step=torch.zeros(len(rows), dtype=torch.int64))
+    t = low_discrepancy(offset, van_der_corput(len(rows)), len(rows))
     areas, right, masked = [], 0, 0
     with eval_mode(denoiser):
-        for batch, noise in _mask_once(rows, seed, device_of(denoiser), batch_size):
+        for index in torch.arange(len(rows)).split(batch_size):
+            table = rows[index.numpy()]
+            batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen))).to(device)
+            noise = Noise.draw(seed, 0, index, t[index], rows.length)
+            noise = Noise(noise.t.to(device), noise.u.to(device))
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)
             found = objective.predict(denoiser, batch, corruption)
             row_N = corruption.rows // batch.input_ids.shape[1]
@@ -134,16 +140,6 @@ def auc(score: Tensor, right: Tensor) -> float:
     """The probability that the score [N] of a right prediction exceeds that of a wrong one; NaN without both."""
     above = score[right][:, None] - score[~right]
     return float(((above > 0).double() + 0.5 * (above == 0)).mean())
-
-
-def _mask_once(rows: Rows, seed: int, device: torch.device, batch_size: int) -> Iterator[tuple[Batch, Noise]]:
-    offset = uniform(seed, Purpose.OFFSET, step=torch.zeros(len(rows), dtype=torch.int64))
-    t = low_discrepancy(offset, van_der_corput(len(rows)), len(rows))
-    for index in torch.arange(len(rows)).split(batch_size):
-        table = rows[index.numpy()]
-        batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen)))
-        noise = Noise.draw(seed, 0, index, t[index], rows.length)
-        yield batch.to(device), Noise(noise.t.to(device), noise.u.to(device))
 
 
 def _mean(values_C: Tensor) -> tuple[float, float]:
