@@ -16,6 +16,11 @@ from unmask.pipeline import MaskedDiffusionLM, load
 LENGTH = 48
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep the token caches of the tests apart from the user's."""

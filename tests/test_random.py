@@ -85,11 +85,15 @@ def test_compiled_numbers_are_the_same(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_gpu_numbers_are_the_same():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gpu_numbers_are_the_same(compiled):
+    def draw(seed, position):
+        return uniform(seed, Purpose.MASK, 1, 2, position), exponential(seed, Purpose.TOKEN, 0, position)
+
     seeds, positions = torch.tensor(EXTREMES)[:, None], torch.arange(1 << 14)
-    there = uniform(seeds.cuda(), Purpose.MASK, 1, 2, positions.cuda())
-    assert torch.equal(there.cpu(), uniform(seeds, Purpose.MASK, 1, 2, positions))
+    here, there = draw(seeds, positions), (torch.compile(draw) if compiled else draw)(seeds.cuda(), positions.cuda())
+    assert torch.equal(there[0].cpu(), here[0])
+    assert torch.allclose(there[1].cpu(), here[1])
 
 
 @pytest.mark.parametrize("axis", AXES)

@@ -1,35 +1,84 @@
-"""What a GPU must do as the CPU does. Skipped where there is none."""
+"""A GPU gives the results of the CPU: scores, texts of every sampler, training, attention, laws."""
 
 from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import LENGTH
+from tests.conftest import LENGTH, make_checkpoint
+from unmask import laws
 from unmask.config import parse_recipe
-from unmask.pipeline import load
-from unmask.random import Purpose, exponential, uniform
+from unmask.constraints import Characters, Words
+from unmask.doctor.checkpoint import CheckpointCheck
+from unmask.laws.base import on_device
+from unmask.models.attention import attend, bidirectional_mask, causal_mask, rotary_angles
+from unmask.pipeline import MaskedDiffusionLM, load
+from unmask.random import Purpose, uniform
+from unmask.registry import build
 from unmask.schedules import KNOTS, Learned
 from unmask.training import train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 TEXTS = ["a short text", "another one, a little longer than the first"]
+SAMPLERS = [
+    {"name": "reveal", "steps": 8},
+    "ordered",
+    {"name": "ordered", "order": "margin", "steps": 6},
+    {"name": "ordered", "order": "left_to_right"},
+    "threshold",
+    "entropy_bounded",
+    {"name": "remdm", "steps": 12},
+    {"name": "remdm", "steps": 12, "strategy": "conf"},
+    {"name": "corrector", "steps": 12},
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{str(sampler): {"prompt": "once upon", "sampler": sampler} for sampler in SAMPLERS},
+    "nucleus": {"top_p": 0.9, "min_p": 0.01},
+    "hybrid": {"greedy_tail": 0.3, "greedy_above": 0.9},
+    "words": {"constraint": Words("cat"), "steps": 8},
+    "particles": {"constraint": [Words("cat"), Characters(10, 30)], "particles": 4, "steps": 8},
+    "particles with top_k": {"constraint": Words("cat"), "particles": 4, "top_k": 40, "steps": 8},
+    "guidance": {"prompt": "once", "guidance": 1.0, "steps": 8},
+    "suffix": {"prompt": "once", "suffix": "end", "steps": 8},
+    "windows": {"length": 150, "steps": 8},
+    "score": {"score": len, "best_of": 3, "steps": 8},
+}
 
 
-def test_random_numbers_are_those_of_the_cpu():
-    sample, position = torch.arange(512)[:, None], torch.arange(1024)[None]
-    here = uniform(7, Purpose.MASK, 3, sample, position)
-    there = uniform(7, Purpose.MASK, 3, sample.cuda(), position.cuda())
-    assert torch.equal(here, there.cpu())
-    assert torch.allclose(
-        exponential(7, Purpose.TOKEN, 0, sample.cuda()).cpu(), exponential(7, Purpose.TOKEN, 0, sample)
-    )
+@pytest.fixture(scope="module", params=["packed", "supervised_eos"])
+def pair(request, tmp_path_factory):
+    """The same model on the CPU and on the GPU."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("models") / "model", policy=request.param)
+    return load(folder, device="cpu"), load(folder, device="cuda", dtype="float32")
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_generated_texts_are_those_of_the_cpu(pair, options):
+    """Samplers start from a prompt, since confidences on an empty canvas differ only by rounding."""
+    cpu, gpu = (lm.generate(3, **{"length": 32, "seed": 2, **options}) for lm in pair)
+    assert gpu == cpu
+
+
+def test_the_analytic_sampler_writes_the_texts_of_the_cpu(pair):
+    configs = [lm.config.model_copy(update={"objective": build("objective", "sedd")}) for lm in pair]
+    cpu, gpu = (MaskedDiffusionLM(lm.denoiser, lm.tokenizer, one) for lm, one in zip(pair, configs, strict=True))
+    options = {"prompt": "once upon", "length": 32, "seed": 2, "sampler": {"name": "analytic", "steps": 12}}
+    assert gpu.generate(3, **options) == cpu.generate(3, **options)
+
+
+def test_fills_and_edits_are_those_of_the_cpu(pair):
+    text = "the cat sat on the mat"
+    for write in (
+        lambda lm: lm.fill(["the [MASK:2-5] sat", "a [MASK:3]"], seed=1),
+        lambda lm: lm.edit(text, strength=0.4, seed=1),
+        lambda lm: lm.rewrite(text, keep=["cat", "mat"], seed=1),
+    ):
+        cpu, gpu = (write(lm) for lm in pair)
+        assert gpu == cpu
 
 
 @pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
@@ -86,9 +135,7 @@ def test_a_learned_schedule_is_that_of_the_cpu():
 
 
 def test_attention_has_finite_gradients_at_every_length():
-    """Strongly negative scores in bf16, where a kernel that does not fill its tiles has been NaN."""
-    from unmask.models.attention import attend, bidirectional_mask, rotary_angles
-
+    """Strongly negative scores in bf16 gave NaN in a kernel that did not fill its tiles."""
     for length in (64, 96, 128, 192, 704):
         qkv = torch.randn(8, length, 3, 4, 32, device="cuda", dtype=torch.bfloat16)
         qkv[:, :, 0, :, 15] = 20.0
@@ -101,19 +148,18 @@ def test_attention_has_finite_gradients_at_every_length():
 
 @pytest.mark.parametrize("length", [64, 200, 256, 1024])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_reads_nothing_that_nobody_wrote(length, causal):
-    """Neither pass takes up the NaN that all free memory is filled with."""
-    from unmask.models.attention import attend, bidirectional_mask, causal_mask, rotary_angles
+def test_attention_does_not_read_uninitialised_memory(length, causal):
+    """With NaN in all free memory, forward and backward pass give the same."""
 
-    def strew_nan() -> None:
+    def fill_with_nan() -> None:
         torch.cuda.empty_cache()
-        strewn = [torch.full((size,), torch.nan, device="cuda") for size in [1 << 16] * 64 + [1 << 20] * 32 + [1 << 28]]
-        del strewn
+        filled = [torch.full((size,), torch.nan, device="cuda") for size in [1 << 16] * 64 + [1 << 20] * 32 + [1 << 28]]
+        del filled
 
     qkv = torch.randn(8, length, 3, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     scope = causal_mask(length, 0, None, qkv.device) if causal else bidirectional_mask(None)
     rotary, gradients = rotary_angles(length, 64, 1e4, qkv.device), []
-    for prepare in (torch.cuda.empty_cache, strew_nan):
+    for prepare in (torch.cuda.empty_cache, fill_with_nan):
         prepare()
         out = attend(qkv, rotary, scope)
         prepare()
@@ -132,9 +178,6 @@ def test_the_compiled_network_gives_the_same_rows(mdlm_folder):
 
 @pytest.mark.parametrize("axis", ["schedule", "sampler", "model"])
 def test_laws_hold_on_the_gpu(axis):
-    from unmask import laws
-    from unmask.laws.base import on_device
-
     cases = laws.cases(axis)
     with on_device("cuda"):
         for law in (law for case in cases for law in case.run()):
@@ -145,15 +188,7 @@ def test_laws_hold_on_the_gpu(axis):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("folder", ["mdlm_folder", "ar_folder"])
 def test_a_healthy_checkpoint_passes_the_doctor(folder, dtype, request):
-    from unmask.doctor.checkpoint import CheckpointCheck
-
     lm = load(request.getfixturevalue(folder), device="cuda", dtype="float32")
     lm.denoiser.to(dtype)
     for result in CheckpointCheck(lm).run():
         assert result.passed, result
-
-
-def test_compiled_random_numbers_are_those_of_the_cpu():
-    sample, position = torch.arange(512)[:, None], torch.arange(1024)[None]
-    compiled = torch.compile(lambda s, p: uniform(7, Purpose.MASK, 3, s, p))(sample.cuda(), position.cuda())
-    assert torch.equal(compiled.cpu(), uniform(7, Purpose.MASK, 3, sample, position))

@@ -1,18 +1,21 @@
-"""The fast paths of a GPU against the plain ones: compiled, recorded, in half precision."""
+"""Compiled, recorded and half-precision code gives the results of the plain code."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from unmask import laws
 from unmask.config import TrainingConfig
 from unmask.data.length_policies import Packed, rows_of_texts
-from unmask.models import CausalSpec, DiTSpec
+from unmask.laws.base import on_device
+from unmask.models import CausalConfig, CausalLM, CausalSpec, DiTSpec
 from unmask.models import inference as compiling
 from unmask.models.cross_entropy import Projection, weighted_cross_entropy
 from unmask.models.inference import CudaGraph, InferenceEngine, cast_trunk_to_bf16
@@ -25,18 +28,17 @@ from unmask.objectives.subs import Subs
 from unmask.optimizers.base import AdamW
 from unmask.optimizers.muon import Muon
 from unmask.process import Batch
+from unmask.samplers import autoregressive as ar
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, sample
+from unmask.samplers.autoregressive import AutoregressiveSampler
+from unmask.samplers.base import Canvas, run_sampler, sample
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
 from unmask.training.data_feed import DataFeed, MicroBatch, split_batch
 from unmask.training.distributed import make_accelerator
 from unmask.training.step import CALLS_BEFORE_RECORDING, Recorder, TrainStep
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 V, L, BATCH = 97, 128, 8
 SHAPE = {"size": "nano", "hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.0}
 
@@ -65,27 +67,36 @@ def stepper(
     return made, DataFeed(rows, BATCH, split_batch(BATCH, 2), 0, 0, corrupt=made.corrupt_ahead, pin=True)
 
 
-def losses(one: TrainStep, feed: DataFeed, steps: int = 10) -> list[float]:
+def losses(one: TrainStep, batches: Iterable[list[MicroBatch]]) -> list[float]:
+    """The loss of every step."""
     seen = []
-    for step, micro_batches in enumerate(feed.steps(0, steps)):
+    for step, micro_batches in enumerate(batches):
         one.metrics.reset()
         one.step(micro_batches, step)
         seen.append(float(one.metrics.sums["nats"]))
     return seen
 
 
+def perturb(one: TrainStep, scale: float) -> None:
+    """Move the weights away from their initial values, the same for every network of a shape."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in one.parameters.values():
+            parameter.add_(scale * torch.randn(parameter.shape).to(parameter.device))
+
+
 @pytest.mark.parametrize("optimizer", [AdamW(learning_rate=1e-3), Muon(warmup=2)])
 @pytest.mark.parametrize("objective", [Subs(), Subs(weight="flat"), AR(), SEDD(), D3PM(steps=8)])
 def test_recorded_training_is_the_plain_one(objective, optimizer):
-    fast, plain = stepper(objective, True, optimizer), stepper(objective, False, optimizer)
-    assert losses(*fast) == pytest.approx(losses(*plain), rel=2e-3)
-    assert fast[0]._recorder is not None
-    assert bool(fast[0]._recorder._recordings)
-    assert plain[0]._recorder is None
+    (fast, feed), (plain, other) = stepper(objective, True, optimizer), stepper(objective, False, optimizer)
+    assert losses(fast, feed.steps(0, 10)) == pytest.approx(losses(plain, other.steps(0, 10)), rel=2e-3)
+    assert fast._recorder is not None
+    assert bool(fast._recorder._recordings)
+    assert plain._recorder is None
 
 
 def half_masked(step: int, ends: int, pads: bool) -> MicroBatch:
-    """Every second token of the first half is masked, whatever comes behind; half of the rows end at `ends`."""
+    """Every second token of the first half is masked; with pads, every second row ends at `ends`."""
     tokens = torch.randint(V - 1, (BATCH // 2, L), generator=torch.Generator().manual_seed(2 * step + pads))
     real, predicted = torch.ones(tokens.shape, dtype=torch.bool), torch.zeros(tokens.shape, dtype=torch.bool)
     real[::2, ends:] = False
@@ -95,47 +106,36 @@ def half_masked(step: int, ends: int, pads: bool) -> MicroBatch:
     return MicroBatch(batch, Noise(rate, torch.rand(tokens.shape)), Corruption.of(predicted, rate, 1.0 / rate))
 
 
-def losses_of_pairs(one: TrainStep, ends: int = L // 2, steps: int = 8) -> list[float]:
-    """Every step is of a micro-batch without pads and of one that has some, of the same shapes."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in one.parameters.values():
-            parameter.add_(0.3 * torch.randn(parameter.shape).to(parameter.device))
-    seen = []
-    for step in range(steps):
-        one.metrics.reset()
-        one.step([half_masked(step, ends, pads=False), half_masked(step, ends, pads=True)], step)
-        seen.append(float(one.metrics.sums["nats"]))
-    return seen
+def losses_with_pads(one: TrainStep, ends: int = L // 2) -> list[float]:
+    """Every step has a micro-batch without pads and one with pads, of the same shapes."""
+    perturb(one, 0.3)
+    return losses(one, ([half_masked(step, ends, pads) for pads in (False, True)] for step in range(8)))
 
 
-def test_a_recorded_step_in_bf16_hides_the_pads_that_a_plain_one_hides():
-    """Were pads shown, some step would be off by five times what is allowed here, or more."""
+def test_a_recorded_step_in_bf16_hides_pads():
+    """If pads were visible, the loss of some step would differ by five times the tolerance or more."""
     fast, plain, blind = (stepper(Subs(), compile, precision="bf16")[0] for compile in (True, False, False))
-    expected = losses_of_pairs(plain)
-    assert losses_of_pairs(fast) == pytest.approx(expected, rel=4e-3)
+    expected = losses_with_pads(plain)
+    assert losses_with_pads(fast) == pytest.approx(expected, rel=4e-3)
     assert fast._recorder is not None
     assert len(fast._recorder._recordings) == 2
-    shown = losses_of_pairs(blind, ends=L)
+    shown = losses_with_pads(blind, ends=L)
     assert max(abs(one / other - 1.0) for one, other in zip(shown[2:], expected[2:], strict=True)) > 2e-2
 
 
-def test_a_shape_is_recorded_after_one_that_is_too_rare_for_it():
+def test_a_frequent_shape_is_recorded_after_a_rare_one():
     fast, plain = (stepper(Subs(), compile)[0] for compile in (True, False))
     steps = [[False, False], [True, False], [True, False], [False, True], [True, False]]
-    seen: dict[TrainStep, list[float]] = {fast: [], plain: []}
-    for one in (fast, plain):
-        for step, pads in enumerate(steps):
-            one.metrics.reset()
-            one.step([half_masked(2 * step + i, L // 2, padded) for i, padded in enumerate(pads)], step)
-            seen[one].append(float(one.metrics.sums["nats"]))
-    assert seen[fast] == pytest.approx(seen[plain], rel=2e-3)
+    batches = [
+        [half_masked(2 * step + i, L // 2, pad) for i, pad in enumerate(pads)] for step, pads in enumerate(steps)
+    ]
+    assert losses(fast, batches) == pytest.approx(losses(plain, batches), rel=2e-3)
     assert fast._recorder is not None
     assert len(fast._recorder._recordings) == 2
 
 
 def test_garbage_does_not_end_a_recording():
-    """Ten thousand lists that are kept make Python look for garbage, of which there is a graph."""
+    """Allocating ten thousand lists starts the garbage collector, which frees another graph."""
     gc.disable()
     garbage = SimpleNamespace(recording=CudaGraph(lambda: torch.zeros(1, device="cuda")))
     garbage.itself = garbage
@@ -182,20 +182,12 @@ def test_a_recorded_step_never_waits_for_the_gpu(objective):
 
 def test_dropout_of_a_recorded_step_is_drawn_anew():
     one, feed = stepper(Subs(), True, AdamW(learning_rate=1e-30), dropout=0.5)
-    with torch.no_grad():
-        for parameter in one.parameters.values():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    micro_batches = feed.micro_batches(0)
-    seen = set()
-    for step in range(8):
-        one.metrics.reset()
-        one.step(micro_batches, step)
-        seen.add(float(one.metrics.sums["nats"]))
-    assert len(seen) > 4
+    perturb(one, 0.05)
+    assert len(set(losses(one, [feed.micro_batches(0)] * 8))) > 4
 
 
-def test_gradients_of_a_compiled_network_are_those_of_the_masks_that_it_dropped_by(monkeypatch):
-    """Of the biases behind the last product, whose gradients are sums over what was kept."""
+def test_a_compiled_backward_pass_uses_the_dropout_mask_of_the_forward_pass(monkeypatch):
+    """The gradient of the last bias is the sum over the positions that were kept."""
     for budget in (0.8, 0.3):
         monkeypatch.setattr(compiling, "ACTIVATION_MEMORY_BUDGET", budget)
         torch._dynamo.reset()
@@ -217,7 +209,7 @@ def test_gradients_of_a_compiled_network_are_those_of_the_masks_that_it_dropped_
 
 
 def before_final_norm(net: Any, ids: torch.Tensor) -> torch.Tensor:
-    """[B, L, D] what the last block gives."""
+    """[B, L, D] the output of the last block."""
     given = []
     hook = net.blocks[-1].register_forward_hook(lambda module, inputs, output: given.append(output))
     net.hidden(ids)
@@ -270,7 +262,7 @@ def test_an_engine_gives_the_rows_of_its_network(spec, compiled):
 
 
 @pytest.mark.parametrize("steps", [None, 16])
-def test_samples_of_an_engine_are_those_of_its_network_in_any_company(steps):
+def test_samples_of_an_engine_are_those_of_its_network_in_any_batch(steps):
     plain, engine = network().eval(), InferenceEngine(network().eval()).compile()
     canvas = Canvas.of(torch.full((4, L), V - 1, device="cuda"), V - 1, seed=5)
     together = sample(AncestralSampler(steps=steps), engine, canvas)
@@ -291,7 +283,7 @@ def test_fused_draws_are_the_plain_ones():
         torch.testing.assert_close(fused[1], plain[1], rtol=1e-4, atol=1e-7)
 
 
-def test_a_halved_trunk_is_close_and_its_rows_are_not_rounded():
+def test_a_bf16_trunk_is_close_and_its_rows_are_not_rounded():
     plain, half = network().eval(), cast_trunk_to_bf16(network().eval())
     ids = torch.randint(V, (4, L), device="cuda")
     with torch.no_grad():
@@ -301,7 +293,7 @@ def test_a_halved_trunk_is_close_and_its_rows_are_not_rounded():
     torch.testing.assert_close(rows, exact, rtol=0.1, atol=0.15)
 
 
-def test_noise_made_ahead_masks_what_noise_made_late_does():
+def test_corruption_made_ahead_is_that_made_on_the_gpu():
     one, feed = stepper(Subs(), True)
     micro_batch = feed.micro_batches(0)[0]
     late = Subs().corrupt(
@@ -313,3 +305,107 @@ def test_noise_made_ahead_masks_what_noise_made_late_does():
     assert micro_batch.corruption is not None
     assert torch.equal(late.predicted.cpu(), micro_batch.corruption.predicted)
     assert isinstance(micro_batch.batch, Batch)
+
+
+# ---- left-to-right sampling as CUDA graphs --------------------------------------------------------------------------
+
+MASK, LONG = 299, 600
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalLM:
+    """A random causal network with a long context."""
+    torch.manual_seed(0)
+    config = CausalConfig(
+        vocab_size=MASK + 1,
+        mask_token_id=MASK,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        max_length=LONG,
+    )
+    network = CausalLM(config).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    return network.cuda()
+
+
+def canvas(rows: int = 3, length: int = LONG) -> Canvas:
+    """Prompts of different lengths; one row has a given token in its middle."""
+    ids = torch.full((rows, length), MASK)
+    for row in range(rows):
+        ids[row, : 2 * row] = torch.arange(2 * row)
+    ids[-1, length // 2] = 7
+    return Canvas.of(ids.cuda(), MASK, seed=5)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a graph was recorded, one entry each."""
+    seen: list[int] = []
+    monkeypatch.setattr(ar, "CudaGraph", lambda step: (seen.append(1), CudaGraph(step))[1])
+    return seen
+
+
+RULES = [{}, {"temperature": 0}, {"temperature": 0.8, "top_k": 20}, {"top_p": 0.9}]
+
+
+@pytest.mark.parametrize(("rule", "bf16"), [*((rule, False) for rule in RULES), ({}, True)])
+def test_graphs_write_the_tokens_of_plain_calls(model, recorded, rule, bf16):
+    """A graph is recorded for each cache size: 256, 512 and 600 tokens."""
+    start, sampler = canvas(length=300 if bf16 else LONG), TokenSampler(**rule)
+    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+        captured = sample(AutoregressiveSampler(), model, start, sampler)
+        assert len(recorded) == (2 if bf16 else 3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ar, "can_capture", lambda denoiser: False)
+            plain = sample(AutoregressiveSampler(), model, start, sampler)
+    assert torch.equal(captured.ids, plain.ids)
+    assert torch.equal(captured.order, plain.order)
+    if not bf16:
+        torch.testing.assert_close(captured.confidence, plain.confidence, rtol=1e-4, atol=1e-7)
+
+
+def test_states_do_not_share_the_memory_of_a_graph(model):
+    states, shown = [], []
+    for state in run_sampler(AutoregressiveSampler(), model, canvas(length=64)):
+        states.append(state)
+        shown.append(state.ids.clone())
+    assert all(torch.equal(state.ids, ids) for state, ids in zip(states, shown, strict=True))
+    assert [int((ids[0] == MASK).sum()) for ids in shown] == list(range(64, -1, -1))
+
+
+def test_graphs_write_the_tokens_of_the_cpu(model):
+    there = canvas(length=64)
+    here = Canvas(there.ids.cpu(), there.attention_mask.cpu(), there.seeds.cpu(), MASK)
+    on_gpu = sample(AutoregressiveSampler(), model, there).ids.cpu()
+    assert torch.equal(sample(AutoregressiveSampler(), model.cpu(), here).ids, on_gpu)
+    model.cuda()
+
+
+def test_autoregressive_sampling_does_not_wait_for_the_gpu(model):
+    states = run_sampler(AutoregressiveSampler(), model, canvas(length=128))
+    for _ in range(4):
+        next(states)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rest = list(states)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(rest) == 128 + 1 - 4
+
+
+def test_short_runs_are_not_recorded(model, recorded):
+    sample(AutoregressiveSampler(), model, canvas(length=ar.MIN_CALLS_TO_CAPTURE))
+    assert recorded == []
+    sample(AutoregressiveSampler(), model, canvas(length=ar.MIN_CALLS_TO_CAPTURE + 1))
+    assert recorded == [1]
+
+
+def test_laws_of_the_causal_network_hold_on_graphs(monkeypatch, recorded):
+    monkeypatch.setattr(ar, "MIN_CALLS_TO_CAPTURE", 1)
+    cases = [case for case in laws.cases("model") if case.member.causal]
+    with on_device("cuda"):
+        for law in (law for case in cases for law in case.run()):
+            law.require()
+    assert recorded
