@@ -9,7 +9,7 @@ import pytest
 
 from unmask.constraints import Words
 from unmask.errors import UnmaskError
-from unmask.generation_config import MAX_COUNT, GenerationConfig, check_integer, check_seeds, greedy_temperature
+from unmask.generation_config import MAX_COUNT, GenerationConfig
 from unmask.samplers.token_sampling import TokenSampler
 
 
@@ -87,23 +87,3 @@ def test_constraints_are_added():
     assert parse(constraint=one).with_constraints([other]).constraint == [one, other]
     assert parse().with_constraints([other]).constraint == [other]
     assert parse().with_constraints([]).constraint is None
-
-
-def test_integers_and_seeds_have_bounds():
-    check_integer("n", MAX_COUNT)
-    check_seeds(2**63 - 3, 3)
-    for wrong, message in (
-        (lambda: check_integer("n", 0), "n must be from 1 to 1000000, got 0"),
-        (lambda: check_integer("n", MAX_COUNT + 1), "n must be from 1 to 1000000, got 1000001"),
-        (lambda: check_integer("n", 1.5), "n must be an integer, got 1.5"),
-        (lambda: check_seeds(2**63 - 2, 3), r"at most 2\*\*63 - 3 for 3 texts"),
-        (lambda: check_seeds(-(2**63) - 1), "seed must be from"),
-    ):
-        with pytest.raises(UnmaskError, match=message):
-            wrong()
-
-
-def test_greedy_is_temperature_0():
-    assert (greedy_temperature(True, 1.0), greedy_temperature(False, 0.5)) == (0.0, 0.5)
-    with pytest.raises(UnmaskError, match=r"greedy means temperature=0, got temperature=0\.5"):
-        greedy_temperature(True, 0.5)

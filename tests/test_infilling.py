@@ -87,9 +87,8 @@ def test_the_length_with_the_lowest_bound_is_chosen(processor, table, text):
     assert TemplateLayout(processor, table, CPU, None).text_rows([template]) == [bounds[0][1]]
 
 
-def test_a_known_token_has_the_same_draws_whatever_the_blank_before_it(processor):
+def test_a_known_token_has_the_same_draws_whatever_the_blank_before_it(processor, table):
     """A network that ignores its input gives the same bound for every length of a blank, draw by draw."""
-    table = random_table(4, vocab_size=processor.vocab_size, length=5, mask_token_id=processor.mask_token_id)
     table.logits[:] = torch.linspace(-1, 1, table.logits.shape[-1])
     nats = [
         known_nats(table, LogLinear(), processor, processor.join(processor.parse(text)), torch.arange(5))
@@ -194,11 +193,8 @@ def test_the_tokens_of_a_span_are_replaced(mdlm):
     assert bytes(one.ids[3:13] + one.ids[14:]) == TEXT.encode()[3:13] + TEXT.encode()[14:]
     assert mdlm.edit(TEXT, spans=[(0, 3), (12, 13)]) == one.text
     assert mdlm.edit("abc def", spans=[]) == "abc def"
-
-
-@pytest.mark.parametrize(("span", "places"), [((8, 9), [8, 9]), ((22, 23), [23, 24, 25]), ((21, 22), [22])])
-def test_all_bytes_of_a_character_are_replaced(mdlm, span, places):
-    assert written(mdlm.edit_details(TEXT, spans=[span])) == places
+    for span, places in (((8, 9), [8, 9]), ((22, 23), [23, 24, 25]), ((21, 22), [22])):
+        assert written(mdlm.edit_details(TEXT, spans=[span])) == places, "all bytes of a character"
 
 
 def log_probs_one_by_one(lm, ids):
@@ -300,7 +296,7 @@ def bpe(tmp_path_factory):
     return load(folder, device="cpu")
 
 
-def test_words_of_a_byte_pair_tokenizer_are_kept_with_the_space_before_them(bpe):
+def test_words_of_a_byte_pair_tokenizer_include_the_space_before_them(bpe):
     processor, text = bpe.text_processor, "a time and a time again"
     ids, _ = mask_around(processor, text, ["time"])
     assert [i for i in ids if i != processor.mask_token_id] == 2 * encode(bpe.tokenizer, [" time"])[0]
@@ -308,10 +304,6 @@ def test_words_of_a_byte_pair_tokenizer_are_kept_with_the_space_before_them(bpe)
         assert len(re.findall(r" time(?![^\W_])", bpe.rewrite(text, keep=["time"], seed=seed))) >= 2
     ids, _ = mask_around(processor, "time and time", ["time"])
     assert ids[: ids.index(processor.mask_token_id)] == encode(bpe.tokenizer, ["time"])[0]
-
-
-def test_a_span_of_a_byte_pair_tokenizer_includes_the_leading_space(bpe):
-    processor, text = bpe.text_processor, "a time and a time again"
     ids = mask_spans(processor, text, processor.encode([text])[0], [(2, 6)])
     assert bpe.tokenizer.decode([i for i in ids if i != processor.mask_token_id]) == "a and a time again"
     assert ids.count(processor.mask_token_id) == 1

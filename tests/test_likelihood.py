@@ -84,6 +84,8 @@ def test_the_autoregressive_likelihood_is_exact_and_obeys_the_chain_rule(ar):
     assert ar.score("def", given="abc").nats == pytest.approx(-float(log_p[0, 3:].sum()), rel=1e-5)
     result = ar.score_details(TEXTS, precision=None, steps=(4,))
     assert (list(result.bounds), result.discrete) == (["ar"], {})
+    bound = ar.score("0123456789" * 9)
+    assert (bound.tokens, bound.bytes) == (91, 90), "a text longer than a row is scored in blocks"
 
 
 def test_every_text_has_its_own_bound_and_the_data_error_is_that_of_a_ratio(ar):
@@ -98,12 +100,6 @@ def test_every_text_has_its_own_bound_and_the_data_error_is_that_of_a_ratio(ar):
     bound = ar.score(["abcd", "wxyz", "1234"])
     expected = math.sqrt(3) * np.std([one.nats for one in bound], ddof=1)
     assert bound.data_stderr == pytest.approx(expected), "texts of equal length are a sample of totals"
-
-
-def test_a_text_longer_than_a_row_is_scored_in_blocks(ar):
-    text = "0123456789" * 9
-    bound = ar.score(text)
-    assert (bound.tokens, bound.bytes) == (len(text) + 1, len(text))
 
 
 def test_units_follow_from_nats():

@@ -49,6 +49,9 @@ def test_an_exact_count_masks_the_targets_with_the_smallest_noise():
         assert rate[row] == smallest[count[row] - 1]
         assert noise[row][masked[row]].max() == rate[row]
     assert not masked[:, [0, 5]].any()
+    nothing = Batch.of(torch.tensor([[2, 3]]), frozen=torch.ones(1, 2, dtype=torch.bool))
+    masked, rate = sample_mask_of_size(nothing, torch.tensor([0]), noise_of(1, 2))
+    assert (masked.any().item(), rate.item()) == (False, 1.0), "a row without targets"
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -62,13 +65,6 @@ def test_the_rate_of_a_count_is_a_beta_draw_independent_of_the_mask(count):
         assert stats.ks_2samp(rate[chosen].numpy(), rate[~chosen].numpy()).pvalue > 1e-3
 
 
-def test_without_targets_nothing_is_masked():
-    batch = Batch.of(torch.tensor([[2, 3]]), frozen=torch.ones(1, 2, dtype=torch.bool))
-    masked, rate = sample_mask_of_size(batch, torch.tensor([0]), noise_of(1, 2))
-    assert not masked.any()
-    assert rate.tolist() == [1.0]
-
-
 def test_posterior_in_numbers():
     """alpha_s = 0.8, alpha_t = 0.5: a mask is revealed with 0.3/0.5 and stays with 0.2/0.5; a token stays."""
     x, z = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]]), torch.tensor([MASK, 0])
@@ -77,7 +73,4 @@ def test_posterior_in_numbers():
     assert torch.allclose(step, torch.tensor([[0.15, 0.4, 0.45], [1.0, 0.0, 0.0]]))
     assert reveal_probability(torch.tensor(0.2), torch.tensor(0.5)).item() == pytest.approx(0.6)
     assert torch.equal(x, before)
-
-
-def test_prior_is_all_masks():
     assert prior((2, 3), MASK).tolist() == [[MASK] * 3] * 2

@@ -127,23 +127,3 @@ def test_arguments_are_not_interchangeable(axes):
     off = ~torch.eye(128, dtype=torch.bool)
     assert abs(np.corrcoef(grid[off], grid.T[off])[0, 1]) < 4 / 128
     assert abs(np.corrcoef(grid[1:, :-1].flatten(), grid[:-1, 1:].flatten())[0, 1]) < 4 / 128
-
-
-def test_purposes_are_independent():
-    numbers = torch.stack([uniform(0, purpose, position=torch.arange(1 << 13)) for purpose in Purpose])
-    correlation = np.corrcoef(numbers) - np.eye(len(Purpose))
-    assert np.abs(correlation).max() < 4 / (1 << 13) ** 0.5
-
-
-def test_seeds_of_any_size_and_sign_are_distinct():
-    seeds = torch.tensor([s + k for s in (0, 2**31, 2**32, 2**33, 2**62, -(2**32), -(2**63)) for k in range(100)])
-    numbers = bits(seeds, Purpose.MASK)
-    assert len(numbers.unique()) == len(seeds.unique())
-
-
-def test_every_bit_of_a_seed_flips_half_of_the_bits():
-    base = bits(torch.arange(2000), Purpose.MASK)
-    for bit in range(63):
-        flipped = bits(torch.arange(2000) ^ (1 << bit), Purpose.MASK) ^ base
-        share = np.unpackbits(flipped.numpy().astype("<u4").view(np.uint8)).mean()
-        assert abs(share - 0.5) < 0.01

@@ -27,18 +27,8 @@ RECORD = HERE / "record"
 RTOL, ATOL = 1e-4, 1e-6
 HEAD = 8
 """Leading values that stand beside the hash of an array."""
-VOLATILE = {
-    "created",
-    "device_name",
-    "lap",
-    "memory_gib",
-    "samples_per_second",
-    "seconds",
-    "seconds_per_text",
-    "time",
-    "tokens_per_second",
-    "version",
-}
+VOLATILE = {"created", "device_name", "lap", "memory_gib", "samples_per_second", "seconds", "seconds_per_text"}
+VOLATILE |= {"time", "tokens_per_second", "version"}
 """Keys whose values differ from run to run, or with the version."""
 
 Case = Callable[[], Any]
@@ -46,7 +36,6 @@ CASES: dict[str, tuple[str, Case]] = {}
 """name: (topic, function)."""
 SLOW: set[str] = set()
 """Cases that run in exact mode only."""
-
 HASH_SEED: set[str] = set()
 """Cases that run in a process of their own, with a fixed PYTHONHASHSEED."""
 
