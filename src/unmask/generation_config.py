@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from unmask.constraints import Constraint, as_constraints
 from unmask.errors import UnmaskError, did_you_mean
+from unmask.random import MAX_SEED, MIN_SEED
 from unmask.registry import explain
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -23,7 +24,6 @@ Constraints = Constraint | Sequence[Constraint] | None
 
 MAX_COUNT = 1_000_000
 """Largest number of texts, of tokens in a text, or of particles."""
-MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 # Strict types that also take the scalars of numpy and torch.
 Integer = Annotated[int, BeforeValidator(lambda value: value.__index__() if hasattr(value, "__index__") else value)]
@@ -162,19 +162,12 @@ class GenerationConfig(BaseModel):
         return float(value)
 
 
-def check_integer(name: str, value: Any, low: int = 1, high: int = MAX_COUNT) -> None:
-    """Raise `UnmaskError` unless a value is an integer from `low` to `high`."""
+def check_count(name: str, value: Any) -> None:
+    """Raise `UnmaskError` unless a value is an integer from 1 to `MAX_COUNT`."""
     if not hasattr(value, "__index__"):
         raise UnmaskError(f"{name} must be an integer, got {value!r}.")
-    if not low <= value <= high:
-        raise UnmaskError(f"{name} must be from {low} to {high}, got {value}.")
-
-
-def check_seeds(seed: Any, count: int = 1) -> None:
-    """Raise `UnmaskError` unless `seed` and the `count - 1` integers after it fit into 64 bits."""
-    check_integer("seed", seed, MIN_SEED, MAX_SEED)
-    if seed > MAX_SEED - count + 1:
-        raise UnmaskError(f"seed must be at most 2**63 - {count} for {count} texts, got {seed}.")
+    if not 1 <= value <= MAX_COUNT:
+        raise UnmaskError(f"{name} must be from 1 to {MAX_COUNT}, got {value}.")
 
 
 def greedy_temperature(greedy: bool, temperature: float) -> float:

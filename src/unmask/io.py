@@ -1,11 +1,11 @@
-"""Atomic writes: a file or folder is there as a whole, or as it was before."""
+"""Atomic writes: a file or folder is there as a whole, or as it was before. Cached folders are built once."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,6 +72,45 @@ def _write_error(path: Path, reason: object) -> UnmaskError:
     return UnmaskError(
         f"'{path}' could not be written ({reason}); free space or choose another path. The old content is unchanged."
     )
+
+
+def cache_dir() -> Path:
+    """Return ``$UNMASK_CACHE``, else ``$XDG_CACHE_HOME/unmask``, else ``~/.cache/unmask``."""
+    if own := os.environ.get("UNMASK_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unmask"
+
+
+def build_once(path: Path, is_complete: Callable[[Path], bool], write: Callable[[Path], None]) -> None:
+    """Make sure that there is a complete folder at `path`.
+
+    A missing or damaged folder is built by `write` in another folder, which is renamed when it is complete. One process
+    builds while others wait. `write` finds what a build that was killed or failed has left, and may continue from it;
+    an `UnmaskError` leaves nothing.
+    """
+    from filelock import FileLock
+
+    if is_complete(path):
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if is_complete(path):
+                return
+            partial.mkdir(exist_ok=True)
+            try:
+                write(partial)
+            except UnmaskError:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+            os.replace(partial, path)
+    except OSError as error:
+        raise UnmaskError(
+            f"The cache folder {path.parent} cannot be used ({error.strerror or error}); "
+            "set the environment variable UNMASK_CACHE to a writable folder."
+        ) from error
 
 
 def check_output_file(path: Path) -> None:

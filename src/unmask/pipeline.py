@@ -17,7 +17,7 @@ from unmask.checkpoint import CheckpointConfig, load_checkpoint
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
-from unmask.generation_config import Constraints, GenerationConfig, check_integer, check_seeds, greedy_temperature
+from unmask.generation_config import Constraints, GenerationConfig, check_count, greedy_temperature
 from unmask.infilling import DEFAULT_STRENGTH, TemplateLayout, mask_around, mask_spans, mask_unlikely
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
@@ -29,6 +29,7 @@ from unmask.models.inference import (
     select_device,
     select_dtype,
 )
+from unmask.random import check_seeds
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.guidance import MaskPaddedDenoiser
@@ -195,7 +196,7 @@ class MaskedDiffusionLM:
         """
         config, sampler = self._parse(options, self.sample)
         processor = self.text_processor
-        check_integer("n", n)
+        check_count("n", n)
         every_prompt = _check_prompts(prompt, prompts)
         check_seeds(config.seed, n * len(every_prompt))
         if streamer is not None:
@@ -400,7 +401,7 @@ class MaskedDiffusionLM:
         """
         check_seeds(seed)
         if batch_size is not None:
-            check_integer("batch_size", batch_size)
+            check_count("batch_size", batch_size)
         if precision is not None and (not isinstance(precision, Real) or not precision > 0):
             raise UnmaskError(f"precision must be a positive number of bits per token, got {precision!r}.")
         rows = self.text_processor.scored_rows(check_texts(texts, "score"), given)
@@ -449,7 +450,7 @@ class MaskedDiffusionLM:
             raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
         processor = self.text_processor
         length = self.row_length if length is None else length
-        check_integer("length", length)
+        check_count("length", length)
         config.check_sampler(sampler, length, processor.max_length)
         *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
         if any(map(is_open, [*heads, tail])):

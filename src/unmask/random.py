@@ -11,10 +11,14 @@ never overflow int64 and the wrap-around is an explicit `& 0xFFFFFFFF`.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unmask.errors import UnmaskError
+
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _WORD = 0xFFFFFFFF
 _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B - (1 << 32)
@@ -36,6 +40,15 @@ class Purpose(IntEnum):
 
 
 Integer = int | Tensor
+
+
+def check_seeds(seed: Any, count: int = 1) -> None:
+    """Raise `UnmaskError` unless `seed` and the `count - 1` integers after it fit into 64 bits."""
+    if not hasattr(seed, "__index__"):
+        raise UnmaskError(f"seed must be an integer, got {seed!r}.")
+    if not MIN_SEED <= seed <= MAX_SEED - count + 1:
+        texts = f" for {count} texts" if count > 1 else ""
+        raise UnmaskError(f"seed must be from -2**63 to 2**63 - {count}{texts}, got {seed}.")
 
 
 def bits(

@@ -49,8 +49,8 @@ def edit(
 
         unmask edit "The cat sat on the mat." --strength 0.6 --with fish --min-p 0.1
     """
-    from unmask.generation_config import check_seeds
     from unmask.infilling import DEFAULT_STRENGTH
+    from unmask.random import check_seeds
 
     spans = []
     for one in span or []:

@@ -81,9 +81,9 @@ def sample(
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
-    from unmask.generation_config import check_seeds
     from unmask.pipeline import with_progress
     from unmask.plots.replay import check_pictures
+    from unmask.random import check_seeds
 
     if watch and as_json:
         raise UnmaskError("--watch and --json cannot be combined; choose one of them.")

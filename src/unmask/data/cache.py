@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.build_once import build_once, cache_dir
 from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Encoder, Ids, encoder_of
 from unmask.data.rows import Tokens, prefetch
 from unmask.data.sources.base import CorpusDigest, Document
 from unmask.errors import UnmaskError
-from unmask.io import atomic_text
+from unmask.io import atomic_text, build_once, cache_dir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
-from unmask.data.build_once import build_once, cache_dir
 from unmask.data.sources.base import Document, Source
 from unmask.data.sudoku import Puzzles, make_puzzles, transform
-from unmask.io import atomic_bytes
+from unmask.io import atomic_bytes, build_once, cache_dir
 
 Floats = npt.NDArray[np.float64]
 Text = npt.NDArray[np.uint8]

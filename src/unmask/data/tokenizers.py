@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from unmask.data.build_once import build_once, cache_dir
 from unmask.data.encoding import (
     byte_pre_tokenizer,
     byte_symbols,
@@ -22,7 +21,7 @@ from unmask.data.encoding import (
 from unmask.data.sources.base import CorpusDigest, Document
 from unmask.data.sources.fasta import LETTERS
 from unmask.errors import UnmaskError
-from unmask.io import atomic_text
+from unmask.io import atomic_text, build_once, cache_dir
 from unmask.registry import Component
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from packaging.specifiers import SpecifierSet
 from torch import distributed
 
 from unmask import __version__
-from unmask.data.build_once import cache_dir
 from unmask.doctor import CheckResult
+from unmask.io import cache_dir
 
 DISTRIBUTION = "unmask"
 

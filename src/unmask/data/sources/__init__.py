@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unmask.data.sources.base import Document, Source
-from unmask.data.sources.huggingface import source_spec
+from unmask.data.sources.base import Document, Source, source_spec
 from unmask.data.sources.text import StdinSource, TextSource
 
 __all__ = ["Document", "Source", "StdinSource", "TextSource", "source_spec"]

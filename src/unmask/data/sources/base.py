@@ -1,4 +1,4 @@
-"""Documents, the base class of their sources, and a digest that identifies a corpus."""
+"""Documents, the base class of their sources, a digest that identifies a corpus, and sources by argument."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from unmask.registry import Component
 
+HUB_PREFIX = "hf:"
 MAX_CHARACTERS = 1 << 24
 """A text that is read in parts becomes documents of about this many characters."""
 
@@ -128,3 +130,20 @@ class CorpusDigest:
     def hexdigest(self) -> str:
         """Equal for equal documents."""
         return self._hash.hexdigest()
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether a folder was written by a dataset's ``save_to_disk``."""
+    single = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
+    return single or (folder / "dataset_dict.json").is_file()
+
+
+def source_spec(argument: str) -> dict[str, Any]:
+    """Return the recipe's form of the source for ``-``, ``hf:NAME``, a file or a folder."""
+    if argument == "-":
+        return {"name": "stdin"}
+    if argument.startswith(HUB_PREFIX):
+        return {"name": "huggingface", "path": argument.removeprefix(HUB_PREFIX)}
+    if is_saved_dataset(Path(argument).expanduser()):
+        return {"name": "huggingface", "path": argument}
+    return {"name": "text", "paths": [argument]}

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, and the source that a command-line argument stands for."""
+"""Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from unmask.data.sources.base import Document, Source, numbered
+from unmask.data.sources.base import Document, Source, is_saved_dataset, numbered
 from unmask.data.sources.text import find_text_field, texts_of_records
 from unmask.errors import UnmaskError
 
 ROWS_AT_ONCE = 256
-HUB_PREFIX = "hf:"
 
 
 class HuggingFaceSource(Source):
@@ -85,20 +84,3 @@ def _columns(dataset: Any) -> dict[str, bool]:
     if dataset.features is None:
         return {name: value is None or isinstance(value, str) for name, value in next(iter(dataset), {}).items()}
     return {name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in dataset.features.items()}
-
-
-def is_saved_dataset(folder: Path) -> bool:
-    """Return whether a folder was written by a dataset's ``save_to_disk``."""
-    single = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
-    return single or (folder / "dataset_dict.json").is_file()
-
-
-def source_spec(argument: str) -> dict[str, Any]:
-    """Return the recipe's form of the source for ``-``, ``hf:NAME``, a file or a folder."""
-    if argument == "-":
-        return {"name": "stdin"}
-    if argument.startswith(HUB_PREFIX):
-        return {"name": "huggingface", "path": argument.removeprefix(HUB_PREFIX)}
-    if is_saved_dataset(Path(argument).expanduser()):
-        return {"name": "huggingface", "path": argument}
-    return {"name": "text", "paths": [argument]}
