@@ -23,7 +23,6 @@ from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from unmask.errors import UnmaskError
 
-FORK = get_context("fork")
 DOCUMENTS = [Document("a", "héllo"), Document("b/ü", "\U0001f600"), Document("c", "x" * 50), Document("a", "héllo")]
 BYTES = ByteTokenizer().build(lambda: iter(()))
 WORDS = [f"wörd{number} of the {number % 7}th line" + "\n" * (number % 3) for number in range(900)]
@@ -158,6 +157,14 @@ def unbroken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes
     return expected
 
 
+def run_in_child(function: Callable[[], None]) -> int | None:
+    """Run a function in a forked process; returns its exit code."""
+    child = get_context("fork").Process(target=function)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
 def killed_at(function: Callable[..., Any], number: int, after: bool = False) -> Callable[..., Any]:
     """Return the function; its call of that number kills the process."""
     calls = iter(range(number))
@@ -199,10 +206,7 @@ def test_a_killed_encoding_continues(point: str, unbroken: dict[str, bytes], fol
 
     exits = []
     while len(exits) < 50 and (not exits or exits[-1]):
-        child = FORK.Process(target=run)
-        child.start()
-        child.join()
-        exits.append(child.exitcode)
+        exits.append(run_in_child(run))
     assert set(exits[:-1]) == {-signal.SIGKILL}
     assert len(exits) > 3
     assert contents(TokenCache.build(corpus, BYTES)) == unbroken
@@ -220,10 +224,7 @@ def test_a_kill_at_the_very_end(owner: type, name: str, unbroken: dict[str, byte
         setattr(owner, name, killed_at(getattr(owner, name), 0))
         TokenCache.build(corpus, BYTES)
 
-    child = FORK.Process(target=run)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
+    assert run_in_child(run) == -signal.SIGKILL
     assert contents(TokenCache.build(corpus, BYTES)) == unbroken
     assert len(entries(folder)) == 1
 
@@ -283,9 +284,7 @@ def test_a_full_disk_is_one_sentence_and_encoding_continues(
         except UnmaskError as error:
             (tmp_path / "error").write_bytes(str(error).encode()[:5000])
 
-    child = FORK.Process(target=run)
-    child.start()
-    child.join()
+    run_in_child(run)
     message = (tmp_path / "error").read_text()
     assert f"The cache folder {folder} cannot be used (File too large); set the environment" in message
     assert list(folder.glob(f".*.partial/{JOURNAL}"))

@@ -1,21 +1,106 @@
-"""Encoding: the ids of the library, for texts of any length, and errors that name text and position."""
+"""Encoding: the ids of the library for texts of any length, in chunks that do not show, and errors with a position."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from unmask import registry
 from unmask.data import encoding
-from unmask.data.encoding import Encoder, encode
-from unmask.data.sources import Document
+from unmask.data.cache import FILES, META
+from unmask.data.encoding import Encoder, encode, encoder_of
+from unmask.data.sources import Document, Source
+from unmask.data.split import Corpus, prepare
+from unmask.data.tokenizers import BPETokenizer, HuggingFaceTokenizer
 from unmask.errors import UnmaskError
 
 DATA = os.environ.get("UNMASK_DATA")
+CHARACTERS = "".join(dict.fromkeys("\n abcdefghijklmnopqrstuvwxyzäöü\U0001f600,.'0123456789TW"))
+WORDS = ["the", "cat's", "ünique", "\U0001f600", "it's", "1234", "Tea,", "  Wait...", "\n\n", "a\n"]
+SPECS = ["byte", {"name": "char", "alphabet": CHARACTERS}, {"name": "bpe", "vocab_size": 280}]
+LIKE = ["gpt2_like", "llama_like"]
+
+
+class PartsSource(Source):
+    """Texts of random words, yielded in parts of some size."""
+
+    name: Literal["parts"] = "parts"
+    sizes: tuple[int, ...] = (9000, 10, 0, 5000)
+    size: int = 1 << 30
+
+    def documents(self) -> Iterator[Document]:
+        random = np.random.default_rng(0)
+        for number, length in enumerate(self.sizes):
+            text = " ".join(random.choice(WORDS, length // 4))[:length]
+            parts = [text[start : start + self.size] for start in range(0, len(text), self.size)] or [""]
+            yield from (Document(f"d{number}", part, more=n + 1 < len(parts)) for n, part in enumerate(parts))
+
+
+@pytest.fixture
+def gpt2_like(tmp_path: Path) -> HuggingFaceTokenizer:
+    """Vocabulary files as GPT-2 has them."""
+    tokenizer = BPETokenizer(vocab_size=300).build(PartsSource().documents)
+    learned = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps({**learned["vocab"], "<|endoftext|>": len(learned["vocab"])}))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in learned["merges"]))
+    return HuggingFaceTokenizer(path=str(tmp_path))
+
+
+@pytest.fixture
+def llama_like(tmp_path: Path) -> HuggingFaceTokenizer:
+    """A tokenizer that puts a mark before the text and reads it as one long word."""
+    letters = {letter: number for number, letter in enumerate(["<unk>", *CHARACTERS, "▁"])}
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("c", "a"), ("\n", "\n"), ("▁", "▁")]
+    vocabulary = letters | {left + right: len(letters) + n for n, (left, right) in enumerate(merges)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<unk>").save_pretrained(tmp_path)
+    return HuggingFaceTokenizer(path=str(tmp_path))
+
+
+@pytest.mark.parametrize("sizes", [(9000, 10, 0, 5000), (9000,)])
+@pytest.mark.parametrize("spec", [*SPECS, *LIKE], ids=str)
+def test_caches_are_the_same_for_parts_and_chunks_of_any_size(spec, sizes, tmp_path, monkeypatch, request) -> None:
+    component = request.getfixturevalue(spec) if spec in LIKE else registry.build("tokenizer", spec)
+
+    def prepared(size: int) -> tuple[Corpus, list[object]]:
+        monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / str(size)))
+        corpus = prepare(PartsSource(sizes=sizes, size=size), component, fraction=0.3)
+        folders = (corpus.train.folder, corpus.validation.folder)
+        return corpus, [(folder.name, [(folder / name).read_bytes() for name in (*FILES, META)]) for folder in folders]
+
+    whole, expected = prepared(1 << 30)
+    assert (whole.cut is None) == (len(sizes) > 1)
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 200)
+    for size in (7, 1000, 1 << 29):
+        corpus, found = prepared(size)
+        assert found == expected
+        assert corpus.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
+        assert corpus.cut == whole.cut
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, spec: object, size: int) -> None:
+    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
+    encoder = encoder_of(registry.build("tokenizer", spec).build(PartsSource().documents))
+    documents = list(PartsSource().documents())
+    found = list(encoder.split(PartsSource(size=size).documents()))
+    assert found == list(encoder.split(documents))
+    assert len(found) > 50
+    assert "".join(chunk.text for chunk in found) == "".join(document.text for document in documents)
+    for left, right in pairwise(found):
+        assert right.before == (left.text[-encoding.CONTEXT_CHARACTERS :] if left.more else "")
+        assert right.start == (left.start + len(left.text) if left.more else 0)
 
 
 def corpus() -> Iterator[Document]:
@@ -29,8 +114,6 @@ def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("prepend", ["always", "first", "never"])
 def test_a_mark_of_the_start_is_not_put_before_each_chunk(monkeypatch: pytest.MonkeyPatch, prepend: str) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     backend = Tokenizer(models.WordLevel({"▁a": 0, "▁": 1, "a": 2, "[UNK]": 3}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
@@ -42,8 +125,6 @@ def test_a_mark_of_the_start_is_not_put_before_each_chunk(monkeypatch: pytest.Mo
 
 
 def test_a_boundary_moves_on_where_a_token_would_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_tokens(["b a"])
@@ -72,8 +153,6 @@ def test_bad_texts_are_errors_with_a_position(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_mask_token_in_a_text_is_an_error_where_it_cannot_be_told_apart() -> None:
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
     backend = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_tokens([AddedToken("<mask>", special=False)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unmask.data.length_policies import Packed, Padded, rows_of_texts
-from unmask.data.rows import Rows, Tokens, permute, prefetch
+from unmask.data.rows import Rows, permute, prefetch
 
 
 def table(rows: int) -> Rows:
@@ -83,17 +83,6 @@ def test_rows_spread_evenly_and_documents_are_renumbered() -> None:
     padded = rows_of_texts(Padded(), [[number] * 2 for number in range(20)], 4, None).spread(3)
     assert padded[:].input_ids[:, 0].tolist() == [0, 6, 13]
     assert padded[:].document.tolist() == [[n, n, -1, -1] for n in range(3)]
-
-
-def test_tokens_in_memory() -> None:
-    tokens = Tokens.of([[1, 2], [], [3]], ["é", "", "b"])
-    assert tokens.offsets.tolist() == [0, 2, 2, 3]
-    assert tokens.document(0).tolist() == [1, 2]
-    assert tokens.byte_counts.tolist() == [2, 0, 1]
-    assert tokens.character_counts.tolist() == [1, 0, 1]
-    assert Tokens.of([[1]]).byte_counts is None
-    with pytest.raises(ValueError, match="1 lists of ids for 2 texts"):
-        Tokens.of([[1]], ["a", "b"])
 
 
 def test_items_are_computed_ahead_in_another_thread() -> None:

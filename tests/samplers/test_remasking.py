@@ -12,7 +12,6 @@ from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
 from unmask.laws.chains import ChainState, apply_remasking_step, output_distribution, remasking_steps
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, all_canvases, oracle, random_table
-from unmask.process import remask_limit, reveal_probability
 from unmask.registry import build
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, run_sampler, sample
@@ -28,19 +27,6 @@ def factorised() -> torch.Tensor:
     """[V^L] a data distribution with independent positions."""
     rows = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.1, 0.0, 0.8, 0.1], [0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
     return torch.stack([rows[place, token] for place, token in enumerate(all_canvases(V, L).T)]).prod(dim=0)
-
-
-def distance(law: torch.Tensor, other: torch.Tensor) -> float:
-    return float((law - other).abs().sum()) / 2
-
-
-def test_probabilities_of_a_step():
-    s, t = torch.tensor(0.2), torch.tensor(0.5)
-    assert remask_limit(s, t).item() == pytest.approx(0.4)
-    assert remask_limit(torch.tensor(0.8), torch.tensor(0.9)).item() == 1.0
-    assert remask_limit(torch.tensor(0.5), torch.tensor(1.0)).item() == 1.0
-    assert reveal_probability(s, t, 0.1).item() == pytest.approx(0.7)
-    assert reveal_probability(s, t, 0.4).item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -23,9 +23,9 @@ N = 20000
 MASK = 1
 
 
-def kept(greedy: torch.Tensor | None = None, **options) -> list[int]:
+def kept(**options) -> list[int]:
     """The tokens that truncation leaves of P."""
-    return TokenSampler(**options).truncate(P.log()[None], greedy)[0].isfinite().nonzero()[:, 0].tolist()
+    return TokenSampler(**options).truncate(P.log()[None])[0].isfinite().nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,16 @@ def test_the_tail_of_a_large_vocabulary_keeps_its_mass():
     tail = (tokens != 7).float().mean().item()
     assert abs(tail - 0.1) < 4 * math.sqrt(0.09 / rows)
     assert len(tokens[tokens != 7].unique()) == (tokens != 7).sum()
+
+
+@pytest.mark.parametrize(
+    ("above", "greedy", "left"),
+    [(0.3, [False, False], [1, 5]), (0.3, [False, True], [1, 1]), (0.5, [False, True], [5, 1])],
+)
+def test_each_row_is_greedy_on_its_own(above, greedy, left):
+    log_p = torch.stack([P, torch.full((5,), 0.2)]).log()
+    weights = TokenSampler(greedy_above=above).truncate(log_p, torch.tensor(greedy))
+    assert weights.isfinite().sum(dim=1).tolist() == left
 
 
 @pytest.mark.parametrize(
