@@ -34,7 +34,10 @@ WITH_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "rate"), [*MASK_RATES.items(), *WITH_OPTIONS], ids=str)
+CLOSED_FORMS = [*MASK_RATES.items(), *WITH_OPTIONS]
+
+
+@pytest.mark.parametrize(("spec", "rate"), CLOSED_FORMS, ids=[str(spec) for spec, _ in CLOSED_FORMS])
 def test_the_mask_rate_is_the_closed_form(spec, rate):
     schedule = registry.build("schedule", spec)
     times = torch.tensor([1e-7, 1e-5, 1e-3, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.9999], dtype=torch.float64)

@@ -1,30 +1,112 @@
-"""kill -9 at any moment loses at most the steps since the last checkpoint: 20 kills give the unbroken run."""
+"""kill -9 at any moment loses at most the steps since the last checkpoint: 20 kills give the unbroken run.
+
+The test runs this module as a program. It imports everything and then trains in forked children, which it kills at
+random moments, so that kills fall within training and not within the start of Python.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.runs import assert_same_tensors, read_log_without_times
+from tests.runs import assert_same_tensors, read_log_without_times, write_cats
+from unmask.config import Recipe, parse_recipe
+from unmask.training import train
+from unmask.training.checkpointing import find_latest
 
 KILLS = 20
-TRIALS = Path(__file__).with_name("killed_run.py")
+STEPS = 300
+REACH = 10
+"""Steps after which a child is killed at the latest, so that twenty of them do not reach the end."""
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+def recipe(folder: Path) -> Recipe:
+    return parse_recipe(
+        {
+            "data": {"source": {"name": "text", "paths": str(folder / "text.txt")}, "length": 16},
+            "model": {"name": "dit", "size": "nano", "hidden_size": 16, "layers": 1, "heads": 2, "dropout": 0.1},
+            "optimizer": {"warmup": 5, "ema": 0.9},
+            "training": {
+                "steps": STEPS, "batch_size": 4, "log_every": 7, "validate_every": 40, "validation_rows": 4,
+                "save_every": 5, "keep": 3,
+            },
+        }
+    )  # fmt: skip
 
 
+def in_child(folder: Path, out: Path) -> int:
+    """Start or continue the run in a child process."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        train(recipe(folder), out, resume="auto")
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def step_of(out: Path) -> int:
+    """The step of the newest checkpoint."""
+    latest = find_latest(out)
+    return int(latest.name.removeprefix("step-")) if latest else 0
+
+
+def timed(folder: Path, out: Path) -> tuple[float, float]:
+    """Seconds to the first checkpoint and to the end of an unbroken run."""
+    begin = time.monotonic()
+    pid = in_child(folder, out)
+    while not find_latest(out):
+        time.sleep(0.01)
+    first = time.monotonic() - begin
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"the run in '{out}' failed")
+    return first, time.monotonic() - begin
+
+
+def wait(out: Path, seconds: float) -> None:
+    """Wait for some seconds, or until the run has advanced by `REACH` steps."""
+    end, begin = time.monotonic() + seconds, step_of(out)
+    while time.monotonic() < end and step_of(out) < begin + REACH:
+        time.sleep(0.002)
+
+
+def kill_often(folder: Path) -> None:
+    """Train without a break, then with `KILLS` kills, and print the steps at which they fell."""
+    write_cats(folder / "text.txt", 60)
+    first, last = timed(folder, folder / "whole")
+    moments, steps = random.Random(0), []
+    while len(steps) < KILLS:
+        pid = in_child(folder, folder / "killed")
+        wait(folder / "killed", moments.uniform(0.0, first + 2 * REACH / STEPS * (last - first)))
+        os.kill(pid, signal.SIGKILL)
+        if os.waitpid(pid, 0)[1] != signal.SIGKILL:
+            sys.exit("the run ended before it was killed often enough")
+        steps.append(step_of(folder / "killed"))
+    timed(folder, folder / "killed")
+    print(json.dumps(steps))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(TRIALS), str(tmp_path), str(KILLS)], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.integration.test_kills", str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["kills"] == KILLS
-    assert len(set(report["steps"])) > 3, "the kills were all at the same place"
-    assert report["steps"] == sorted(report["steps"]), "a kill lost a checkpoint"
+    steps = json.loads(done.stdout.splitlines()[-1])
+    assert len(set(steps)) > 3, "the kills were all at the same place"
+    assert steps == sorted(steps), "a kill lost a checkpoint"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert_same_tensors(whole, killed)
     assert read_log_without_times(whole) == read_log_without_times(killed)
+
+
+if __name__ == "__main__":
+    kill_often(Path(sys.argv[1]))

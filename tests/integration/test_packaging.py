@@ -36,9 +36,6 @@ def test_the_wheel_is_complete(wheel):
     assert "unmask/py.typed" in packed
     assert any(name.endswith("licenses/LICENSE") for name in packed)
     assert {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"} == {"unmask"}
-
-
-def test_the_wheel_declares_its_command_and_requirements(wheel):
     (info,) = wheel.glob("*.dist-info")
     assert "unmask = unmask.cli:main" in (info / "entry_points.txt").read_text()
     metadata = (info / "METADATA").read_text()
@@ -52,11 +49,8 @@ def test_the_source_distribution_contains_only_the_project():
     assert top_level == {"src", "tests", "docs", "benchmarks", "Makefile", "constraints.txt"}
 
 
-def test_the_wheel_lists_recipes(wheel):
+def test_the_wheel_lists_recipes_and_loads_a_shipped_model(wheel):
     assert "speedrun" in run_wheel(wheel, "from unmask.cli import main; main()", "list", "recipe")
-
-
-def test_the_wheel_loads_a_shipped_model(wheel):
     program = "import unmask; lm = unmask.load('smoke', device='cpu'); print(lm.path); print(lm.generate(1, seed=3)[0])"
     path, text = run_wheel(wheel, program).splitlines()
     assert path == str(wheel / "unmask" / "shipped" / "smoke")
