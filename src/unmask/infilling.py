@@ -61,11 +61,8 @@ class TemplateLayout:
         self.processor, self.denoiser, self.device = processor, denoiser, device
         self._constraints = cache(lambda longest: processor.compile_constraints(constraint, longest))
 
-    def prompt_rows(self, prompts: Sequence[Template], suffix: Template, length: int) -> list[list[int]]:
-        """A row of `length` tokens for each prompt: prompt, masks, suffix."""
-        return [self._prompt_row(prompt, suffix, length) for prompt in prompts]
-
-    def _prompt_row(self, prompt: Template, suffix: Template, length: int) -> list[int]:
+    def prompt_row(self, prompt: Template, suffix: Template, length: int) -> list[int]:
+        """Prompt, masks and suffix, `length` tokens in all."""
         row = self.processor.prompt_row
 
         @cache
@@ -83,10 +80,10 @@ class TemplateLayout:
         tail = self._with_lengths(suffix, length, lambda ids: [row(head, ids, length)], reserved=len(head))
         return row(head, tail, length)
 
-    def text_rows(self, templates: Sequence[Template]) -> list[list[int]]:
-        """A row for each whole text."""
-        row, room = self.processor.text_row, self.processor.max_length
-        return [row(self._with_lengths(one, room, lambda ids: [row(ids)])) for one in templates]
+    def text_row(self, template: Template) -> list[int]:
+        """The row of a whole text."""
+        row = self.processor.text_row
+        return row(self._with_lengths(template, self.processor.max_length, lambda ids: [row(ids)]))
 
     def _with_lengths(
         self, template: Template, room: int, rows: Callable[[list[int]], list[list[int]]], reserved: int = 0
@@ -203,7 +200,8 @@ def known_nats(denoiser: Any, schedule: Schedule, processor: TextProcessor, ids:
 
 def mask_spans(processor: TextProcessor, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
     """Mask the tokens of a text that hold a character of one of the spans (start, end), end excluded."""
-    if not isinstance(spans, Sequence) or not all(map(_is_span, spans)):
+    are_pairs = isinstance(spans, Sequence) and all(isinstance(span, Sequence) and len(span) == 2 for span in spans)
+    if not are_pairs or not all(isinstance(end, Integral) for span in spans for end in span):
         raise UnmaskError(f"spans must be pairs (start, end) of character positions, got {spans!r}.")
     for start, end in spans:
         if not 0 <= start < end <= len(text):
@@ -217,10 +215,6 @@ def mask_spans(processor: TextProcessor, text: str, ids: list[int], spans: Seque
         masked.append(processor.mask_token_id if any(at < stop and start < end for start, stop in spans) else token)
         at += len(piece)
     return masked
-
-
-def _is_span(span: Any) -> bool:
-    return isinstance(span, Sequence) and len(span) == 2 and all(isinstance(one, Integral) for one in span)
 
 
 def mask_unlikely(processor: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:

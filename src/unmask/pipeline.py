@@ -112,7 +112,6 @@ class MaskedDiffusionLM:
 
     @property
     def device(self) -> torch.device:
-        """The device of the denoiser."""
         return device_of(self.denoiser)
 
     def prepare_denoiser(self, tokens: int) -> Any:
@@ -283,7 +282,8 @@ class MaskedDiffusionLM:
         config.check_sampler(sampler, self.row_length, processor.max_length)
         templates = [processor.parse(text) for text in checked]
         if any(map(is_open, templates)):
-            rows = self._layout(config).text_rows(templates)
+            layout = self._layout(config)
+            rows = [layout.text_row(one) for one in templates]
         else:
             rows = [processor.text_row(processor.join(one, processor.max_length)) for one in templates]
         return self._generate(rows, sampler, config, progress=progress)
@@ -454,7 +454,8 @@ class MaskedDiffusionLM:
         config.check_sampler(sampler, length, processor.max_length)
         *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
         if any(map(is_open, [*heads, tail])):
-            return self._layout(config).prompt_rows(heads, tail, length), length
+            layout = self._layout(config)
+            return [layout.prompt_row(head, tail, length) for head in heads], length
         suffix_ids = processor.join(tail, length)
         rows = [processor.prompt_row(processor.join(head, length), suffix_ids, length) for head in heads]
         return rows, length

@@ -90,24 +90,21 @@ def parse_blanks(text: str) -> list[str | Blank]:
     parts: list[str | Blank] = []
     end = 0
     for match in BLANK.finditer(text):
-        parts += [text[end : match.start()], _parse_blank(match)]
+        blank, numbers = match[0], "1" if match[1] is None else match[1]
+        found = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?", numbers)
+        if found is None:
+            raise UnmaskError(f"A blank must be [MASK], [MASK:n] or [MASK:n-m] with n at least 1, got {blank}.")
+        low, high = int(found[1]), int(found[2] or found[1])
+        if high < low:
+            raise UnmaskError(f"The blank {blank} ends before it begins; write it as [MASK:{high}-{low}].")
+        if high - low >= MAX_BLANK_LENGTHS:
+            raise UnmaskError(
+                f"The blank {blank} has {high - low + 1} possible lengths, the maximum is {MAX_BLANK_LENGTHS}; narrow "
+                "it."
+            )
+        parts += [text[end : match.start()], low if low == high else range(low, high + 1)]
         end = match.end()
     return [part for part in [*parts, text[end:]] if part != ""]
-
-
-def _parse_blank(match: re.Match[str]) -> Blank:
-    blank, numbers = match[0], "1" if match[1] is None else match[1]
-    found = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?", numbers)
-    if found is None:
-        raise UnmaskError(f"A blank must be [MASK], [MASK:n] or [MASK:n-m] with n at least 1, got {blank}.")
-    low, high = int(found[1]), int(found[2] or found[1])
-    if high < low:
-        raise UnmaskError(f"The blank {blank} ends before it begins; write it as [MASK:{high}-{low}].")
-    if high - low >= MAX_BLANK_LENGTHS:
-        raise UnmaskError(
-            f"The blank {blank} has {high - low + 1} possible lengths, the maximum is {MAX_BLANK_LENGTHS}; narrow it."
-        )
-    return low if low == high else range(low, high + 1)
 
 
 def is_open(template: Template) -> bool:

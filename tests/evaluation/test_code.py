@@ -196,7 +196,7 @@ def test_a_model_that_knows_the_functions_fills_every_blank(rule):
     assert len(evaluation.rows) == 3 * (11 + 1)
     for row in evaluation.rows:
         assert [row.metrics[name].value for name in ("parses", "exact", "same_tokens", "tokens")] == [1.0] * 4
-        tokens = sum(len(blank.target) for blank in evaluation.blanks[row.kind]) / row.items
+        tokens = sum(len(blank.target) for blank in evaluation.groups[row.kind]) / row.items
         expected = row.metrics["calls"].value if row.adaptive else 2 if row.steps == 2 else tokens
         assert row.metrics["calls"].value == pytest.approx(expected)
     assert {row.strategy for row in evaluation.rows if row.causal} == {"ar"}

@@ -89,8 +89,8 @@ def test_confident_tokens_first_solves_every_puzzle(lm, order):
 def test_left_to_right_solves_the_puzzles_it_guesses(lm):
     evaluation = PuzzleEvaluation.of(lm, 120)
     evaluation.run(lm, [Strategy(order="left_to_right"), Strategy("stochastic", order="left_to_right")])
-    assert evaluation.items == list(islice(SOURCE.items(held_out=True), 120))
-    right = np.array(first_guess_is_right(evaluation.items))
+    assert evaluation.groups[None] == list(islice(SOURCE.items(held_out=True), 120))
+    right = np.array(first_guess_is_right(evaluation.groups[None]))
     greedy, stochastic = (row.metrics for row in evaluation.rows)
     assert greedy["accuracy"].value == pytest.approx(right.mean())
     assert greedy["valid"].value == greedy["accuracy"].value
@@ -114,7 +114,7 @@ def test_more_steps_are_better_and_adaptive_orders_take_none(lm):
 
 
 def test_only_target_cells_count_and_batches_do_not_matter(lm):
-    rows = puzzle_rows(lm, PuzzleEvaluation.of(lm, 10).items)
+    rows = puzzle_rows(lm, PuzzleEvaluation.of(lm, 10).groups[None])
     done = []
     whole = solve(lm, SOURCE, rows, Strategy("stochastic", order="uniform"), progress=done.append)
     parts = solve(lm, SOURCE, rows, Strategy("stochastic", order="uniform"), batch_size=3, progress=done.append)

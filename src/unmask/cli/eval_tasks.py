@@ -173,7 +173,7 @@ def _print_puzzles(evaluation: PuzzleEvaluation) -> None:
     }
     _print_table(evaluation.rows, columns)
     common.console.print(
-        f"{len(evaluation.items)} held-out puzzles of '{evaluation.source.name}'; solved with a 95% interval; % of "
+        f"{evaluation.size} held-out puzzles of '{evaluation.source.name}'; solved with a 95% interval; % of "
         "masked cells correct, % of answers valid; calls and milliseconds per puzzle.",
     )
 
@@ -187,7 +187,7 @@ def _print_code(evaluation: CodeEvaluation) -> None:
         "calls": lambda found: f"{found['calls'].value:.1f}",
         "ms": lambda found: f"{1000 * found['seconds'].value:.1f}",
     }
-    for kind, blanks in evaluation.blanks.items():
+    for kind, blanks in evaluation.groups.items():
         common.console.print(f"{kind}: {len(blanks)} blanks in held-out functions")
         _print_table([row for row in evaluation.rows if row.kind == kind], columns)
     common.console.print(

@@ -1,6 +1,6 @@
 """Constraints on a canvas, as one deterministic automaton over its tokens.
 
-`members` are the constraints that a user may ask for, built on `regex` and `vocabulary`; `sampling` draws exactly from
+`members` holds the constraints, built on `regex` and `vocabulary`; `sampling` draws exactly from
 the prediction given a match, and `particles` correct the distribution of whole texts.
 """
 

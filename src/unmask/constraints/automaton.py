@@ -42,12 +42,10 @@ class Automaton:
 
     @property
     def classes(self) -> int:
-        """The number of token classes."""
         return self.transitions.shape[1]
 
     @property
     def states(self) -> int:
-        """The number of states."""
         return self.transitions.shape[0]
 
     def allowed_at(self, length: int) -> Bools:

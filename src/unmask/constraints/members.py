@@ -1,4 +1,4 @@
-"""The constraints a user may ask for, and their compilation into one automaton that the given rows can satisfy."""
+"""The constraints, and their compilation into one automaton that the given rows can satisfy."""
 
 from __future__ import annotations
 

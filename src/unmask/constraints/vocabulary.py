@@ -64,19 +64,19 @@ class Vocabulary:
 
     def tokens(self, named: Sequence[int | str]) -> list[int]:
         """Token ids from ids and from words that are single tokens."""
-        return [self._token(one) for one in named]
-
-    def _token(self, named: int | str) -> int:
-        if not isinstance(named, (Integral, str)):
-            raise UnmaskError(f"A token must be an id or a word that is one token, got {named!r}.")
         from unmask.data.encoding import encode
 
-        ids = [int(named)] if isinstance(named, Integral) else encode(self._require_tokenizer(), [named])[0]
-        if len(ids) != 1:
-            raise UnmaskError(f"{named!r} is {len(ids)} tokens; name a single token, or use Words.")
-        if not 0 <= ids[0] < self.size or ids[0] == self.mask:
-            raise UnmaskError(f"A token must be below {self.size} and not the mask {self.mask}, got {ids[0]}.")
-        return ids[0]
+        tokens = []
+        for one in named:
+            if not isinstance(one, (Integral, str)):
+                raise UnmaskError(f"A token must be an id or a word that is one token, got {one!r}.")
+            ids = [int(one)] if isinstance(one, Integral) else encode(self._require_tokenizer(), [one])[0]
+            if len(ids) != 1:
+                raise UnmaskError(f"{one!r} is {len(ids)} tokens; name a single token, or use Words.")
+            if not 0 <= ids[0] < self.size or ids[0] == self.mask:
+                raise UnmaskError(f"A token must be below {self.size} and not the mask {self.mask}, got {ids[0]}.")
+            tokens += ids
+        return tokens
 
     def _require_tokenizer(self) -> Any:
         if self.tokenizer is None:

@@ -191,7 +191,6 @@ class CodeEvaluation(TaskEvaluation):
     """Blanks by kind, in the tokens of the model `lm`."""
 
     lm: MaskedDiffusionLM
-    blanks: dict[BlankKind, list[Blank]]
 
     @classmethod
     def of(
@@ -203,12 +202,7 @@ class CodeEvaluation(TaskEvaluation):
         batch_size: int | None = None,
     ) -> CodeEvaluation:
         """Blanks in the held-out functions of a checkpoint's training data, at most `count` of each kind."""
-        return cls(lm, {kind: make_blanks(lm, kind, count, seed) for kind in kinds}, seed=seed, batch_size=batch_size)
-
-    @property
-    def groups(self) -> dict[BlankKind, list[Blank]]:
-        """Blanks by kind."""
-        return self.blanks
+        return cls({kind: make_blanks(lm, kind, count, seed) for kind in kinds}, lm, seed=seed, batch_size=batch_size)
 
     def check(self, lm: MaskedDiffusionLM) -> None:
         """Both models must have the same functions and the same tokens."""
@@ -227,8 +221,7 @@ class CodeEvaluation(TaskEvaluation):
         return summarize(columns, RATES, "tokens")
 
     def settings(self) -> dict[str, Any]:
-        """The source and the number of blanks of each kind."""
-        return {"source": "functions", "blanks": {kind: len(blanks) for kind, blanks in self.blanks.items()}}
+        return {"source": "functions", "blanks": {kind: len(blanks) for kind, blanks in self.groups.items()}}
 
 
 def masked_row(lm: MaskedDiffusionLM, blank: Blank) -> list[int]:

@@ -83,35 +83,29 @@ def make_plan(
     samplers, samplers that come with `steps` and autoregressive models have a single run.
     """
     names = unique_names([Path(path).resolve().name for path in paths], paths)
-    return [_plan(name, path, steps, length, strategies or {"": {}}) for name, path in zip(names, paths, strict=True)]
-
-
-def _plan(
-    name: str,
-    path: str,
-    steps: Sequence[int | None],
-    length: int | None,
-    strategies: Mapping[str, Mapping[str, Any]],
-) -> CheckpointPlan:
-    folder = find_checkpoint(path)
-    config = read_checkpoint_config(folder)
-    length = length or config.length
-    if config.objective.causal:
-        return CheckpointPlan(name, path, (GenerationRun(name, None, length),))
-    choose = partial(choose_sampler, config.schedule, scores=config.objective.predicts_scores)
-    runs = []
-    for label, options in strategies.items():
-        spec = options.get("sampler")
-        has_steps = isinstance(spec, Mapping) and "steps" in spec
-        fixed = has_steps or choose(**options).adaptive
-        for count in (None,) if fixed else steps:
-            sampler = choose(count, **options)
-            if sampler.needs_planner and read_config(folder).planner_width is None:
-                raise missing_planner_error(path)
-            calls = getattr(sampler, "steps", None) or length
-            calls = calls if sampler.rewrites else min(calls, length)
-            runs.append(GenerationRun(f"{name}, {label}" if label else name, count, calls, sampler))
-    return CheckpointPlan(name, path, tuple(runs))
+    plans = []
+    for name, path in zip(names, paths, strict=True):
+        folder = find_checkpoint(path)
+        config = read_checkpoint_config(folder)
+        tokens = length or config.length
+        if config.objective.causal:
+            plans.append(CheckpointPlan(name, path, (GenerationRun(name, None, tokens),)))
+            continue
+        choose = partial(choose_sampler, config.schedule, scores=config.objective.predicts_scores)
+        runs = []
+        for label, options in (strategies or {"": {}}).items():
+            spec = options.get("sampler")
+            has_steps = isinstance(spec, Mapping) and "steps" in spec
+            fixed = has_steps or choose(**options).adaptive
+            for count in (None,) if fixed else steps:
+                sampler = choose(count, **options)
+                if sampler.needs_planner and read_config(folder).planner_width is None:
+                    raise missing_planner_error(path)
+                calls = getattr(sampler, "steps", None) or tokens
+                calls = calls if sampler.rewrites else min(calls, tokens)
+                runs.append(GenerationRun(f"{name}, {label}" if label else name, count, calls, sampler))
+        plans.append(CheckpointPlan(name, path, tuple(runs)))
+    return plans
 
 
 def parse_steps(words: Sequence[str]) -> list[int | None]:
@@ -239,7 +233,6 @@ class GenerationResult:
     sampler: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         row = dict(vars(self))
         metrics = row.pop("metrics")
         return row | {name: None if one is None else one.as_dict() for name, one in metrics.items()}
@@ -276,7 +269,6 @@ class GenerationEvaluation:
         self.rows.append(GenerationResult(name, kind, len(ids), empty, measure(texts, ids, nll), **origin))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: settings and results."""
         rule = self.settings.rule
         return {
             "judge": self.judge.as_dict(),

@@ -67,7 +67,6 @@ class Estimate:
         return Estimate(function(self.value), low, high)
 
     def as_dict(self) -> dict[str, float | None]:
-        """Value, low and high."""
         return asdict(self)
 
 

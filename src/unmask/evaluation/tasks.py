@@ -128,16 +128,12 @@ class TaskResult:
 
 @dataclass
 class TaskEvaluation(ABC):
-    """Held-out items of a task, and the results so far."""
+    """Held-out items of a task by kind (None if there is only one kind), and the results so far."""
 
+    groups: Mapping[Any, list[Any]]
     seed: int = field(default=0, kw_only=True)
     batch_size: int | None = field(default=None, kw_only=True)
     rows: list[TaskResult] = field(default_factory=list, kw_only=True)
-
-    @property
-    @abstractmethod
-    def groups(self) -> Mapping[Any, list[Any]]:
-        """The items by kind; None is the kind of a task that has only one."""
 
     @abstractmethod
     def check(self, lm: MaskedDiffusionLM) -> None:
@@ -155,7 +151,6 @@ class TaskEvaluation(ABC):
 
     @property
     def size(self) -> int:
-        """The number of items of all kinds."""
         return sum(map(len, self.groups.values()))
 
     def run(self, lm: MaskedDiffusionLM, strategies: Sequence[Strategy], progress: Progress | None = None) -> None:
@@ -179,7 +174,6 @@ class TaskEvaluation(ABC):
                 self.rows.append(result)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: settings and results."""
         shared = {"seed": self.seed, "interval": {"level": LEVEL}, "rows": [row.as_dict() for row in self.rows]}
         return self.settings() | shared
 
@@ -215,7 +209,6 @@ class PuzzleEvaluation(TaskEvaluation):
     """Held-out puzzles, as ``question=answer``."""
 
     source: PuzzleSource
-    items: list[str]
 
     @classmethod
     def of(
@@ -228,12 +221,8 @@ class PuzzleEvaluation(TaskEvaluation):
             raise UnmaskError(
                 f"--count must be at most {source.validation}, the number of held-out items, got {count}."
             )
-        return cls(source, list(islice(source.items(held_out=True), count)), seed=seed, batch_size=batch_size)
-
-    @property
-    def groups(self) -> dict[None, list[str]]:
-        """All puzzles are of one kind."""
-        return {None: self.items}
+        puzzles = list(islice(source.items(held_out=True), count))
+        return cls({None: puzzles}, source, seed=seed, batch_size=batch_size)
 
     def check(self, lm: MaskedDiffusionLM) -> None:
         """A model of other puzzles may have been trained on the items held out here."""
@@ -249,8 +238,7 @@ class PuzzleEvaluation(TaskEvaluation):
         return summarize(columns, ("accuracy", "valid"), "cells")
 
     def settings(self) -> dict[str, Any]:
-        """The source and the number of puzzles."""
-        return {"source": self.source.model_dump(mode="json"), "items": len(self.items)}
+        return {"source": self.source.model_dump(mode="json"), "items": self.size}
 
 
 def puzzle_rows(lm: MaskedDiffusionLM, items: list[str]) -> Rows:

@@ -63,7 +63,6 @@ class LawResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the value is within its limit."""
         return self.value <= self.limit
 
     def require(self) -> None:
@@ -120,7 +119,6 @@ class Case:
         return f"{self.subject}: {self.name}"
 
     def run(self) -> Iterator[LawResult]:
-        """The results of this law for this member."""
         for check in self.law(self.member):
             yield LawResult(self.name, self.subject, check.value, check.limit, check.description)
 
@@ -197,14 +195,14 @@ def describe(member: Any) -> str:
     """A component as its name and the options that differ from their defaults."""
     fields = type(member).model_fields
     options = {k: getattr(member, k) for k in fields if k != "name" and getattr(member, k) != fields[k].default}
-    parts = [f"{k}={_describe_option(v)}" for k, v in options.items()]
+    parts = []
+    for name, value in options.items():
+        if isinstance(value, Component):
+            value = describe(value)
+        elif isinstance(value, tuple):
+            value = f"({value[0]:.3g}, ...)"
+        parts.append(f"{name}={value}")
     return f"{member.name}({', '.join(parts)})" if parts else member.name
-
-
-def _describe_option(value: Any) -> str:
-    if isinstance(value, Component):
-        return describe(value)
-    return f"({value[0]:.3g}, ...)" if isinstance(value, tuple) else str(value)
 
 
 # ---- statistics -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -51,12 +51,8 @@ def denoisers(objective: Objective) -> list[Any]:
 # ---- exact expectations over the noise ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EnumeratedNoise:
-    """All cases of the noise and their probabilities [N]."""
-
-    noise: Noise
-    probability: Tensor
+EnumeratedNoise = tuple[Noise, Tensor]
+"""All cases of the noise and their probabilities [N]."""
 
 
 @singledispatch
@@ -64,7 +60,7 @@ def enumerate_noise(objective: Objective, schedule: Schedule, target_mask: Tenso
     """All cases of the noise of an objective for the target positions [L]."""
     raise LawBroken(
         f"The noise of {describe(objective)} cannot be enumerated: write a function (objective, schedule, target_mask) "
-        f"-> EnumeratedNoise and decorate it with @enumerate_noise.register({type(objective).__name__}), as in "
+        f"-> (noise, probability) and decorate it with @enumerate_noise.register({type(objective).__name__}), as in "
         "unmask.laws.objectives."
     )
 
@@ -86,7 +82,7 @@ def threshold_noise(objective: Objective, schedule: Schedule, target_mask: Tenso
     u = torch.where(small, 0.5 * rate[:, None, None], 0.5 + 0.5 * rate[:, None, None])
     probability = torch.where(small, rate[:, None, None], 1.0 - rate[:, None, None]).prod(dim=-1)
     noise = Noise(t.repeat_interleave(len(small)), u.flatten(0, 1))
-    return EnumeratedNoise(noise, (weight[:, None] * probability).flatten())
+    return noise, (weight[:, None] * probability).flatten()
 
 
 @enumerate_noise.register(MaskCount)
@@ -108,26 +104,26 @@ def count_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -
     u = torch.where(small[:, None], node[:, None] * descending[:, None], 0.5 + 0.5 * node[:, None])
     u = torch.where(target_mask, u, 1e-6)
     t = ((n - 0.5) / length)[:, None].expand_as(probability)
-    return EnumeratedNoise(Noise(t.flatten(), u.flatten(0, 1)), probability.flatten())
+    return Noise(t.flatten(), u.flatten(0, 1)), probability.flatten()
 
 
 @enumerate_noise.register(AR)
 def no_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -> EnumeratedNoise:
     """Nothing is random."""
     one = torch.ones(1, dtype=torch.float64)
-    return EnumeratedNoise(Noise(0.5 * one, torch.full((1, len(target_mask)), 0.5, dtype=torch.float64)), one)
+    return Noise(0.5 * one, torch.full((1, len(target_mask)), 0.5, dtype=torch.float64)), one
 
 
 def expected_nelbo(
     objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, target_mask: Tensor
 ) -> Tensor:
     """[L] the nats of the objective at each position of a text [L], averaged exactly over its noise."""
-    enumerated = enumerate_noise(objective, schedule, target_mask)
-    count = len(enumerated.probability)
+    noise, probability = enumerate_noise(objective, schedule, target_mask)
+    count = len(probability)
     batch = Batch.of(text.expand(count, -1), frozen=(~target_mask).expand(count, -1))
     with torch.no_grad():
-        terms = objective.loss(denoiser, batch, schedule, enumerated.noise)
-    return (enumerated.probability[:, None] * terms.nelbo.double()).sum(dim=0)
+        terms = objective.loss(denoiser, batch, schedule, noise)
+    return (probability[:, None] * terms.nelbo.double()).sum(dim=0)
 
 
 def enumerated_bound(

@@ -31,8 +31,6 @@ def canvas_index(ids: Tensor, vocab_size: int) -> Tensor:
 
 @dataclass
 class TableConfig:
-    """The configuration of a table."""
-
     vocab_size: int
     mask_token_id: int
     max_length: int
@@ -109,11 +107,9 @@ class ConstantDenoiser(_LogitDenoiser):
         self.config = TableConfig(len(row), mask_token_id, max_length=1 << 20, bos_token_id=mask_token_id)
 
     def new_cache(self, capacity: int | None = None) -> list[Tensor]:
-        """A cache that stays empty."""
         return []
 
     def hidden(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Rows [B, L, V]."""
         return self.row.expand(*input_ids.shape, len(self.row))
 
 
@@ -129,7 +125,6 @@ class RecordingDenoiser:
         return getattr(self.denoiser, name)
 
     def hidden(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The rows of the wrapped denoiser."""
         self.calls.append(input_ids)
         self.alphas.append(kwargs.get("alpha"))
         return self.denoiser.hidden(input_ids, *args, **kwargs)
@@ -228,7 +223,6 @@ class DataDistribution:
     mask_token_id: int
 
     def oracle(self, causal: bool) -> TableDenoiser | CausalTableDenoiser:
-        """The denoiser of the true conditionals."""
         return (causal_oracle if causal else oracle)(self.joint, self.vocab_size, self.length, self.mask_token_id)
 
     def texts(self) -> Tensor:

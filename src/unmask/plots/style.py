@@ -67,7 +67,6 @@ def rgb(code: str) -> RGB:
 
 
 def to_hex(colour: RGB) -> str:
-    """``#rrggbb``."""
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
@@ -116,7 +115,6 @@ def write_figure(figure: Any, path: Path) -> None:
 
 
 def colour(number: int) -> str:
-    """The colour of the n-th series."""
     return COLOURS[number % len(COLOURS)]
 
 

@@ -1,1 +1,1 @@
-"""Samplers: one file per family; `base` has the protocol, `options` what a user may ask for."""
+"""Samplers: one file per family; `base` has the protocol, `options` the choice of a sampler."""

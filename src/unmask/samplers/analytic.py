@@ -9,7 +9,6 @@ With S = 1 it is ancestral sampling. Probabilities above 1 count as 1; the last 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,14 +31,6 @@ from unmask.samplers.base import (
 from unmask.schedules import LogLinear
 
 
-@dataclass(frozen=True)
-class AnalyticPlan:
-    """[T] each, in float64: alpha before each call, and the probability of unmasking at mass 1."""
-
-    alpha: Tensor
-    reveal: Tensor
-
-
 class AnalyticSampler(Sampler):
     """T calls; each position is unmasked with a probability proportional to the mass of its score."""
 
@@ -50,13 +41,14 @@ class AnalyticSampler(Sampler):
 
     def begin(self, canvas: Canvas) -> State:
         rate = self.schedule.mask_rate(torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps)
-        plan = AnalyticPlan(1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1]))
+        # [T] each: alpha before a call, and the probability of unmasking at mass 1
+        alpha, reveal = 1.0 - rate[:-1], reveal_probability(rate[1:], rate[:-1])
         calls = self.steps * canvas.masked.any(dim=1).long()
-        return State.start(canvas, calls, int(calls.max()), plan)
+        return State.start(canvas, calls, int(calls.max()), (alpha, reveal))
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
-        plan: AnalyticPlan = state.plan
-        prediction = predict_masked(denoiser, state, plan.alpha[state.call])
+        alpha, reveal = state.plan
+        prediction = predict_masked(denoiser, state, alpha[state.call])
         if state.call + 1 == self.steps:
             return write_selected(denoiser, state, prediction, state.masked, token_sampler)
         vocab_size = denoiser.config.vocab_size
@@ -65,7 +57,7 @@ class AnalyticSampler(Sampler):
             return denoiser.head(hidden_ND).float().logsumexp(-1) - math.log(vocab_size - 1)
 
         mass = map_positions(state, prediction, vocab_size, log_mass).exp()
-        selected = state.masked & (state.uniforms(Purpose.REVEAL) < mass * plan.reveal[state.call].item())
+        selected = state.masked & (state.uniforms(Purpose.REVEAL) < mass * reveal[state.call].item())
         return write_selected(denoiser, state, prediction, selected, token_sampler)
 
     def select(self, state: State, rows: Tensor) -> State:

@@ -222,7 +222,6 @@ class Sampler(Component):
 
     @property
     def needs_planner(self) -> bool:
-        """Whether the network must have a planner."""
         return False
 
     @property

@@ -62,15 +62,12 @@ class OrderedSampler(Sampler):
         total = max(len(counts[n]) for n in masks)
         padded = torch.tensor([counts[n] + [0] * (total - len(counts[n])) for n in masks], device=canvas.ids.device)
         calls = torch.tensor([len(counts[n]) for n in masks], device=canvas.ids.device)
-        return State.start(canvas, calls, total, OrderedPlan(padded, self._fixed_scores(canvas)))
-
-    def _fixed_scores(self, canvas: Canvas) -> Tensor | None:
-        position = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
+        position, scores = torch.arange(canvas.ids.shape[1], device=canvas.ids.device), None
         if self.order == "left_to_right":
-            return -position.float().expand(canvas.ids.shape)
-        if self.order == "uniform":
-            return uniform(canvas.seeds[:, None], Purpose.REVEAL, position=position[None])
-        return None
+            scores = -position.float().expand(canvas.ids.shape)
+        elif self.order == "uniform":
+            scores = uniform(canvas.seeds[:, None], Purpose.REVEAL, position=position[None])
+        return State.start(canvas, calls, total, OrderedPlan(padded, scores))
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         plan: OrderedPlan = state.plan
@@ -206,23 +203,15 @@ def position_scores(
     return map_positions(state, prediction, denoiser.config.vocab_size, score_rows)
 
 
-def _confidence(log_p_NV: Tensor) -> Tensor:
-    return log_p_NV.amax(dim=-1).exp()
-
-
 def _margin(log_p_NV: Tensor) -> Tensor:
     """The probability of the most likely token minus that of the second."""
     first, second = log_p_NV.topk(2, dim=-1).values.exp().unbind(dim=-1)
     return first - second
 
 
-def _negative_entropy(log_p_NV: Tensor) -> Tensor:
-    return (log_p_NV.exp() * log_p_NV.clamp_min(torch.finfo(log_p_NV.dtype).min)).sum(dim=-1)
-
-
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "confidence": _confidence,
+    "confidence": lambda log_p: log_p.amax(dim=-1).exp(),
     "margin": _margin,
-    "entropy": _negative_entropy,
+    "entropy": lambda log_p: (log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(dim=-1),
 }
 """Scores [N] of log-probabilities [N, V]."""

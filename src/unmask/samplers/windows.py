@@ -54,12 +54,8 @@ def run_windows(
 
 def _planned_calls(sampler: Sampler, canvas: Canvas, windows: Windows, starts: list[int]) -> Tensor:
     """[W, B] the calls that each sequence needs in each window, with everything before the window already written."""
-    position = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
-    every, any_token, calls = (
-        torch.arange(len(canvas.ids), device=canvas.ids.device),
-        int(canvas.mask_token_id == 0),
-        [],
-    )
+    every, position = (torch.arange(size, device=canvas.ids.device) for size in canvas.ids.shape)
+    any_token, calls = int(canvas.mask_token_id == 0), []
     for number, start in enumerate(starts):
         open_ = position >= (starts[number - 1] + windows.size if number else 0)
         state = State.start(replace(canvas, ids=canvas.ids.where(open_, any_token)), every, 0, None)
