@@ -13,7 +13,7 @@ from tests.conftest import LENGTH, make_checkpoint
 from unmask.checkpoint import CheckpointConfig
 from unmask.config import read_recipe
 from unmask.doctor import CheckResult, checkpoint
-from unmask.doctor.checkpoint import CheckpointCheck, at_most, describe_checkpoint
+from unmask.doctor.checkpoint import CheckpointCheck, describe_checkpoint
 from unmask.errors import UnmaskError
 from unmask.laws import exact
 from unmask.models.dit import DiT
@@ -282,10 +282,3 @@ def test_a_checkpoint_is_described(lm, tmp_path):
     source = "data.source={name: markov, count: 60}"
     train(read_recipe("demo", [*small, source, "training.steps=3", "training.batch_size=2"]), tmp_path / "run")
     assert describe_checkpoint(load(tmp_path / "run", device="cpu"))["steps"] == 3
-
-
-@pytest.mark.parametrize(("value", "passed"), [(1.0, True), (1.1, False), (math.nan, False), (math.inf, False)])
-def test_a_value_must_be_at_most_its_limit(value, passed):
-    result = at_most(value, 1.0, "words", "remedy")
-    assert result.passed is passed
-    assert result.as_dict()["value"] == (value if math.isfinite(value) else None)

@@ -32,17 +32,12 @@ def joined(micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("accumulation", [2, 3, 4, 16])
-def test_micro_batches_are_parts_of_the_same_batch(accumulation: int) -> None:
-    whole, cut = joined(feed(1).micro_batches(7)), joined(feed(accumulation).micro_batches(7))
-    assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
-
-
-def test_two_processes_share_one_global_batch() -> None:
+@pytest.mark.parametrize(("accumulation", "processes"), [(2, 1), (3, 1), (16, 1), (2, 2)])
+def test_micro_batches_and_processes_share_one_global_batch(accumulation: int, processes: int) -> None:
     whole = joined(feed(1).micro_batches(7))
-    shares = [feed(2, rank=rank, world_size=2).micro_batches(7) for rank in (0, 1)]
-    both = joined([*shares[0], *shares[1]])
-    assert all(torch.equal(one, other) for one, other in zip(whole, both, strict=True))
+    feeds = [feed(accumulation, rank=rank, world_size=processes) for rank in range(processes)]
+    cut = joined([micro_batch for one in feeds for micro_batch in one.micro_batches(7)])
+    assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
 
 
 def test_times_of_every_micro_batch_are_stratified() -> None:

@@ -38,27 +38,14 @@ def test_optimizer_state_is_saved_and_restored_exactly(config: OptimizerComponen
     whole, broken = (dict(network().named_parameters()) for _ in range(2))
     train(whole, config.build(whole, CPU), range(6))
     before = config.build(broken, CPU)
+    assert list(ParameterLayout().optimizer_state(before, broken)) == []
     train(broken, before, range(3))
     kept = {key: tensor.clone() for key, tensor in ParameterLayout().optimizer_state(before, broken)}
+    assert {f"vocab_embed.embedding.{name}" for name in ("step", "exp_avg", "exp_avg_sq")} <= kept.keys()
     after = config.build(broken, CPU)
     ParameterLayout().load_optimizer_state(after, broken, kept)
     train(broken, after, range(3, 6))
     assert all(torch.equal(whole[name], broken[name]) for name in whole)
-
-
-def test_optimizer_state_is_named_after_the_parameters() -> None:
-    parameters = dict(network().named_parameters())
-    optimizer = Muon().build(parameters, CPU)
-    assert list(ParameterLayout().optimizer_state(optimizer, parameters)) == []
-    train(parameters, optimizer, range(1))
-    kept = dict(ParameterLayout().optimizer_state(optimizer, parameters))
-    assert kept["blocks.1.attn_qkv.weight.momentum_buffer"].shape == (48, 16)
-    assert {key.rpartition(".")[2] for key in kept if key.startswith("vocab_embed.embedding")} == {
-        "step",
-        "exp_avg",
-        "exp_avg_sq",
-    }
-    assert {key.rpartition(".")[0] for key in kept} == set(parameters)
 
 
 TRIAL = """

@@ -73,17 +73,18 @@ def test_the_checkpoint_is_evaluated_as_the_denoiser(planned: Path, biased: Path
     assert now.generate(2, steps=4, length=12) == then.generate(2, steps=4, length=12)
 
 
-def test_the_auto_classes_open_and_save_it(planned: Path, tmp_path: Path) -> None:
+def test_the_auto_classes_keep_the_planner_and_export_leaves_it_out(
+    planned: Path, biased: Path, tmp_path: Path
+) -> None:
     opened = AutoModelForMaskedLM.from_pretrained(planned)
     opened.save_pretrained(tmp_path / "again")
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "again").state_dict()
     assert all(torch.equal(again[name], weight) for name, weight in weights(planned).items())
-
-
-def test_export_leaves_the_planner_out(planned: Path, biased: Path, tmp_path: Path) -> None:
-    export(planned, tmp_path / "planned.safetensors")
-    export(biased, tmp_path / "plain.safetensors")
-    left, right = (load_file(tmp_path / f"{name}.safetensors") for name in ("planned", "plain"))
+    exported = []
+    for folder in (planned, biased):
+        export(folder, tmp_path / f"{folder.name}.safetensors")
+        exported.append(load_file(tmp_path / f"{folder.name}.safetensors"))
+    left, right = exported
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
@@ -138,28 +139,21 @@ def test_settings_that_the_planner_recipe_leaves_out_are_the_checkpoints(text: P
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("model", "overrides", "message"),
     [
-        (["objective=subs"], "model.planner is not trained by the objective 'subs'; set objective=planner"),
-        (
-            ["model.planner=null"],
-            "'planner' trains the planner of a checkpoint, and the model 'checkpoint' has none; start",
-        ),
-        (["model.lora.rank=2"], "model.lora trains the network and model.planner freezes it; set only one"),
-        (["model.planner.width=0"], "width"),
+        ("ar", [], "reads left to right, and the objective 'planner' needs both ways"),
+        ("mdlm", ["objective=subs"], "model.planner is not trained by the objective 'subs'; set objective=planner"),
+        ("mdlm", ["model.planner=null"], "'planner' trains the planner of a checkpoint, .* has none; start"),
+        ("mdlm", ["model.lora.rank=2"], "model.lora trains the network and model.planner freezes it; set only one"),
+        ("mdlm", ["model.planner.width=0"], "width"),
     ],
 )
 def test_recipes_without_a_trainable_planner_are_refused(
-    text: Path, mdlm_folder: Path, tmp_path: Path, overrides: list[str], message: str
+    text: Path, tmp_path: Path, request: pytest.FixtureRequest, model: str, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(UnmaskError, match=message):
-        train(recipe(text, mdlm_folder, *overrides), tmp_path / "run")
+        train(recipe(text, request.getfixturevalue(f"{model}_folder"), *overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_an_autoregressive_model_has_no_planner(text: Path, ar_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnmaskError, match="reads left to right, and the objective 'planner' needs both ways"):
-        train(recipe(text, ar_folder), tmp_path / "run")
 
 
 def test_fine_tuning_drops_the_planner(planned: Path, tmp_path: Path) -> None:
@@ -174,9 +168,12 @@ def test_fine_tuning_drops_the_planner(planned: Path, tmp_path: Path) -> None:
 
 def test_the_command_line_trains_and_uses_a_planner(run, shipped_models, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, said, err = run("train", "planner", text, *SHORT, "--out", out, "--json")
+    command = ("train", "planner", text, *SHORT, "--out", out)
+    code, said, err = run(*command, "--verbose")
     assert code == 0, err
-    result = json.loads(said)
+    assert "bits per masked token; of " in said
+    assert f"unmask sample {out} --steps 64 --order planner" in said
+    result = json.loads(run(*command, "--resume", "--json")[1])
     assert 0 <= result["foresight"]["planner"] <= 1
     assert result["bound"]["bits_per_token"] > 0
     code, said, err = run("sample", out, "--order", "planner", "--steps", 4, "--length", 12, "--json")
@@ -187,19 +184,6 @@ def test_the_command_line_trains_and_uses_a_planner(run, shipped_models, text: P
     code, said, err = run("plot", "order", out, "--length", 8, *walks, "--out", tmp_path / "order.png", "--json")
     assert code == 0, err
     assert [walk["name"] for walk in json.loads(said)["walks"]] == ["planner", "threshold"]
-
-
-def test_the_report_of_a_finished_run(run, tmp_path: Path) -> None:
-    data = ("--from", "smoke", "data.source.count=200")
-    code, said, err = run("train", "planner", *data, *SHORT, "--out", tmp_path / "run", "--verbose")
-    assert code == 0, err
-    assert "bits per masked token; of " in said
-    assert "by confidence (" in said
-    assert f"unmask sample {tmp_path / 'run'} --steps 64 --order planner" in said
-    assert "AUC" in err
-    code, _, err = run("train", "planner", tmp_path / "nothing.txt", "--from", "smoke")
-    assert code == 2
-    assert "nothing.txt' is neither text to train on nor an override of the form key.sub=value" in err
 
 
 @pytest.mark.parametrize(

@@ -109,15 +109,6 @@ def test_weights_move_by_the_learning_rate_of_the_step(step: int, rate: float) -
     assert moved == pytest.approx(rate, rel=1e-3)
 
 
-def test_a_non_finite_step_is_noticed() -> None:
-    one = make_step(Subs())
-    one.step(feed(1).micro_batches(0), 0)
-    with torch.no_grad():
-        next(iter(one.parameters.values())).fill_(math.nan)
-    one.step(feed(1).micro_batches(1), 1)
-    assert one.metrics.first_non_finite().step == 2
-
-
 def test_a_compiled_network_gets_rows_padded_around_the_mean_mask_rate() -> None:
     one = make_step(Subs(), schedule=Cosine())
     batch, sample = Batch.of(torch.zeros(128, 64, dtype=torch.long)), torch.arange(128)

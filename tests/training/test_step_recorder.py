@@ -81,34 +81,23 @@ def test_clearing_frees_the_graphs_and_starts_over(captured):
         assert len(captured) == made
 
 
-def test_batches_with_and_without_padding_have_different_graphs(captured):
+def test_graphs_are_distinguished_by_padding_and_by_names_and_dtypes_of_inputs(captured):
     """Whether attention uses a mask is decided at capture, not at replay."""
 
-    def padding(one: MicroBatch, scale: torch.Tensor) -> LossTerms:
-        return LossTerms(*[torch.tensor(float(one.batch.has_pads))] * 6)
-
-    recorder, full = Recorder(padding), micro_batch(2, 5)
-    ragged = replace(full, batch=replace(full.batch, has_pads=True))
-    assert not full.batch.has_pads
-    for one in [full, ragged] * 5:
-        assert recorder(one, ONE).loss == float(one.batch.has_pads)
-    assert len(captured) == 2
-
-
-def test_graphs_are_distinguished_by_names_and_dtypes_of_inputs(captured):
     def signature(one: MicroBatch, scale: torch.Tensor) -> LossTerms:
         weight, before, rate = one.corruption.weight, one.corruption.mask_rate_s, one.corruption.mask_rate
         sums = [0.0 if x is None else float(x.sum()) for x in (weight, before)]
-        return LossTerms(*[torch.tensor(sums[0] - sums[1] + (rate.dtype == torch.float64))] * 6)
+        value = sums[0] - sums[1] + (rate.dtype == torch.float64) + 10.0 * one.batch.has_pads
+        return LossTerms(*[torch.tensor(value)] * 6)
 
     recorder, plain = Recorder(signature), micro_batch(2, 5)
     corruption = replace(plain.corruption, weight=None, mask_rate_s=None, mask_rate=torch.full((2,), 0.5))
     kinds = [
-        replace(corruption, weight=torch.ones(2)),
-        replace(corruption, mask_rate_s=torch.ones(2)),
-        replace(corruption, weight=torch.ones(2), mask_rate=torch.full((2,), 0.5, dtype=torch.float64)),
+        replace(plain, corruption=replace(corruption, weight=torch.ones(2))),
+        replace(plain, corruption=replace(corruption, mask_rate_s=torch.ones(2))),
+        replace(plain, corruption=replace(corruption, weight=torch.ones(2), mask_rate=torch.full((2,), 0.5).double())),
     ]
-    for kind in kinds * 4:
-        one = replace(plain, corruption=kind)
+    kinds.append(replace(kinds[0], batch=replace(plain.batch, has_pads=True)))
+    for one in kinds * 4:
         assert recorder(one, ONE).loss == signature(one, ONE).loss
-    assert len(captured) == 3
+    assert len(captured) == len(kinds)
