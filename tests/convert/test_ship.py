@@ -10,10 +10,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import unmask.models  # noqa: F401  (registers our networks with the Auto classes)
 from unmask.checkpoint import read_checkpoint_config
-from unmask.config import parse_recipe, read_recipe
+from unmask.config import read_recipe
 from unmask.convert.model_card import METRICS, Measurements, SourceEntropy, model_card, read_measurements, read_run
 from unmask.convert.ship import ship
 from unmask.data.length_policies import SupervisedEOS
@@ -61,17 +62,14 @@ def test_weights_are_the_ema_rounded_to_bf16(run_folder, shipped):
         assert torch.equal(rounded[name], weight.to(torch.bfloat16))
 
 
-def test_a_shipped_model_loads_in_float32_with_the_same_likelihood(run_folder, shipped):
+def test_a_shipped_model_has_its_recipe_and_loads_with_the_same_likelihood(run_folder, shipped):
+    assert (shipped / "recipe.yaml").read_bytes() == (run_folder / "recipe.yaml").read_bytes()
+    assert not (shipped / "state").exists()
     before, after = load(run_folder, device="cpu"), load(shipped, device="cpu")
     assert after.denoiser.dtype == torch.float32
     text = "abcdefgh" * 8
     assert after.score(text).nats == pytest.approx(before.score(text).nats, rel=1e-3)
     assert read_checkpoint_config(shipped) == read_checkpoint_config(run_folder)
-
-
-def test_auto_classes_load_a_shipped_model(shipped):
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-
     assert AutoModelForMaskedLM.from_pretrained(shipped).config.num_hidden_layers == 2
     assert AutoTokenizer.from_pretrained(shipped).mask_token == "[MASK]"
 
@@ -86,12 +84,6 @@ def test_shards_have_at_most_the_given_size(tmp_path):
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
     assert report.parameters == sum(weight.numel() for weight in load(tmp_path / "out").denoiser.parameters())
     assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
-
-
-def test_the_recipe_is_shipped_and_the_training_state_is_not(run_folder, shipped):
-    assert (shipped / "recipe.yaml").read_bytes() == (run_folder / "recipe.yaml").read_bytes()
-    assert parse_recipe(yaml.safe_load((shipped / "recipe.yaml").read_text())).training.steps == 4
-    assert not (shipped / "state").exists()
 
 
 # ---- the model card --------------------------------------------------------------------------------------------------
@@ -159,29 +151,22 @@ def test_bounds_with_the_same_file_name_are_named_by_their_paths(tmp_path):
     assert list(read_measurements(files).bounds) == [str(file) for file in files]
 
 
-def test_a_bar_is_escaped_and_unknown_bits_are_not_compared(run_folder):
-    run = read_run(run_folder)
-    source = TextSource(paths=["a.txt"], separator="<|end|>")
-    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update={"source": source})})
-    unknown = Bound("mask-count", 700.0, 1000, 0, 0, 2.0, 9.0, 16)
-    measured = Measurements(entropy=SourceEntropy(bits_per_char=0.1))
-    card = model_card("m", replace(run, recipe=recipe, validation=unknown), measured, [10, 12])
-    assert r"<\|end\|>" in card
-    assert "22 bytes in 2 files" in card
-    assert "bits per character above" not in card
-    assert "nan" not in card
-
-
-def test_the_card_describes_split_padding_and_starting_weights(run_folder):
+def test_the_card_describes_data_padding_starting_weights_and_unknown_bits(run_folder):
     run = read_run(run_folder)
     plain = model_card("m", run, Measurements(), [10])
     assert "| held out | 5.0% of the documents" in plain
     assert LEARNT_PADDING_NOTE not in plain
     assert "by the recipe in `recipe.yaml`." in plain
-    source = TextSource(paths=["a.txt", "valid-b.txt"], validation_files="valid*")
+    source = TextSource(paths=["a.txt", "valid-b.txt"], separator="<|end|>", validation_files="valid*")
     data = run.recipe.data.model_copy(update={"source": source, "policy": SupervisedEOS()})
     recipe = run.recipe.model_copy(update={"data": data, "model": CheckpointSpec(path="runs/first")})
-    card = model_card("m", replace(run, recipe=recipe), Measurements(), [10])
+    unknown = Bound("mask-count", 700.0, 1000, 0, 0, 2.0, 9.0, 16)
+    measured = Measurements(entropy=SourceEntropy(bits_per_char=0.1))
+    card = model_card("m", replace(run, recipe=recipe, validation=unknown), measured, [10, 12])
+    assert r"<\|end\|>" in card, "a bar is escaped in a table"
+    assert "22 bytes in 2 files" in card
+    assert "bits per character above" not in card
+    assert "nan" not in card
     assert "| held out | the files `valid*` |" in card
     assert LEARNT_PADDING_NOTE in card.split("## Likelihood")[1]
     assert "`recipe.yaml`, starting from the weights of an earlier run." in card

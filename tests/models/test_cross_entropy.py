@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from unmask.models import cross_entropy as module
-from unmask.models.cross_entropy import Projection, cross_entropy, reduce_rows, scatter_rows, weighted_cross_entropy
+from unmask.models.cross_entropy import Projection, cross_entropy, reduce_rows, weighted_cross_entropy
 
 B, L, D, V = 3, 5, 8, 13
 EXCLUDED = 4
@@ -123,13 +123,6 @@ def test_a_padded_vocabulary_changes_nothing(problem, monkeypatch):
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_without_gradients_none_are_computed(problem, monkeypatch):
-    monkeypatch.setattr(module, "_Gradients", None)
-    with torch.no_grad():
-        total, nll = by_rows(Linear, *problem)
-    assert total.item() == pytest.approx((nll * problem[-1]).sum().item())
-
-
 def test_chunks_bound_the_rows_in_the_head(problem, monkeypatch):
     set_chunks(monkeypatch, 4 * V)
     hidden, weight, _, targets, *_ = problem
@@ -167,11 +160,6 @@ def test_logits_are_reduced_in_float32(problem, net):
     _, nll = weighted_cross_entropy(half, hidden.bfloat16(), rows, targets, weights)
     assert nll.dtype == torch.float32
     assert torch.allclose(nll, exact, atol=0.2)
-
-
-def test_scatter_puts_values_at_their_rows():
-    out = scatter_rows(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2, 3]), torch.Size((2, 3)))
-    assert out.tolist() == [[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]
 
 
 @NETWORKS

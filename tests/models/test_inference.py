@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from typing import Any
@@ -196,17 +197,14 @@ def test_a_device_must_support_the_dtype(monkeypatch):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_collection_is_paused_and_restored(enabled):
-    before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        with no_garbage_collection():
+        with contextlib.suppress(ValueError), no_garbage_collection():
             assert not gc.isenabled()
-        assert gc.isenabled() == enabled
-        with pytest.raises(ValueError, match="on purpose"), no_garbage_collection():
             raise ValueError("on purpose")
         assert gc.isenabled() == enabled
     finally:
-        (gc.enable if before else gc.disable)()
+        gc.enable()
 
 
 def test_fused_draws_are_used_only_without_filters_and_equal_plain_ones(monkeypatch):

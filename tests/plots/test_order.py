@@ -43,10 +43,3 @@ def test_dots_are_at_position_and_call(figures):
     assert first.get_title(loc="right") == "3 calls, rings: masked again, grey: given"
     shades = dict(zip(map(tuple, dots.get_offsets().tolist()), dots.get_facecolors(), strict=True))
     assert shades[(6, 3)] == pytest.approx([200 / 255, 56 / 255, 90 / 255, 1], abs=0.01), "confidence 0 is red"
-
-
-@pytest.mark.parametrize(("count", "suffix"), [(1, ".png"), (4, ".svg")])
-def test_pictures_are_written(tmp_path, count, suffix):
-    path = tmp_path / f"order{suffix}"
-    draw_orders([UnmaskingOrder.of("one", story_frames())] * count, path)
-    assert path.stat().st_size > 5000
