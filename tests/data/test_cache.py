@@ -258,9 +258,7 @@ def test_an_interrupted_encoding_continues_only_from_a_journal_that_fits(
     assert again < total - 20 if damage == "none" else again == total
 
 
-def test_files_are_flushed_before_the_journal_records_them(
-    unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_flushed_before_the_journal_records_them(unbroken, monkeypatch) -> None:
     happened: list[str] = []
     original = module.atomic_text
     monkeypatch.setattr(module.os, "fsync", lambda handle: happened.append("flushed"))
@@ -272,9 +270,7 @@ def test_files_are_flushed_before_the_journal_records_them(
     assert len(steps) > 5
 
 
-def test_a_full_disk_is_one_sentence_and_encoding_continues(
-    unbroken: dict[str, bytes], folder: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_one_sentence_and_encoding_continues(unbroken, folder, tmp_path) -> None:
     """A limit on the size of files stands for the disk."""
 
     def run() -> None:

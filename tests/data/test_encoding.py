@@ -103,13 +103,8 @@ def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, spec: ob
         assert right.start == (left.start + len(left.text) if left.more else 0)
 
 
-def corpus() -> Iterator[Document]:
-    for number in range(40):
-        yield Document(str(number), f"the {number}th story of the cat that sat on the mat, and the other cats.\n" * 3)
-
-
 def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:
-    return registry.build("tokenizer", spec).build(corpus)
+    return registry.build("tokenizer", spec).build(PartsSource().documents)
 
 
 @pytest.mark.parametrize("prepend", ["always", "first", "never"])
@@ -178,6 +173,6 @@ def test_truncation_does_not_matter_and_added_tokens_do(spec: str | dict[str, ob
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 def test_long_texts_of_published_tokenizers(name: str) -> None:
     encoder = Encoder(build({"name": "huggingface", "path": f"{DATA}/vocab/{name}"}))
-    text = "".join(document.text for document in corpus()) * 20
+    text = "".join(document.text for document in PartsSource().documents()) * 20
     assert len(text) > encoding.CHUNK_CHARACTERS
     assert np.array_equal(encoder([text])[0], encoder._encode_batch([text])[0])

@@ -248,9 +248,7 @@ def test_sizes_of_answers_are_not_those_of_the_whole_text() -> None:
         (Prompted(), ["12=345"], 4, "do not fit in a row of 4"),
     ],
 )
-def test_texts_that_are_not_a_question_and_an_answer_are_errors(
-    policy: Policy, texts: list[str], length: int, message: str
-) -> None:
+def test_texts_that_are_not_a_question_and_an_answer_are_errors(policy, texts, length, message) -> None:
     with pytest.raises(UnmaskError, match=message):
         question_rows(policy, texts, length)
 

@@ -209,9 +209,7 @@ def test_a_folder_loads_with_and_without_our_models(tmp_path: Path) -> None:
         ("stories/judge", 32_001, 32_000, 2, "Once upon a time", [9038, 2501, 263, 931]),
     ],
 )
-def test_published_tokenizers(
-    name: str, size: int, mask: int, eos: int, text: str, ids: list[int], tmp_path: Path
-) -> None:
+def test_published_tokenizers(name, size, mask, eos, text, ids, tmp_path) -> None:
     tokenizer = build({"name": "huggingface", "path": f"{DATA}/{name}"})
     assert (vocabulary_size(tokenizer), tokenizer.mask_token_id, tokenizer.eos_token_id) == (size, mask, eos)
     assert encode(tokenizer, [text]) == [ids]

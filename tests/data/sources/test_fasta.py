@@ -75,9 +75,7 @@ def test_both_strands_go_to_the_same_side_of_the_split(genome: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("width", [1, 7, 1000])
-def test_long_records_come_in_parts_on_both_strands(
-    tmp_path: Path, seed: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_records_come_in_parts_on_both_strands(tmp_path, seed, width, monkeypatch) -> None:
     rng = random.Random(seed)
     sequence = "".join(rng.choices(LETTERS, k=rng.randrange(1, 200)))
     wrapped = "\n".join(sequence[start : start + width] for start in range(0, len(sequence), width))
