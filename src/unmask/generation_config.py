@@ -31,7 +31,7 @@ Number = Annotated[float, BeforeValidator(lambda value: float(value) if isinstan
 
 
 class GenerationConfig(BaseModel):
-    """How texts are generated.
+    """The options of generation.
 
     `temperature` to `greedy_above` are the options of a `TokenSampler`, which may be given as `rule` instead. Every
     text satisfies the `constraint`. `guidance` is the weight of classifier-free guidance on the prompt. `score`, a

@@ -1,6 +1,6 @@
 """Deterministic finite automata (DFAs): over token classes, over characters, and over the UTF-8 bytes of characters.
 
-Symbols that no state tells apart form one class: tokens in an `Automaton`, characters in a `CharacterDFA`, bytes in a
+Symbols with the same transitions form one class: tokens in an `Automaton`, characters in a `CharacterDFA`, bytes in a
 `ByteDFA`. A token may end inside a character, so a state of a `ByteDFA` is a state between two characters together with
 the bytes read of the next one.
 """
@@ -32,7 +32,7 @@ class Automaton:
 
     `token_class` [V] is -1 for tokens that are never accepted. `transitions` [S, C] is the state after a token of each
     class, -1 if nothing can be accepted then. `accepting` [S]. `allowed` [P, C] are the classes allowed at each of the
-    first P positions; behind them all are.
+    first P positions; after them all classes are.
     """
 
     token_class: Ints
@@ -271,7 +271,7 @@ def to_byte_dfa(dfa: CharacterDFA) -> ByteDFA:
 
 
 def _merge_character_classes(dfa: CharacterDFA) -> CharacterDFA:
-    """Merge the classes that no state tells apart; class 0 keeps its number."""
+    """Merge classes with the same transitions; class 0 keeps its number."""
     transitions, index = np.unique(dfa.transitions, axis=1, return_inverse=True)
     index = index.reshape(-1)
     order = np.arange(transitions.shape[1])

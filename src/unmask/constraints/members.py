@@ -207,7 +207,7 @@ FOUND: WordSearch = (False, frozenset([-1]))
 
 
 def whole_word_dfa(word: str, absent: bool = False) -> CharacterDFA:
-    """A word somewhere in the text, or nowhere, with no letter or digit next to its own first and last ones."""
+    """A word somewhere in the text, or nowhere, as a whole word (see `_WordList`)."""
     is_word = {character: bool(word_characters()[ord(character)]) for character in word}
     classes = {character: number for number, character in enumerate(is_word, start=1)}
     alphabet = [(None, False), *is_word.items(), (None, True)]

@@ -106,7 +106,7 @@ def _parse(pattern: str) -> Any:
 
 
 def _find_fault(pattern: str) -> str | None:
-    """The error of Python's own parser, or the first construct that interegular lacks."""
+    """The error of Python's parser, or the first construct that interegular lacks."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -199,7 +199,7 @@ class ConstrainedTokenSampler(JointTokenSampler):
 
     `particles` consecutive rows belong to one sequence and are weighted, which costs a second filter per call; 0 for
     none. If truncation or a greedy choice leaves a sequence no path, it is lifted for that sequence and call; a
-    particle without a path gets weight zero if another particle has one. `eos` fills a row behind its text, if given. A
+    particle without a path gets weight zero if another particle has one. `eos` fills a row after its text, if given. A
     given `end` token is shown to the network but not read by the automaton.
     """
 

@@ -33,7 +33,7 @@ class Vocabulary:
 
     @cached_property
     def eos(self) -> int | None:
-        """The token between texts or behind them."""
+        """The token between or after texts."""
         return self._require_tokenizer().eos_token_id
 
     @property
@@ -99,7 +99,7 @@ class Vocabulary:
         return pieces, list(pieces)
 
     def _bytes_by_decoding(self) -> tuple[TokenBytes, TokenBytes]:
-        """For tokenizers with whole characters: the text that a token adds alone, and behind a letter."""
+        """For tokenizers with whole characters: the text that a token adds alone, and after a letter."""
         first = self._for_each_token(lambda token: self._decode([token]))
         anchor = next(token for token, piece in enumerate(first) if piece and piece.isalnum())
         size = len(first[anchor] or "")
@@ -118,7 +118,7 @@ class Vocabulary:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def _check_token_bytes(self, first: TokenBytes, later: TokenBytes) -> None:
-        """Compare the joined bytes of random tokens with the tokenizer's own decoding."""
+        """Compare the joined bytes of random tokens with the decoding of the tokenizer."""
         special = {self.mask, *self.tokenizer.all_special_ids}
         usable = [i for i, piece in enumerate(later) if piece is not None and first[i] is not None and i not in special]
         for ids in np.random.default_rng(0).choice(usable, (PROBES, PROBE_LENGTH)).tolist():
@@ -134,7 +134,7 @@ SKIP, END, NEVER = -3, -2, -1
 """The last columns of a transition table: a filler that is skipped, the end of the text, and a token never accepted."""
 
 Spelling = tuple[bytes | int, bytes | int, bool]
-"""The byte classes of a token at the start of a text and elsewhere, and whether a text starts behind the token."""
+"""The byte classes of a token at the start of a text and elsewhere, and whether a text starts after the token."""
 
 
 def lift_to_tokens(dfa: CharacterDFA, vocabulary: Vocabulary) -> Automaton:

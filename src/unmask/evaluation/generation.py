@@ -136,7 +136,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How many texts are generated, from which seed on, by which token rule, of how many tokens."""
+    """The number of texts to generate, their first seed, token rule and length in tokens."""
 
     n: int
     seed: int = 0

@@ -232,7 +232,7 @@ def time_quadrature(breakpoints: tuple[float, ...] = ()) -> tuple[Tensor, Tensor
 
 
 def _subsets(target_mask: Tensor) -> Tensor:
-    """[2^n, L] every set of target positions; bit k of its index tells whether it contains the k-th one."""
+    """[2^n, L] every set of target positions; bit k of the index is set if it contains the k-th one."""
     positions = target_mask.nonzero()[:, 0]
     if len(positions) > MAX_OPEN:
         raise ValueError(f"can enumerate at most {MAX_OPEN} target positions, got {len(positions)}")

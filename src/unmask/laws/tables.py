@@ -39,7 +39,7 @@ class TableConfig:
 
 
 class _LogitDenoiser(nn.Module):
-    """A denoiser whose hidden rows are logits."""
+    """A denoiser with logits as hidden rows."""
 
     config: TableConfig
 

@@ -35,7 +35,7 @@ PNG_PANELS, PNG_FONT_SIZE = 6, 22
 
 
 class Change(NamedTuple):
-    """What a position shows after a call; `piece` is None for a mask."""
+    """The content of a position after a call; `piece` is None for a mask."""
 
     position: int
     piece: str | None

@@ -191,7 +191,7 @@ class JointTokenSampler(ABC):
     needs_all_masked: ClassVar[bool] = True
     """Whether it needs the prediction at every masked position, not only at those being written."""
     eos: int | None = None
-    """The token that fills a row behind its text, if any; ordered samplers then write text before its end."""
+    """The token that fills a row after its text, if any; ordered samplers then write text before its end."""
 
     @abstractmethod
     def sample_jointly(

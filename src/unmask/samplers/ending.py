@@ -17,10 +17,10 @@ from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_
 
 @dataclass(frozen=True)
 class TextEnds:
-    """What a partly written canvas tells about the end of each text, [B] each.
+    """The known bounds of the end of each text on a partly written canvas, [B] each.
 
-    `last_text` is the last position known to be text, `first_eos` the first known EOS. `mixed` rows have text behind
-    EOS, so their positions tell nothing about each other.
+    `last_text` is the last position known to be text, `first_eos` the first known EOS. `mixed` rows have text after
+    EOS, so nothing follows from their known positions.
     """
 
     eos: int
@@ -66,10 +66,10 @@ class TextEnds:
 class EosTokenSampler(JointTokenSampler):
     """Draws tokens such that nothing but EOS follows EOS.
 
-    Drawn independently, the positions of one call may end a text in its middle and continue behind the end. Here one
+    Drawn independently, the positions of one call may end a text in its middle and continue after the end. Here one
     uniform u per sequence and call decides for all of them: position i is EOS where u < e_i, its probability of EOS.
-    Every position is then EOS with its own probability, and the positions agree where the e_i rise along the row. Known
-    tokens come first: all is text before a known text token, all is EOS behind a known EOS.
+    Every position is then EOS with probability e_i, and the positions agree where the e_i rise along the row. Known
+    tokens come first: all is text before a known text token, all is EOS after a known EOS.
     """
 
     needs_all_masked: ClassVar[bool] = False

@@ -1,6 +1,6 @@
-"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, masks behind a short row.
+"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, masks after a short row.
 
-A wrapper may append columns to the hidden rows for its own `head` to read, so a sampler uses it like any denoiser.
+A wrapper may append columns to the hidden rows that its `head` reads, so a sampler uses it like any denoiser.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class NoEosDenoiser(DenoiserWrapper):
 
 
 class MaskPaddedDenoiser(DenoiserWrapper):
-    """Shows the network masks behind a short row and at its pads, up to `length`: the text may go on there."""
+    """Shows the network masks after a short row and at its pads, up to `length`: the text may continue there."""
 
     def __init__(self, denoiser: Any, length: int) -> None:
         super().__init__(denoiser)

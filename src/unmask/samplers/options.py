@@ -1,4 +1,4 @@
-"""Sampling options of a user: which sampler, and how it runs (token sampling, constraint, particles, guidance)."""
+"""The choice of a sampler and the options of its run (token sampling, constraint, particles, guidance)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_AUTOMATON_STATES = 1 << 26
 class SamplingOptions:
     """How a sampler runs. `particles` are weighted by the `automaton` or by the `score`; `guidance` is a weight.
 
-    `eos` is the token that ends a text, if any; with `eos_padding` it also fills the row behind the text. The automaton
+    `eos` is the token that ends a text, if any; with `eos_padding` it also fills the row after the text. The automaton
     does not read an EOS that is given.
     """
 

@@ -86,7 +86,7 @@ class OrderedSampler(Sampler):
 
 
 def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
-    """How many masked positions each call writes: at least one, and otherwise as close to the schedule as possible.
+    """The number of positions that each call writes: at least one, otherwise as close to the schedule as possible.
 
     Of n masks the schedule leaves n (1 - alpha) on average. With `left` rounded, left + call must not increase from
     one call to the next, nor be below the number of calls.

@@ -93,7 +93,7 @@ def _embed(base: State, inner: State, active: Tensor, columns: slice, calls_befo
 def _finish_window(
     state: State, active: Tensor, calls: Tensor, number: int, stop: int, end: int | None
 ) -> tuple[Tensor, Tensor, State]:
-    """The sequences that continue, the calls [W, B], and the state with everything behind finished texts padded."""
+    """The sequences that continue, the calls [W, B], and the state with padding after finished texts."""
     ended = (state.ids[active, :stop] == end).any(dim=1) if end is not None else torch.zeros_like(active).bool()
     finished, calls, attention = active[ended], calls.clone(), state.canvas.attention_mask.clone()
     calls[number + 1 :, finished] = 0
