@@ -135,18 +135,10 @@ class TokenOptions:
 
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most likely tokens with this total probability, in (0, 1].")
-    ] = None
-    min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this fraction of the highest probability, in [0, 1].")
-    ] = None
-    greedy_tail: Annotated[
-        float | None, typer.Option(help="Take the most likely token in this last fraction of the calls, in [0, 1].")
-    ] = None
-    greedy_above: Annotated[
-        float | None, typer.Option(help="Take the most likely token if its probability is above this, in [0, 1].")
-    ] = None
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling: total probability, in (0, 1].")] = None
+    min_p: Annotated[float | None, typer.Option(help="Lowest fraction of the highest probability, in [0, 1].")] = None
+    greedy_tail: Annotated[float | None, typer.Option(help="Last fraction of calls that are greedy, in [0, 1].")] = None
+    greedy_above: Annotated[float | None, typer.Option(help="Greedy above this probability, in [0, 1].")] = None
 
     def token_sampler(self) -> TokenSampler:
         """Validate the options."""
@@ -160,24 +152,16 @@ class TokenOptions:
 class GenerationOptions(TokenOptions):
     """How texts are sampled: tokens, constraints, and the order of unmasking or any sampler."""
 
-    match: Annotated[
-        str | None, typer.Option(help="Regular expression that the whole text matches.", metavar="REGEX")
-    ] = None
+    match: Annotated[str | None, typer.Option(help="Regular expression for the whole text.", metavar="REGEX")] = None
     with_words: Annotated[
-        list[str] | None,
-        typer.Option("--with", help="Whole word that the text contains; repeatable.", metavar="WORD"),
+        list[str] | None, typer.Option("--with", help="Whole word in the text; repeatable.", metavar="WORD")
     ] = None
     without: Annotated[
         list[str] | None, typer.Option(help="Whole word that the text does not contain; repeatable.", metavar="WORD")
     ] = None
-    characters: Annotated[
-        str | None, typer.Option(help="Length of the text in characters: 50, or 40-60.", metavar="N-M")
-    ] = None
+    characters: Annotated[str | None, typer.Option(help="Length in characters: 50, or 40-60.", metavar="N-M")] = None
     particles: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Particles per text; more are closer to the model's distribution under the constraints."
-        ),
+        int, typer.Option(min=1, help="Particles per text; more are closer to the constrained distribution.")
     ] = 1
     order: Annotated[str | None, typer.Option(help=ORDER_HELP, metavar="ORDER")] = None
     sampler: Annotated[str | None, typer.Option(help=SAMPLER_HELP, metavar="SPEC")] = None
@@ -295,12 +279,10 @@ def format_json(result: Any) -> str:
 
 
 def print_json(result: Any) -> None:
-    """Print a result as JSON."""
     sys.stdout.write(format_json(result))
 
 
 def print_result(result: Any, text: str, as_json: bool) -> None:
-    """Print a result as JSON or as text."""
     if as_json:
         print_json(result)
     else:

@@ -78,7 +78,7 @@ def demo(
         from unmask.plots.curves import draw_runs, read_runs
 
         recipe = read_recipe("demo")
-        _check_folder(out, recipe, fresh)
+        finished = _is_finished(out, recipe, fresh)
         lm, ar = load(DEFAULT_MODEL), load(DEFAULT_AR_MODEL)
 
     with tour.part(f"Generate {STORIES} stories in at most {CALLS} network calls, top-p {STORY_TOP_P}", 15):
@@ -109,7 +109,7 @@ def demo(
     }
 
     with tour.part(f"Train on Python's documentation (unmask train demo --out {out})", 60):
-        if _is_finished(out, recipe):
+        if finished:
             tour.print("already trained; --fresh trains again")
         else:
             _train(out, recipe, quiet=as_json)
@@ -152,24 +152,20 @@ class Tour:
         self.print(f"took {seconds:.1f} s", style="dim")
 
 
-def _is_finished(out: Path, recipe: Recipe) -> bool:
-    from unmask.training.checkpointing import find_latest
-
-    latest = find_latest(out)
-    return latest is not None and latest.name.endswith(f"{recipe.training.steps:08d}")
-
-
-def _check_folder(out: Path, recipe: Recipe, fresh: bool) -> None:
-    """Raise `UnmaskError` if the run cannot be trained in this folder; `fresh` deletes an earlier run."""
+def _is_finished(out: Path, recipe: Recipe, fresh: bool) -> bool:
+    """Whether the run is complete; raise `UnmaskError` if it cannot be trained. `fresh` deletes an earlier run."""
     from unmask.training.checkpointing import clear_abandoned, find_latest, find_resume_point
 
-    if find_latest(out) is None:
+    latest = find_latest(out)
+    if latest is None:
         clear_abandoned(out)
         check_new_folder(out, "choose another --out")
         check_writable(out)
     elif fresh:
         shutil.rmtree(out)
-    elif not _is_finished(out, recipe):
+    elif latest.name.endswith(f"{recipe.training.steps:08d}"):
+        return True
+    else:
         try:
             find_resume_point(out, recipe, "auto")
         except UnmaskError as error:
@@ -177,6 +173,7 @@ def _check_folder(out: Path, recipe: Recipe, fresh: bool) -> None:
                 f"The run in '{out}' is damaged, or not the run of the demo; choose another --out, or train again with "
                 "--fresh."
             ) from error
+    return False
 
 
 def _train(out: Path, recipe: Recipe, quiet: bool) -> None:

@@ -96,10 +96,9 @@ def print_evaluation(result: Evaluation, policy: Policy, precision: float | None
         common.print_json(result.as_dict())
     else:
         _print_bounds(result)
-        notes = [
-            *_explain_errors(result.headline, precision),
-            *([LEARNT_PADDING_NOTE] if policy.supervises_padding else []),
-        ]
+        notes = _explain_errors(result.headline, precision)
+        if policy.supervises_padding:
+            notes.append(LEARNT_PADDING_NOTE)
         for note in notes:
             common.console.print(note, style="dim")
     if result.disagreement:

@@ -43,7 +43,6 @@ def run_laws(device: torch.device, progress: Callable[[int], None] = lambda case
 
 
 def count_cases() -> int:
-    """Return the number of cases that `run_laws` runs."""
     return sum(len(laws.cases(axis)) for axis in laws.AXES)
 
 

@@ -14,8 +14,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -239,34 +238,34 @@ def improves(out: Path, bits_per_token: float) -> bool:
 
 
 def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
-    """Show a new checkpoint as the latest, link the best one, and remove all but the newest and the best."""
-    show_latest(out, checkpoint)
+    """Link OUT/latest, OUT/best and the files in OUT, and remove all but the newest and the best checkpoints."""
+    names = [path.name for path in checkpoint.iterdir() if path.is_file()]
     best = [path for _, path in _ranked(out)[:keep_best]]
-    if best:
-        with suppress(OSError):  # a file system without links
+    try:
+        _link(out / LATEST, checkpoint.relative_to(out))
+        for name in names:
+            _link(out / name, Path(LATEST, name))
+        if best:
             _link(out / BEST, best[0].relative_to(out))
-    prune(out, keep, spared=best)
+    except OSError:  # a file system without links
+        for name in names:
+            handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=out)
+            os.close(handle)
+            shutil.copyfile(checkpoint / name, temporary)
+            os.replace(temporary, out / name)
+    for path in (out / CHECKPOINTS).glob(".step-*"):  # half-written by a killed run
+        shutil.rmtree(path, ignore_errors=True)
+    for path in all_checkpoints(out)[:-keep]:
+        if path not in best:
+            doomed = path.with_name(f".{path.name}.old")
+            os.replace(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _ranked(out: Path) -> list[tuple[float, Path]]:
     """The checkpoints with a known bound, best first, of equal ones the older."""
     known = [(read_trainer_state(path).bits_per_token, path) for path in all_checkpoints(out)]
     return sorted((bits, path) for bits, path in known if bits is not None)
-
-
-def show_latest(out: Path, checkpoint: Path) -> None:
-    """Link OUT/latest and the files in OUT to a checkpoint; copy them where links are not supported."""
-    names = [path.name for path in checkpoint.iterdir() if path.is_file()]
-    try:
-        _link(out / LATEST, checkpoint.relative_to(out))
-        for name in names:
-            _link(out / name, Path(LATEST, name))
-    except OSError:
-        for name in names:
-            handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=out)
-            os.close(handle)
-            shutil.copyfile(checkpoint / name, temporary)
-            os.replace(temporary, out / name)
 
 
 def _link(path: Path, target: Path) -> None:
@@ -277,17 +276,6 @@ def _link(path: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, path)
-
-
-def prune(out: Path, keep: int, spared: Collection[Path] = ()) -> None:
-    """Remove all but the newest `keep` checkpoints and the spared ones, and half-written folders of a killed run."""
-    for path in (out / CHECKPOINTS).glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in all_checkpoints(out)[:-keep]:
-        if path not in spared:
-            doomed = path.with_name(f".{path.name}.old")
-            os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def clear_abandoned(out: Path) -> None:

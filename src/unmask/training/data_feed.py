@@ -73,17 +73,17 @@ class DataFeed:
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """The micro-batches of one optimizer step, on the CPU."""
-        return [self._micro_batch(step, place) for place in self.places]
-
-    def _micro_batch(self, step: int, place: Tensor) -> MicroBatch:
-        sample = step * self.batch_size + place
-        table = self.rows[self.rows.sample(self.data_seed, sample.numpy())]
-        t = draw_times(self.seed, step, place, self.batch_size)
-        noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
-        batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
-        corruption = None if self.corrupt is None else self.corrupt(batch, noise)
-        micro_batch = MicroBatch(batch, noise, corruption)
-        return micro_batch.map(pin_memory) if self.pin else micro_batch
+        micro_batches = []
+        for place in self.places:
+            sample = step * self.batch_size + place
+            table = self.rows[self.rows.sample(self.data_seed, sample.numpy())]
+            t = draw_times(self.seed, step, place, self.batch_size)
+            noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
+            batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
+            corruption = None if self.corrupt is None else self.corrupt(batch, noise)
+            micro_batch = MicroBatch(batch, noise, corruption)
+            micro_batches.append(micro_batch.map(pin_memory) if self.pin else micro_batch)
+        return micro_batches
 
     def locate(self, step: int, index: int) -> tuple[int, int]:
         """The global sample and the row of the data at an index into this process's samples of a step."""

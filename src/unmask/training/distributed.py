@@ -185,7 +185,6 @@ class ParameterLayout:
         return ((name, full_tensor(parameter.detach())) for name, parameter in parameters.items())
 
     def load_weights(self, parameters: NamedParameters, saved: Mapping[str, Tensor]) -> None:
-        """Copy full weights back."""
         for name, parameter in parameters.items():
             copy_full(parameter.detach(), saved[name])
 

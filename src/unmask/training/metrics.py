@@ -53,7 +53,6 @@ class TrainingMetrics:
         self._first_samples = torch.zeros(0, dtype=torch.bool, device=device)
 
     def reset(self) -> None:
-        """Set all sums to zero."""
         for total in self.sums.values():
             total.zero_()
 
@@ -119,16 +118,13 @@ class Timer:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole run."""
         return time.monotonic() - self._start
 
     @property
     def lap(self) -> float:
-        """Seconds of the current lap."""
         return time.monotonic() - self._lap_start
 
     def start_lap(self) -> None:
-        """Start a new lap."""
         self._lap_start = time.monotonic()
 
     @contextmanager

@@ -44,29 +44,28 @@ class ScheduleLearner:
 
     @torch.no_grad()
     def end_step(self, step: int, reduce: Callable[[Tensor], Tensor]) -> Learned:
-        """The schedule for the steps after `step` (1, 2, ...); `reduce` sums a tensor over all processes."""
+        """The schedule for the steps after `step` (1, 2, ...); `reduce` sums a tensor over all processes.
+
+        Every `every` steps after the warm-up, the histogram sets the knots and decays.
+        """
         squares, counts = reduce(self._step)
         self.tensors["squares"] += squares
         self.tensors["counts"] += counts
         self._step.zero_()
-        due = step >= self.schedule.warmup and step % self.every == 0
-        return self._refresh() if due else self.schedule
+        if step >= self.schedule.warmup and step % self.every == 0:  # waits for the device
+            squares, counts = (self.tensors[name].cpu().double() for name in ("squares", "counts"))
+            if squares.sum() > 0:
+                self.schedule = self.schedule.with_density(best_density(squares, counts).tolist())
+                self.tensors["knots"].copy_(torch.tensor(self.schedule.times, dtype=torch.float64))
+            self.tensors["squares"] *= self.schedule.decay
+            self.tensors["counts"] *= self.schedule.decay
+        return self.schedule
 
     def restore(self) -> Learned:
         """The schedule of a checkpoint, after its state was copied into `tensors`."""
         times = tuple(self.tensors["knots"].tolist())
         if times != self.schedule.times:
             self.schedule = self.schedule.model_copy(update={"knots": times})
-        return self.schedule
-
-    def _refresh(self) -> Learned:
-        """Set the knots from the histogram and decay it. Waits for the device."""
-        squares, counts = (self.tensors[name].cpu().double() for name in ("squares", "counts"))
-        if squares.sum() > 0:
-            self.schedule = self.schedule.with_density(best_density(squares, counts).tolist())
-            self.tensors["knots"].copy_(torch.tensor(self.schedule.times, dtype=torch.float64))
-        self.tensors["squares"] *= self.schedule.decay
-        self.tensors["counts"] *= self.schedule.decay
         return self.schedule
 
 

@@ -66,7 +66,6 @@ class TrainingResult:
     planner_metrics: PlannerMetrics | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         values = {"path": str(self.path), "steps": self.steps, "seconds": self.seconds, "bound": self.bound.as_dict()}
         if self.planner_metrics is not None:
             values["foresight"] = self.planner_metrics.as_dict()
@@ -155,7 +154,6 @@ class Trainer:
         self.planner_metrics: PlannerMetrics | None = None
 
     def resume(self, point: ResumePoint) -> None:
-        """Continue from a checkpoint."""
         state = point.state
         check_same_data(self.out, state, self.components.train, self.train_step.optimizer_name)
         load_state(self.distributed, point.checkpoint, self.train_step, self.config.seed, state.step)
