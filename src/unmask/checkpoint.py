@@ -58,11 +58,6 @@ def is_checkpoint(what: str | Path) -> bool:
     return (Path(what) / CONFIG_FILE).is_file()
 
 
-def is_checkpoint_name(what: str) -> bool:
-    """Whether this names a checkpoint, on disk or among the shipped models."""
-    return is_checkpoint(what) or what in shipped_models()
-
-
 class CheckpointConfig(BaseModel):
     """The content of unmask.json."""
 

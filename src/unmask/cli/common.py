@@ -251,11 +251,11 @@ def split_arguments(words: list[str], verb: str, blanks: bool = False) -> tuple[
     """
     checkpoint, texts = None, words
     if not (blanks and ("[MASK" in words[0] or words[0] == "-")):
-        from unmask.checkpoint import is_checkpoint_name
+        from unmask.checkpoint import is_checkpoint, shipped_models
 
         if len(words) > 1:
             checkpoint, *texts = words
-        elif is_checkpoint_name(words[0]):
+        elif is_checkpoint(words[0]) or words[0] in shipped_models():
             raise UnmaskError(f"'{words[0]}' is a checkpoint; add the text to {verb}.")
         elif blanks:
             raise UnmaskError(f"The text {words[0]!r} has no blank; mark one with [MASK] or [MASK:n].")

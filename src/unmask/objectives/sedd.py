@@ -59,13 +59,3 @@ def _log_mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
 def log_score(f: Tensor, alpha: Tensor, vocab_size: int) -> Tensor:
     """log s(y) [..., V] of a raw network output f; `alpha` broadcasts."""
     return f + torch.logit(alpha) - math.log(vocab_size - 1)
-
-
-def x_to_log_score(log_x: Tensor, alpha: Tensor) -> Tensor:
-    """The log score of a normalised prediction: s = alpha/(1 - alpha) x_theta."""
-    return log_x + torch.logit(alpha)
-
-
-def log_score_to_x(log_s: Tensor) -> Tensor:
-    """log x_theta of a log score, normalised over tokens: the inverse of `x_to_log_score`."""
-    return log_s.log_softmax(-1)

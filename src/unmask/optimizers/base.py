@@ -57,17 +57,13 @@ class OptimizerComponent(Component):
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of step 0, ..., steps - 1. The last step of the warm-up has the full rate."""
         rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup))
-        begin = self.cooldown_begin(steps)
+        begin = max(self.warmup, steps - round(self.cooldown * steps))
         if step <= begin:
             return rate
         progress = (step - begin) / (steps - begin)
         if self.cooldown_shape == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
         return rate * (1.0 + (self.cooldown_to - 1.0) * progress)
-
-    def cooldown_begin(self, steps: int) -> int:
-        """The last step with the full rate; `steps` without a cool-down."""
-        return min(steps, max(self.warmup, steps - round(self.cooldown * steps)))
 
 
 class AdamW(OptimizerComponent):
