@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from unmask.data.length_policies import Packed, Padded, rows_of_texts
-from unmask.data.rows import Rows, permute, prefetch
-
-
-def table(rows: int) -> Rows:
-    """Row i holds the token i."""
-    return rows_of_texts(Padded(), [[number] * 4 for number in range(rows)], 4, eos_id=None)
+from unmask.data.rows import permute, prefetch
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 99, 100, 101, 1000, 65_537, 100_000])
@@ -64,7 +59,7 @@ def test_indices_outside_are_errors() -> None:
 
 
 def test_samples_go_through_epochs() -> None:
-    rows = table(10)
+    rows = rows_of_texts(Padded(), [[number] * 4 for number in range(10)], 4, eos_id=None)
     drawn = rows.sample(3, np.arange(35))
     for epoch in range(3):
         assert drawn[10 * epoch : 10 * epoch + 10].tolist() == permute(3, epoch, 10, np.arange(10)).tolist()

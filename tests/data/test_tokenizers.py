@@ -181,23 +181,20 @@ def test_bad_specifications_are_errors(tmp_path: Path) -> None:
             build(spec)
 
 
-def run(code: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(unmask.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
 def test_a_folder_loads_with_and_without_our_models(tmp_path: Path) -> None:
     reload(build("byte"), tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] in (
         "PreTrainedTokenizerFast",
         "TokenizersBackend",
     )
-    run(
+    code = (
         "import sys; from transformers import AutoTokenizer; assert 'unmask' not in sys.modules\n"
         f"first = AutoTokenizer.from_pretrained({str(tmp_path)!r}); import unmask.models\n"
         f"second = AutoTokenizer.from_pretrained({str(tmp_path)!r})\n"
         "assert all(t.mask_token_id == 257 and t.decode([104, 105]) == 'hi' for t in (first, second))"
     )
+    environment = {**os.environ, "PYTHONPATH": str(Path(unmask.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @needs_data

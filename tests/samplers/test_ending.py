@@ -50,11 +50,6 @@ def is_text_then_eos(ids: list[int]) -> bool:
     return EOS not in ids or set(ids[ids.index(EOS) :]) == {EOS}
 
 
-def constant_rows(logits: Tensor) -> TableDenoiser:
-    """A denoiser that predicts the rows [L, V] on every canvas."""
-    return TableDenoiser(logits.expand(V**L, -1, -1), MASK)
-
-
 def data_of_texts_with_ends() -> Tensor:
     """[V^L] a random distribution over rows of a text and then EOS."""
     weight = torch.rand(V**L, generator=torch.Generator().manual_seed(0)).double()
@@ -92,7 +87,7 @@ def test_greedy_ends_where_an_end_is_more_likely_than_not(p_eos, text):
     """Although EOS may be the single most likely token earlier."""
     logits = torch.stack([torch.tensor([p, 0.0, 0.51 * (1 - p), 0.49 * (1 - p)]) for p in p_eos]).log()
     greedy = EosTokenSampler(TokenSampler(temperature=0), EOS)
-    done = sample(AncestralSampler(steps=1), constant_rows(logits), blank(1), greedy)
+    done = sample(AncestralSampler(steps=1), TableDenoiser(logits.expand(V**L, -1, -1), MASK), blank(1), greedy)
     assert done.ids[0].tolist() == [2] * text + [EOS] * (L - text)
 
 
@@ -150,30 +145,23 @@ def expected_score(score: str, p: list[float], z: list[int], position: int) -> f
     return {"confidence": top[-1], "margin": top[-1] - top[-2], "entropy": -entropy, "planner": correct}[score]
 
 
+BANNED = compile_constraints([Banned([2], [0])], Vocabulary(None, V, MASK), [])
+WITH_EOS = {
+    "eos": EOS_SAMPLER,
+    "scored": ScoredTokenSampler(EOS_SAMPLER, lambda ids, real: ids.sum(dim=1)),
+    "constrained": ConstrainedTokenSampler(TokenSampler(), BANNED, CPU, eos=EOS),
+}
+
+
+@pytest.mark.parametrize("tokens", WITH_EOS.values(), ids=WITH_EOS)
 @pytest.mark.parametrize("score", SCORES)
-def test_scores_do_not_count_an_uncertain_end_as_certain(score):
-    found, canvases = scores_of_all_canvases(score, EOS_SAMPLER), all_canvases(V, L)
+def test_scores_do_not_count_an_uncertain_end_as_certain(score, tokens):
+    found, canvases = scores_of_all_canvases(score, tokens), all_canvases(V, L)
     p = random_table(3).head(random_table(3).hidden(canvases)).softmax(-1)
     for z, row, rows in zip(canvases.tolist(), found.tolist(), p.tolist(), strict=True):
         for position in range(L):
             expected = expected_score(score, rows[position], z, position) if z[position] == MASK else -math.inf
             assert row[position] == pytest.approx(expected, abs=1e-5), (z, position)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_scores_change_only_for_token_samplers_with_eos(score):
-    def total(ids: Tensor, real: Tensor) -> Tensor:
-        return ids.sum(dim=1)
-
-    plain, with_eos = (scores_of_all_canvases(score, tokens) for tokens in (TokenSampler(), EOS_SAMPLER))
-    assert torch.equal(scores_of_all_canvases(score, ScoredTokenSampler(TokenSampler(), total)), plain)
-    assert not torch.allclose(with_eos, plain)
-    automaton = compile_constraints([Banned([2], [0])], Vocabulary(None, V, MASK), [])
-    for tokens in (
-        ScoredTokenSampler(EOS_SAMPLER, total),
-        ConstrainedTokenSampler(TokenSampler(), automaton, CPU, eos=EOS),
-    ):
-        assert torch.equal(scores_of_all_canvases(score, tokens), with_eos)
 
 
 class CertainOfEos(ConstantDenoiser):

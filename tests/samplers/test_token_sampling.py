@@ -23,11 +23,6 @@ N = 20000
 MASK = 1
 
 
-def kept(**options) -> list[int]:
-    """The tokens that truncation leaves of P."""
-    return TokenSampler(**options).truncate(P.log()[None])[0].isfinite().nonzero()[:, 0].tolist()
-
-
 @pytest.mark.parametrize(
     ("options", "weights"),
     [
@@ -66,7 +61,6 @@ def test_draws_follow_the_truncated_distribution(options, weights):
 )
 def test_truncation_keeps_the_most_likely_tokens(options, tokens):
     """Temperature, top-k, top-p and min-p apply in this order; `greedy_above` reads the unmodified probability."""
-    assert kept(**options) == list(range(tokens))
     shuffled = P[[2, 0, 4, 1, 3]]
     left = TokenSampler(**options).truncate(shuffled.log()[None])[0].isfinite()
     assert sorted(shuffled[left].tolist(), reverse=True) == P[:tokens].tolist()
