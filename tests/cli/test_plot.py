@@ -74,9 +74,6 @@ def test_each_order_and_sampler_has_a_panel(reported, mdlm_folder, tmp_path):
 
 
 def test_an_autoregressive_model_has_one_panel(reported, ar_folder, tmp_path):
-    assert [
-        one[:2]
-        for one in reported("plot", "order", ar_folder, "--length", 6, "--steps", 3, "--out", tmp_path / "a.png")[
-            "walks"
-        ][0]["written"]
-    ] == [[i, i + 1] for i in range(6)]
+    options = ("--length", 6, "--steps", 3, "--out", tmp_path / "a.png")
+    (panel,) = reported("plot", "order", ar_folder, *options)["walks"]
+    assert [one[:2] for one in panel["written"]] == [[i, i + 1] for i in range(6)]

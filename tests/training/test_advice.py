@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from unmask.data.length_policies import Packed, Padded, SupervisedEOS, rows_of_texts
-from unmask.training.advice import CALM, Advisor, Baseline, advice_on_data, entropy_bits
+from unmask.training.advice import CALM, Advisor, Baseline, advice_on_data, entropy_bits, noise
 
 LOGS = Path(__file__).parents[1] / "logs"
 BYTES = Baseline(uniform_bits=8.006, unigram_bits=4.734, warmup=100, clip=1.0)
@@ -168,6 +168,15 @@ def test_a_symptom_that_returns_is_advised_on_again() -> None:
     calm = [3.0] * (CALM + 20)
     levels = [*[3.0] * 15, *[6.0] * 8, *calm, *[6.0] * 8]
     assert [step for step, _ in advise(course(levels))] == [10 * 18, 10 * (15 + 8 + len(calm) + 3)]
+
+
+def test_noise_is_a_standard_deviation_without_trend_and_outliers() -> None:
+    rng = np.random.default_rng(3)
+    values = np.linspace(0, 20, 4000) + 0.5 * rng.normal(size=4000)
+    for order in (1, 2):
+        assert noise(values, order) == pytest.approx(0.5, rel=0.1)
+    values[::100] = 1e6
+    assert noise(values) == pytest.approx(0.5, rel=0.1)
 
 
 def test_the_entropy_of_tokens_is_unbiased() -> None:

@@ -51,10 +51,6 @@ def test_loss_and_cross_entropy_by_mask_rate() -> None:
     assert summary["grad_norm"] == 0.25
     metrics.reset()
     assert not any(total.any() for total in metrics.sums.values())
-
-
-def test_without_masks_there_are_no_buckets() -> None:
-    metrics = TrainingMetrics(CPU)
     metrics.add(terms(None, torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)))
     assert metrics.summary(metrics.sums)["cross_entropy"] == [None] * BUCKETS
 
@@ -138,7 +134,6 @@ def test_flops_are_those_that_torch_counts(model, objective, schedule):
         ("NVIDIA GeForce RTX 4090", 165),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("Tesla V100-SXM2-16GB", None),
-        ("AMD Instinct", None),
     ],
 )
 def test_peaks_are_found_by_the_name_of_the_driver(name, teraflops):

@@ -53,18 +53,15 @@ def best(u: Tensor) -> Tensor:
     return (square(u) / u.square()).sqrt()
 
 
-def taught(steps: int = 200) -> Learned:
+@pytest.fixture(scope="module")
+def learned() -> Learned:
+    """The schedule after 200 steps on known losses."""
     learner = ScheduleLearner(Learned(warmup=0), 20, CPU)
-    for step in range(1, steps + 1):
+    for step in range(1, 201):
         noise = Noise.draw(3, step, torch.arange(BATCH), draw_times(3, step, torch.arange(BATCH), BATCH), LENGTH)
         learner.add(Subs().loss(Known(), TEXT, learner.schedule, noise))
         learner.end_step(step, lambda sums: sums)
     return learner.schedule
-
-
-@pytest.fixture(scope="module")
-def learned() -> Learned:
-    return taught()
 
 
 def second_moment(schedule: Schedule, t: Tensor, weight: Tensor) -> float:
