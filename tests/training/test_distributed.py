@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from unmask.models import DiTSpec
-from unmask.optimizers.base import AdamW, OptimizerComponent, set_learning_rate
+from unmask.optimizers.base import AdamW, OptimizerComponent
 from unmask.optimizers.muon import Muon
 from unmask.training.distributed import ParameterLayout
 
@@ -29,7 +29,8 @@ def train(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer,
         generator = torch.Generator().manual_seed(step)
         for parameter in parameters.values():
             parameter.grad = parameter.detach() + torch.randn(parameter.shape, generator=generator)
-        set_learning_rate(optimizer, 0.01 / (1 + step))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
         optimizer.step()
 
 

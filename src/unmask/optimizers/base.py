@@ -90,9 +90,3 @@ def build_adamw(config: OptimizerComponent, parameters: Parameters, device: torc
         eps=config.eps,
         fused=device.type in FUSED_DEVICES,
     )
-
-
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

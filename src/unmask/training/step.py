@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unmask.config import TrainingConfig
 from unmask.models.inference import CudaGraph, compile_blocks, has_triton
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
-from unmask.optimizers.base import OptimizerComponent, set_learning_rate
+from unmask.optimizers.base import OptimizerComponent
 from unmask.process import Batch
 from unmask.schedules import Learned, Schedule
 from unmask.training.data_feed import MicroBatch
@@ -79,7 +79,8 @@ class TrainStep:
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """Take step number `step` (0, 1, ...) on this process's micro-batches of the global batch."""
-        set_learning_rate(self.optimizer, self.config.rate(step, self.steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(step, self.steps)
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
         self.optimizer.step()
