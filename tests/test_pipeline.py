@@ -362,7 +362,7 @@ def test_an_autoregressive_model_says_what_it_cannot_do(ar, call, message):
         (lambda lm: lm.generate(1, length=8, streamer=5), "streamer must have put and end"),
         (lambda lm: lm.generate(1, length=8, streamer=Streamer(), best_of=3, score=len), "one text, got 3"),
         (lambda lm: lm.stream(length=8, best_of=3, score=len), "stream shows one text, got 3"),
-        (lambda lm: lm.generate(2, length=8, seed=2**63 - 1), r"at most 2\*\*63 - 2 for 2 texts"),
+        (lambda lm: lm.generate(2, length=8, seed=2**63 - 1), r"to 2\*\*63 - 2 for 2 texts"),
         (lambda lm: lm.stream(n=3), "no option 'n'. Choose one of: .*length, .*prompt"),
         (lambda lm: lm.edit("abc", lenght=3), "no option 'lenght'. Choose one of: .*spans, steps, strength"),
         (lambda lm: lm.fill("no blank here"), "has no blank"),
