@@ -8,7 +8,7 @@ from unmask.text_processor import GLYPH, Frame
 
 
 def make_frames(pieces: Sequence[str], order: Sequence[int], confidence: Sequence[float], end: int | None = None):
-    """Frames of a run whose call `order[i]` (-1: given) writes `pieces[i]`; the text ends before `end`."""
+    """Frames of a run in which call `order[i]` (-1: given) writes `pieces[i]`; the text ends before `end`."""
     calls = max(order) + 1
     end = len(pieces) if end is None else end
     frames = []

@@ -229,14 +229,14 @@ def test_a_part_of_a_run_estimates_the_whole():
 
 def test_only_runs_beyond_the_limit_are_estimated():
     benchmark = DiffusionSampling(replace(TINY, length=64))
-    asked: list[int] = []
+    estimates: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "estimate_seconds", lambda steps: asked.append(steps) or 100.0)
+        patch.setattr(benchmark, "estimate_seconds", lambda steps: estimates.append(steps) or 100.0)
         assert not sample.choose_run(benchmark, repeats=2, limit=1000.0)[1]
         run, estimated = sample.choose_run(benchmark, repeats=2, limit=10.0)
         assert estimated
         assert run() == 100.0
-    assert asked[-1] >= 3
+    assert estimates[-1] >= 3
     assert sample.prepare_short_run(AutoregressiveSampling, TINY, None)() > 0
 
 

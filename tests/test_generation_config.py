@@ -66,7 +66,7 @@ def test_numpy_scalars_are_numbers():
         ({"constraint": []}, "constraint"),
         ({"temprature": 3}, "no option 'temprature'. Did you mean 'temperature'"),
         ({"lenght": 3}, "no option 'lenght'. Did you mean 'length'"),
-        ({"wish": 3}, "no option 'wish'. Choose one of: .*top_p"),
+        ({"zzz": 3}, "no option 'zzz'. Choose one of: .*top_p"),
     ],
 )
 def test_bad_options_are_one_sentence(options, message):

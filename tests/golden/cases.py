@@ -72,7 +72,7 @@ def schedule_values(schedule: Any, t: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def network_for(objective: Any, **options: Any) -> Any:
-    """A tiny network whose weights are a function of their names."""
+    """A tiny network with weights that depend on their names alone."""
     name = "causal" if objective.causal else "dit"
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "dropout": 0.0}
     extra = {} if objective.causal else {"mask_logit": objective.needs_mask_logit}
@@ -119,11 +119,10 @@ def run(*words: object, stdin: str = "") -> tuple[int, str, str]:
     """Run a verb in this process: exit code, standard output, standard error."""
     out, err = io.StringIO(), io.StringIO()
     typed = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
-    argv = ["unmask", *map(str, words)]
+    command = mock.patch.multiple(sys, argv=["unmask", *map(str, words)], stdin=typed)
     handler = signal.getsignal(signal.SIGINT)
     try:
-        asked = mock.patch.multiple(sys, argv=argv, stdin=typed)
-        with asked, redirect_stdout(out), redirect_stderr(err):
+        with command, redirect_stdout(out), redirect_stderr(err):
             main()
         code = 0
     except SystemExit as stop:
@@ -134,17 +133,10 @@ def run(*words: object, stdin: str = "") -> tuple[int, str, str]:
 
 
 def verb(*words: object, stdin: str = "") -> Any:
-    """What a verb prints with --json; a mistake of a case is an error here."""
+    """The output of a verb with --json; exit codes other than 0 and 1 are errors."""
     code, out, err = run(*words, "--json", stdin=stdin)
     assert code in (0, 1), f"unmask {' '.join(map(str, words))} exits with {code}: {err}"
     return json.loads(out) if code == 0 else {"exit": code, "found": json.loads(out)}
-
-
-def told(one: Any) -> dict[str, Any]:
-    """A `Generation`."""
-    values = asdict(one)
-    path = values.pop("trajectory", None)
-    return {**values, "trajectory": None if path is None else array(np.array(path))}
 
 
 @cache
@@ -220,7 +212,7 @@ def files_of(folder: str) -> dict[str, Any]:
 
 @case("surface")
 def command_line() -> Any:
-    def walk(command: Any) -> Any:
+    def describe(command: Any) -> Any:
         options = {
             one.name: {
                 "words": sorted([*one.opts, *one.secondary_opts]),
@@ -232,10 +224,10 @@ def command_line() -> Any:
             }
             for one in command.params
         }
-        below = {name: walk(one) for name, one in getattr(command, "commands", {}).items()}
+        below = {name: describe(one) for name, one in getattr(command, "commands", {}).items()}
         return {"options": options, **({"commands": below} if below else {})}
 
-    return walk(typer.main.get_command(app))
+    return describe(typer.main.get_command(app))
 
 
 @case("surface")
@@ -508,8 +500,10 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def generated(lm: Any, n: int = 2, **options: Any) -> Any:
-    return [told(one) for one in lm.generate(n, return_trajectory=True, **{"length": 24, "seed": 11, **options})]
+def generated(lm: Any, n: int = 2, **options: Any) -> list[dict[str, Any]]:
+    """Generations with their trajectories."""
+    done = lm.generate(n, return_trajectory=True, **{"length": 24, "seed": 11, **options})
+    return [{**asdict(one), "trajectory": array(np.array(one.trajectory))} for one in done]
 
 
 @case("samplers")
@@ -602,14 +596,14 @@ def analytic_and_other_objectives() -> Any:
 # ---- constraints ----------------------------------------------------------------------------------------------------
 
 
-def constrained_texts(asked: dict[str, Any]) -> dict[str, list[str]]:
+def constrained_texts(constraints: dict[str, Any]) -> dict[str, list[str]]:
     """Two texts of the smoke model for every constraint, drawn in four ways."""
     how: list[dict[str, Any]] = [{}, {"steps": 4}, {"particles": 3}, {"order": "confidence", "steps": 4}]
     return {
         f"{name} {options}": [
             one["text"] for one in generated(model("smoke"), length=16, constraint=constraint, **options)
         ]
-        for name, constraint in asked.items()
+        for name, constraint in constraints.items()
         for options in how
     }
 
@@ -773,24 +767,24 @@ def streams() -> Any:
 
     class Streamer:
         def __init__(self) -> None:
-            self.heard: list[Any] = []
+            self.received: list[Any] = []
 
         def put(self, value: Any) -> None:
-            self.heard.append(value.tolist() if isinstance(value, torch.Tensor) else value)
+            self.received.append(value.tolist() if isinstance(value, torch.Tensor) else value)
 
         def end(self) -> None:
-            self.heard.append("end")
+            self.received.append("end")
 
-    heard = {}
+    streamers = {}
     for name, options in {"uniform": {}, "order": {"order": "left_to_right"}, "steps": {"steps": 3}}.items():
-        heard[name] = Streamer()
-        model("smoke").generate(1, length=10, prompt="ab", streamer=heard[name], **options)
+        streamers[name] = Streamer()
+        model("smoke").generate(1, length=10, prompt="ab", streamer=streamers[name], **options)
     return {
         "smoke": frames(model("smoke"), "abc", length=12, steps=4, seed=3),
         "remasked": frames(model("smoke"), length=10, sampler={"name": "remdm", "steps": 5, "eta": 0.3}),
         "stories": frames(model("stories"), "Once", suffix=" end.", length=12, steps=3),
         "left to right": frames(model("stories-ar"), "Once", length=8),
-        "streamers": {name: one.heard for name, one in heard.items()},
+        "streamers": {name: one.received for name, one in streamers.items()},
     }
 
 
@@ -993,8 +987,8 @@ def corpora() -> Any:
                     "ids": array(np.asarray(one.ids)),
                     "offsets": array(np.asarray(one.offsets)),
                     "names": [one.name(i) for i in range(len(one))][:12],
-                    "bytes": one.bytes,
-                    "characters": one.characters,
+                    "bytes": int(one.byte_counts.sum()),
+                    "characters": int(one.character_counts.sum()),
                 }
                 for one in (*corpus.train_parts, *corpus.validation_parts)
             ],
@@ -1089,8 +1083,8 @@ VARIANTS: dict[str, list[str]] = {
 def training_variants() -> Any:
     text, found = write_cats(), {}
     for number, (name, words) in enumerate(VARIANTS.items()):
-        said = train(text, *TINY, *SHORT, *words, out=f"r{number}")
-        found[name] = {**folder_of(f"r{number}", "log", "ema", "state", "card"), "said": said}
+        report = train(text, *TINY, *SHORT, *words, out=f"r{number}")
+        found[name] = {**folder_of(f"r{number}", "log", "ema", "state", "card"), "said": report}
     return found
 
 
@@ -1131,8 +1125,8 @@ def planner() -> Any:
 @case("training")
 def training_from_stdin() -> Any:
     text = Path(write_cats()).read_text()
-    said = verb("train", "-", *TINY, *SHORT, "--out", "run", stdin=text)
-    return {"said": said, "ema": folder_of("run")["ema"]}
+    report = verb("train", "-", *TINY, *SHORT, "--out", "run", stdin=text)
+    return {"said": report, "ema": folder_of("run")["ema"]}
 
 
 @case("training")
@@ -1178,16 +1172,16 @@ def eval_generation() -> Any:
 @case("evaluation")
 def eval_puzzles() -> Any:
     grid = "data.source={name: sudoku, box: 2, bases: 8, count: 40, validation: 12}"
-    train("sudoku", *NARROW, *SHORT, grid, "data.length=16", out="sudoku")
-    train("sudoku-ar", *NARROW, *SHORT, grid, "data.length=33", out="sudoku-ar")
     stars = ["data.source.count=40", "data.source.validation=12"]
-    train("paths", *NARROW, *SHORT, *stars, out="paths")
-    train("paths-ar", *NARROW, *SHORT, *stars, out="paths-ar")
+    sources = {"sudoku": [grid, "data.length=16"], "sudoku-ar": [grid, "data.length=33"]}
+    sources |= {"paths": stars, "paths-ar": stars}
+    for name, source in sources.items():
+        train(name, *NARROW, *SHORT, *source, out=name)
     common = ("--count", 4, "--steps", 2, "--steps", "none", "--device", "cpu")
     return {
         "sudoku": verb("eval", "puzzles", "sudoku", "--twin", "sudoku-ar", *common),
         "paths": verb("eval", "puzzles", "paths", "--twin", "paths-ar", *common, "--order", "margin"),
-        "runs": {name: folder_of(name)["ema"] for name in ("sudoku", "sudoku-ar", "paths", "paths-ar")},
+        "runs": {name: folder_of(name)["ema"] for name in sources},
         "bounds": verb("eval", "sudoku", "--rows", 4, "--device", "cpu"),
     }
 
@@ -1212,14 +1206,16 @@ def doctor() -> Any:
     """The names of the checks, and what they find in the shipped model."""
     found = verb("doctor", "--quick", "--checkpoint", "smoke", "--device", "cpu")
     checks = found["checkpoint"]
-    return {"keys": sorted(found), "passed": found["passed"], "checkpoint": unsaid(checks)}
+    return {"keys": sorted(found), "passed": found["passed"], "checkpoint": without_prose(checks)}
 
 
-def unsaid(value: Any) -> Any:
-    """The same without sentences, which may be rewritten."""
+def without_prose(value: Any) -> Any:
+    """A report without its sentences, which may be rewritten."""
     if isinstance(value, dict):
-        return {key: unsaid(one) for key, one in value.items() if key not in ("words", "remedy", "about", "help")}
-    return [unsaid(one) for one in value] if isinstance(value, list) else value
+        return {
+            key: without_prose(one) for key, one in value.items() if key not in ("words", "remedy", "about", "help")
+        }
+    return [without_prose(one) for one in value] if isinstance(value, list) else value
 
 
 # ---- convert and ship -----------------------------------------------------------------------------------------------
@@ -1292,11 +1288,11 @@ def shipping() -> Any:
     train(write_cats(), *TINY, *SHORT)
     Path("bound.json").write_text(json.dumps(verb("eval", "run", "--rows", 3, "--device", "cpu")))
     Path("about.md").write_text("Lines about cats.\n")
-    said = verb("ship", "run", "shipped")
+    report = verb("ship", "run", "shipped")
     again = verb("ship", "run", "described", "--about", "about.md", "--bound", "bound.json")
     lm = unmask.load("shipped", device="cpu")
     return {
-        "said": {**said, "bytes": 0},
+        "said": {**report, "bytes": 0},
         "again": {**again, "bytes": 0},
         "files": files_of("shipped"),
         "described": files_of("described")["README.md"],

@@ -1,4 +1,4 @@
-"""How golden results are computed, stored and compared."""
+"""Compute, store and compare golden results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PACKAGE = str(Path(unmask.__file__).parent)
 RECORD = HERE / "record"
 RTOL, ATOL = 1e-4, 1e-6
 HEAD = 8
-"""Leading values that stand beside the hash of an array."""
+"""Number of leading values stored with the hash of an array."""
 VOLATILE = {"created", "device_name", "lap", "memory_gib", "samples_per_second", "seconds", "seconds_per_text"}
 VOLATILE |= {"time", "tokens_per_second", "version"}
-"""Keys whose values differ from run to run, or with the version."""
+"""Keys with values that differ from run to run, or with the version."""
 
 Case = Callable[[], Any]
 CASES: dict[str, tuple[str, Case]] = {}
@@ -37,11 +37,11 @@ CASES: dict[str, tuple[str, Case]] = {}
 SLOW: set[str] = set()
 """Cases that run in exact mode only."""
 HASH_SEED: set[str] = set()
-"""Cases that run in a process of their own, with a fixed PYTHONHASHSEED."""
+"""Cases that run in a separate process with a fixed PYTHONHASHSEED."""
 
 
 def case(topic: str, slow: bool = False, hash_seed: bool = False) -> Callable[[Case], Case]:
-    """Register a function whose result is frozen; `hash_seed`: it needs a fixed PYTHONHASHSEED."""
+    """Register a case; with `hash_seed` it needs a fixed PYTHONHASHSEED."""
 
     def add(function: Case) -> Case:
         assert function.__name__ not in CASES, function.__name__
@@ -103,7 +103,7 @@ def scrub(value: Any, place: str | None = None) -> Any:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """An empty working folder with a token cache of its own, one thread and fixed global seeds."""
+    """An empty working folder and token cache, one thread and fixed global seeds."""
     before, cache, threads = Path.cwd(), os.environ.get("UNMASK_CACHE"), torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
         place = Path(folder).resolve()

@@ -15,13 +15,13 @@ from tests.golden import cases
 from tests.golden.harness import CASES, RECORD, compute, written
 
 
-def main(asked: list[str]) -> None:
-    if "--print" in asked:
-        print(json.dumps(compute(asked[-1])))
+def main(arguments: list[str]) -> None:
+    if "--print" in arguments:
+        print(json.dumps(compute(arguments[-1])))
         return
-    if "--old-run" in asked:
+    if "--old-run" in arguments:
         cases.write_old_runs()
-    names = [name for name in asked if not name.startswith("--")] or list(CASES)
+    names = [name for name in arguments if not name.startswith("--")] or list(CASES)
     RECORD.mkdir(exist_ok=True)
     for topic in dict.fromkeys(CASES[name][0] for name in names):
         path = RECORD / f"{topic}.json"

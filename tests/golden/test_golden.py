@@ -1,4 +1,4 @@
-"""What the package computes is what it computed when the golden record was written.
+"""The package still gives the results of the golden record.
 
 By default floats may differ by rounding (another CPU, another BLAS) and slow cases are left out. With
 `UNMASK_GOLDEN=exact` every case runs and every bit counts: for changes that must not change behaviour, on the machine

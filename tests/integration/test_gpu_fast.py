@@ -341,7 +341,7 @@ def canvas(rows: int = 3, length: int = LONG) -> Canvas:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often a graph was recorded, one entry each."""
+    """One entry for each graph that is recorded."""
     seen: list[int] = []
     monkeypatch.setattr(ar, "CudaGraph", lambda step: (seen.append(1), CudaGraph(step))[1])
     return seen
