@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from typing import Any
 
 import pytest
@@ -120,14 +120,7 @@ def test_an_unknown_target_is_refused_with_a_suggestion():
 
 
 def test_without_peft_the_install_command_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name == "peft":
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UnmaskError, match=r"needs the package peft; install it with pip install 'unmask\[lora\]'"):
         add_lora(network(), LoraConfig())
 

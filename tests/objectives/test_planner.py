@@ -33,15 +33,8 @@ V, MASK = 12, 11
 
 def network(planner: int | None = 8, dropout: float = 0.0) -> DiT:
     torch.manual_seed(0)
-    config = DiTConfig(
-        vocab_size=V,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_length=32,
-        dropout=dropout,
-        planner_width=planner,
-    )
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_length": 32}
+    config = DiTConfig(vocab_size=V, dropout=dropout, planner_width=planner, **shape)
     net = DiT(config).eval()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -67,12 +60,7 @@ def test_an_untrained_planner_orders_by_confidence():
     assert not torch.equal(sample(OrderedSampler(order="planner", steps=4), net, prompted()).order, by_confidence.order)
 
 
-def test_log_odds_are_finite_at_probability_one():
-    p = torch.tensor([0.5, 0.9, 1.0])
-    assert torch.allclose(log_odds(p.log()), torch.tensor([0.0, math.log(9.0), math.log(1e6)]), atol=1e-4)
-
-
-def test_positions_are_revealed_in_the_order_of_the_planner():
+def test_positions_are_revealed_in_the_order_of_a_planner_which_must_exist():
     net = network()
     canvas = prompted(1)
     with torch.no_grad():
@@ -80,6 +68,10 @@ def test_positions_are_revealed_in_the_order_of_the_planner():
         worth = net.planner(rows, net.head(rows).log_softmax(-1).amax(-1))
     order = sample(OrderedSampler(order="planner", steps=2), net, canvas).order[0, 2:]
     assert order.tolist() == (worth.argsort().argsort() < 4).long().tolist()
+    p = torch.tensor([0.5, 0.9, 1.0])
+    assert torch.allclose(log_odds(p.log()), torch.tensor([0.0, math.log(9.0), math.log(1e6)]), atol=1e-4)
+    with pytest.raises(UnmaskError, match=r"has no planner .* 'unmask train planner --from CKPT'"):
+        sample(OrderedSampler(order="planner"), network(planner=None), canvas)
 
 
 def test_wrappers_pass_the_planner_its_rows():
@@ -92,11 +84,6 @@ def test_wrappers_pass_the_planner_its_rows():
             assert torch.allclose(view.plan(view.hidden(ids), log_top), plain, atol=1e-5)
         both = NoEosDenoiser(GuidedDenoiser(net, condition, 1.5), closed, eos=0)
         assert torch.allclose(both.plan(both.hidden(ids), log_top), plain, atol=1e-5)
-
-
-def test_a_network_without_a_planner_is_refused():
-    with pytest.raises(UnmaskError, match=r"has no planner .* 'unmask train planner --from CKPT'"):
-        sample(OrderedSampler(order="planner"), network(planner=None), prompted())
 
 
 def test_attaching_a_planner_freezes_the_network():
