@@ -175,9 +175,9 @@ class TrueOutcomes:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_metrics_of_a_planner_that_knows_the_outcome(sign):
     text = torch.tensor([2, 0, 3])
-    metrics = planner_metrics(
-        TrueOutcomes(random_table(seed=1), text, sign), Planner(), LogLinear(), FewRows(text.expand(200, -1))
-    )
+    denoiser, rows = TrueOutcomes(random_table(seed=1), text, sign), FewRows(text.expand(200, -1))
+    metrics = planner_metrics(denoiser, Planner(), LogLinear(), rows)
+    assert planner_metrics(denoiser, Planner(), LogLinear(), rows, batch_size=7) == metrics
     assert metrics.planner == (sign + 1) / 2
     assert metrics.planner_stderr == 0.0
     assert 0 < metrics.confidence < 1
