@@ -1,23 +1,9 @@
-"""Texts read in parts, and the digest that identifies a corpus."""
+"""The digest that identifies a corpus."""
 
 from __future__ import annotations
 
-import pytest
-
-from unmask.data.sources import Document, base
-from unmask.data.sources.base import CorpusDigest, numbered
-
-
-def test_numbers_count_texts_and_not_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_CHARACTERS", 2)
-    documents = list(numbered("f", ["one two", "", iter([]), iter(["", "a"]), iter(["four ", "five"]), "z"]))
-    assert [(document.name, document.text, document.more) for document in documents] == [
-        ("f#0", "one two", False),
-        ("f#1", "a", False),
-        ("f#2", "four ", True),
-        ("f#2", "five", False),
-        ("f#3", "z", False),
-    ]
+from unmask.data.sources import Document
+from unmask.data.sources.base import CorpusDigest
 
 
 def test_the_digest_depends_on_documents_and_not_on_their_parts() -> None:
