@@ -67,6 +67,12 @@ def test_an_interval_covers_the_true_mean_as_often_as_stated():
     assert [one.value for one in estimates] == pytest.approx(draws.mean(axis=1))
 
 
+def test_an_interval_has_the_width_of_the_normal_approximation():
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=900)
+    estimate = bootstrap_ratio(values, np.ones(900), bootstrap_weights(900))
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(900), rel=0.08)
+
+
 def test_a_ratio_resamples_numerator_and_denominator_together():
     bottom = np.array([1.0, 10.0, 100.0, 1000.0])
     estimate = bootstrap_ratio(3 * bottom, bottom, bootstrap_weights(4))
