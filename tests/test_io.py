@@ -112,6 +112,7 @@ def test_a_folder_is_built_once_and_again_when_damaged(tmp_path: Path) -> None:
     (tmp_path / "a" / "done").rename(tmp_path / "a" / "other")
     build_once(tmp_path / "a", is_complete, write)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["done"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["a"]
 
 
 def test_a_failed_build_is_not_seen(tmp_path: Path) -> None:
