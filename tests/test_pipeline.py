@@ -385,6 +385,7 @@ def test_an_autoregressive_model_says_what_it_cannot_do(ar, call, message):
         (lambda lm: lm.edit("abc", strength=0.5, spans=[(0, 1)]), "one of them"),
         (lambda lm: lm.edit("abc", spans=[(2, 4)]), r"end <= 3, got \(2, 4\)"),
         (lambda lm: lm.edit("abc", spans=["ab"]), "spans must be pairs"),
+        (lambda lm: lm.edit("abc", spans=[(0, 1, 2)]), "spans must be pairs"),
         (lambda lm: lm.rewrite("abc", keep=["x"]), "words of the text, got 'x'"),
         (lambda lm: lm.rewrite("abc", keep=["ab", "bc"]), "keep less"),
         (lambda lm: lm.rewrite("abc", [3]), r"keep must be a string or a list of strings, got \[3\]"),
