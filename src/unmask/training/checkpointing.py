@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -240,19 +241,20 @@ def improves(out: Path, bits_per_token: float) -> bool:
 def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
     """Link OUT/latest, OUT/best and the files in OUT, and remove all but the newest and the best checkpoints."""
     names = [path.name for path in checkpoint.iterdir() if path.is_file()]
-    best = [path for _, path in _ranked(out)[:keep_best]]
     try:
         _link(out / LATEST, checkpoint.relative_to(out))
         for name in names:
             _link(out / name, Path(LATEST, name))
-        if best:
-            _link(out / BEST, best[0].relative_to(out))
     except OSError:  # a file system without links
         for name in names:
             handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=out)
             os.close(handle)
             shutil.copyfile(checkpoint / name, temporary)
             os.replace(temporary, out / name)
+    best = [path for _, path in _ranked(out)[:keep_best]]
+    if best:
+        with suppress(OSError):
+            _link(out / BEST, best[0].relative_to(out))
     for path in (out / CHECKPOINTS).glob(".step-*"):  # half-written by a killed run
         shutil.rmtree(path, ignore_errors=True)
     for path in all_checkpoints(out)[:-keep]:
