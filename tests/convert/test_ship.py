@@ -15,8 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import unmask.models  # noqa: F401  (registers our networks with the Auto classes)
 from unmask.checkpoint import read_checkpoint_config
 from unmask.config import read_recipe
-from unmask.convert.model_card import METRICS, Measurements, SourceEntropy, model_card, read_measurements, read_run
-from unmask.convert.ship import ship
+from unmask.convert.ship import METRICS, Measurements, SourceEntropy, model_card, read_measurements, read_run, ship
 from unmask.data.length_policies import SupervisedEOS
 from unmask.data.sources import TextSource
 from unmask.errors import UnmaskError

@@ -7,8 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from unmask.data.puzzles import SudokuSource
-from unmask.data.sudoku import make_puzzles, random_cell_order, transform
+from unmask.data.puzzles import SudokuSource, make_puzzles, random_cell_order, transform
 
 
 def solutions(question: str, box: int) -> list[str]:

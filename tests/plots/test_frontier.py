@@ -8,7 +8,7 @@ import pytest
 
 from unmask.evaluation.generation import GenerationResult, TextKind
 from unmask.evaluation.statistics import Estimate
-from unmask.plots.frontier import draw_frontier
+from unmask.plots.evaluation import draw_frontier
 
 PATH = Path("unused.png")
 

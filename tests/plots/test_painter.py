@@ -9,8 +9,26 @@ import pytest
 from PIL import Image
 
 from tests.frames import make_frames, story_frames
-from unmask.plots import painter
-from unmask.plots.painter import NEWLINE, Painter, changes, chip_colour, durations, lay_out, select_frames
+from unmask.plots.replay import (
+    EMPTY,
+    FIRST,
+    FRESH,
+    GIF_FONT_SIZE,
+    LAST,
+    NEWLINE,
+    PAPER,
+    PNG_FONT_SIZE,
+    WRITTEN,
+    Painter,
+    changes,
+    chip_colour,
+    durations,
+    lay_out,
+    quantize,
+    select_frames,
+    write_gif,
+    write_png,
+)
 from unmask.plots.style import blend, confidence_colour
 
 
@@ -54,27 +72,27 @@ def test_lines_break_between_words_and_keep_every_character():
 def test_colours_show_masks_confidence_and_fresh_tokens():
     frames = story_frames()
     assert chip_colour(frames[0], 0) is None, "given"
-    assert chip_colour(frames[0], 3) == painter.EMPTY
+    assert chip_colour(frames[0], 3) == EMPTY
     for call, token, confidence, opacity in (
-        (2, 4, 0.5, painter.WRITTEN),
-        (2, 5, 0.75, painter.FRESH),
-        (3, 2, 0.9, painter.WRITTEN),
+        (2, 4, 0.5, WRITTEN),
+        (2, 5, 0.75, FRESH),
+        (3, 2, 0.9, WRITTEN),
     ):
-        assert chip_colour(frames[call], token) == blend(painter.PAPER, confidence_colour(confidence), opacity)
+        assert chip_colour(frames[call], token) == blend(PAPER, confidence_colour(confidence), opacity)
     painted = [Painter(frames, 16).paint(frame) for frame in frames]
     colours = [{colour for _, colour in image.getcolors(1 << 24)} for image in painted]
     for frame, found in zip(frames, colours, strict=True):
         assert {colour for token in range(7) if (colour := chip_colour(frame, token)) is not None} <= found
     assert chip_colour(frames[-1], 3) not in colours[0]
-    difference = np.abs(np.asarray(painted[2], int) - np.asarray(painter.quantize(painted[2]).convert("RGB"), int))
+    difference = np.abs(np.asarray(painted[2], int) - np.asarray(quantize(painted[2]).convert("RGB"), int))
     assert difference.mean() < 1.5
     assert difference.max() < 60
 
 
 def test_a_gif_shows_every_call_and_pauses_at_the_end(tmp_path):
     path, frames = tmp_path / "run.gif", story_frames()
-    painter.write_gif(frames, path)
-    painted = Painter(frames, painter.GIF_FONT_SIZE)
+    write_gif(frames, path)
+    painted = Painter(frames, GIF_FONT_SIZE)
     with Image.open(path) as animation:
         assert (animation.n_frames, animation.info["loop"]) == (len(frames), 0)
         for number, (frame, time) in enumerate(zip(frames, durations(len(frames)), strict=True)):
@@ -82,13 +100,13 @@ def test_a_gif_shows_every_call_and_pauses_at_the_end(tmp_path):
             assert animation.info["duration"] == time
             difference = np.asarray(animation.convert("RGB"), int) - np.asarray(painted.paint(frame), int)
             assert np.abs(difference).mean() < 1.5
-    assert (durations(4)[0], durations(4)[-1]) == (painter.FIRST, painter.LAST)
+    assert (durations(4)[0], durations(4)[-1]) == (FIRST, LAST)
 
 
 def test_a_gif_is_short_and_small(tmp_path):
     order = np.random.default_rng(0).permutation(96).tolist()
     pieces = [f" word{i}" if i % 2 else " and" for i in range(96)]
-    painter.write_gif(make_frames(pieces, order, np.linspace(0, 1, 96).tolist()), tmp_path / "a.gif")
+    write_gif(make_frames(pieces, order, np.linspace(0, 1, 96).tolist()), tmp_path / "a.gif")
     assert (tmp_path / "a.gif").stat().st_size < 300_000
     assert sum(durations(60)) < 12_000
 
@@ -96,7 +114,7 @@ def test_a_gif_is_short_and_small(tmp_path):
 @pytest.mark.parametrize(("panels", "columns", "lines"), [(1, 1, 1), (2, 2, 1), (6, 2, 3)])
 def test_a_png_has_its_panels_in_two_columns(tmp_path, panels, columns, lines):
     frames = make_frames([" word"] * 12, range(12), [0.5] * 12)
-    width, height = Painter(frames, painter.PNG_FONT_SIZE).size
-    painter.write_png(frames, tmp_path / "a.png", panels)
+    width, height = Painter(frames, PNG_FONT_SIZE).size
+    write_png(frames, tmp_path / "a.png", panels)
     with Image.open(tmp_path / "a.png") as image:
         assert image.size == (columns * width, lines * height)

@@ -8,8 +8,8 @@ import pytest
 
 from unmask.evaluation.statistics import Estimate
 from unmask.evaluation.tasks import TaskResult, TokenRule
+from unmask.plots.evaluation import MARKERS, draw_code, draw_line, draw_puzzles
 from unmask.plots.style import INK, open_figure
-from unmask.plots.tasks import MARKERS, draw_code, draw_line, draw_puzzles
 
 PATH = Path("unused.png")
 

@@ -90,7 +90,7 @@ def generation(
     )
     from unmask.evaluation.judge import open_judge
     from unmask.io import unique_names
-    from unmask.plots.frontier import draw_frontier
+    from unmask.plots.evaluation import draw_frontier
 
     settings = GenerationSettings(n, seed, tokens.token_sampler(), length, batch_size)
     strategies: dict[str, dict[str, Any]] = {order: {"order": order} for order in orders or []}

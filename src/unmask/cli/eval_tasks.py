@@ -86,7 +86,7 @@ def puzzles(
         unmask eval puzzles runs/paths --order margin --order uniform --rule greedy --steps 1 --steps 2 --steps none
     """
     from unmask.evaluation.tasks import PuzzleEvaluation
-    from unmask.plots.tasks import draw_puzzles
+    from unmask.plots.evaluation import draw_puzzles
 
     common.check_outputs(out, plot)
     entries = strategies.load(model, checkpoint, twin)
@@ -135,7 +135,7 @@ def code(
         unmask eval code runs/code --kind line --order margin --order left_to_right --count 100 --json
     """
     from unmask.evaluation.code import CodeEvaluation, parse_kinds
-    from unmask.plots.tasks import draw_code
+    from unmask.plots.evaluation import draw_code
 
     common.check_outputs(out, plot)
     kinds = parse_kinds(kind or ["expression", "line", "lines"])
