@@ -10,7 +10,17 @@ import torch
 
 from unmask.errors import UnmaskError
 from unmask.laws.exact import any_order_nll
-from unmask.likelihood import OFFSETS, Bound, Evaluation, agree, estimate_bound, format_with_errors
+from unmask.likelihood import (
+    OFFSETS,
+    Bound,
+    Draws,
+    Evaluation,
+    NatTotals,
+    agree,
+    estimate_bound,
+    format_with_errors,
+    summarise,
+)
 from unmask.objectives.subs import MaskCount, Subs
 
 TEXTS = ["abc", "hello, world", "one more text of some length"]
@@ -55,6 +65,16 @@ def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
     spread = np.std([one.nats for one in repeats], ddof=1)
     claimed = math.sqrt(np.mean([one.mc_stderr**2 for one in repeats]))
     assert 0.6 < spread / claimed < 1.6
+
+
+def test_both_errors_of_known_totals(mdlm):
+    rows = mdlm.text_processor.scored_rows(["ab", "abcd"], None)
+    totals = NatTotals(np.array([[1.0, 5.0], [3.0, 9.0]]), np.array([3.0, 5.0]))
+    bound = summarise("known", totals, rows, Draws(offsets=2))
+    assert (bound.nats, bound.tokens, bound.characters) == (9.0, 8, 6)
+    assert bound.mc_stderr == pytest.approx(3.0)  # sqrt(18) / sqrt(2), the totals of the offsets being 6 and 12
+    residual = 2.0 - 9 / 8 * 3
+    assert bound.data_stderr == pytest.approx(math.sqrt(2 * 2 * residual**2))
 
 
 def test_discrete_bounds_converge_to_the_continuous_one(mdlm):
