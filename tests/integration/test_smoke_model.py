@@ -66,7 +66,7 @@ def test_its_bound_is_just_above_the_entropy_of_the_chain(smoke, chain, unseen):
     assert -4 * error < above.mean() < 0.03 + 4 * error
     assert abs(bound.bits_per_char - chain.bits_per_character()) < 0.03 + 4 * standard_error(exact)
     readme = (smoke.path / "README.md").read_text(encoding="utf-8")
-    assert f"| the source itself |  | {chain.bits_per_character():.3f} |" in readme
+    assert f"| entropy of the source |  | {chain.bits_per_character():.3f} |" in readme
 
 
 def test_its_texts_have_the_letter_pairs_of_the_chain(smoke, chain, unseen):
