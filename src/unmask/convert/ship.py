@@ -20,9 +20,8 @@ from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import atomic_folder, check_new_folder, unique_names
 from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.training.callbacks import LOG, read_log
-from unmask.training.checkpointing import TrainerState, find_latest, read_trainer_state
+from unmask.training.checkpointing import RECIPE, TrainerState, find_latest, read_trainer_state
 
-RECIPE = "recipe.yaml"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 UNITS = {"bits_per_char": "bits/char", "bits_per_token": "bits/token", "perplexity": "perplexity"}
 METRICS = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
