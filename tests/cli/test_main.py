@@ -6,12 +6,14 @@ import io
 import json
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
 
 from unmask.models import DiT
 
+UNMASK = (sys.executable, "-m", "unmask")
 VERBS = ("demo", "train", "eval", "sample", "fill", "edit", "score", "convert", "ship", "list", "doctor")
 GROUPED = ("eval generation", "eval puzzles", "eval code", "plot run", "plot order")
 BENCH = ("bench train", "bench sample", "bench eval")
@@ -82,11 +84,61 @@ def test_torch_is_imported_only_by_verbs():
 
 
 def test_a_pipe_gets_no_progress_bar(mdlm_folder):
-    program = [sys.executable, "-c", "from unmask.cli import main; main()"]
-    command = [*program, "sample", str(mdlm_folder), "--length", "6", "--json"]
+    command = [*UNMASK, "sample", str(mdlm_folder), "--length", "6", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     json.loads(done.stdout)
     assert done.stderr == ""
+
+
+class Panic(BaseException):
+    """A panic of a Rust library, which is not an `Exception`."""
+
+
+@pytest.mark.parametrize("error", [IndexError("list index\nout of range"), Panic("unreachable code")])
+@pytest.mark.parametrize("cache", [".", "/dev/null"])
+def test_a_bug_is_one_sentence_and_a_log(run, monkeypatch, tmp_path, error, cache):
+    def fail() -> list[str]:
+        raise error
+
+    monkeypatch.setattr("unmask.config.shipped_recipes", fail)
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code, out, err = run("list")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{type(error).__name__}: {' '.join(str(error).split())}" in err
+    (log,) = tmp_path.rglob("unmask-*.log")
+    assert f"report it together with {log}." in err
+    text = log.read_text()
+    assert "Traceback" in text
+    assert "'list'" in text
+
+
+def test_a_closed_pipe_is_silent():
+    with subprocess.Popen([*UNMASK, "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as verb:
+        verb.stdout.close()
+        assert verb.stderr.read() == b""
+        assert verb.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "filled", "sign"),
+    [
+        ("ascii", '"naive" ?', "+-"),
+        ("cp437", '"na\u00efve" ?', "\u00b1"),
+        ("cp1252", "\u201cna\u00efve\u201d ?", "\u00b1"),
+    ],
+)
+def test_output_that_is_not_utf8_is_replaced_by_ascii(run, monkeypatch, mdlm_folder, encoding, filled, sign):
+    def output(verb: str, text: str, *options: object) -> str:
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+        assert run(verb, mdlm_folder, text, *options)[0] == 0
+        return written.getvalue().decode(encoding)
+
+    assert output("fill", "\u201cna\u00efve\u201d \N{GRINNING FACE}[MASK]").startswith(filled)
+    assert f" {sign} " in output("score", "a text", "--precision", 1)
+    (text,) = json.loads(output("fill", "\N{GRINNING FACE}[MASK]", "--json"))["texts"]
+    assert text["text"].startswith("\N{GRINNING FACE}")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import platform
 import sys
-from typing import Any
+import tempfile
+import traceback
+from typing import Any, NoReturn
 
 import typer
 
@@ -12,7 +16,9 @@ from unmask import __version__
 from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, sample, score, ship, train
 from unmask.cli import eval as eval_verbs
 from unmask.cli import list as list_verb
+from unmask.cli.common import ASCII_ERRORS
 from unmask.errors import LoneError, UnmaskError
+from unmask.io import cache_dir
 
 INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's class; some versions of Typer bundle their own click
@@ -43,14 +49,20 @@ app.command("doctor")(doctor.doctor)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     """Masked diffusion language models: train, score, generate, fill."""
     if version:
-        typer.echo(__version__)
+        print(__version__)
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line. Bad input prints one sentence and exits with 2; Ctrl-C exits with 130."""
+    """Run the command line. Bad input prints one sentence and exits with 2, a bug with 1, Ctrl-C with 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ASCII_ERRORS)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     try:
         code = app(prog_name="unmask", standalone_mode=False)
+        sys.stdout.flush()
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already
             sys.exit(2)
@@ -59,18 +71,44 @@ def main() -> None:
         _exit_with(message if error.ctx is None else f"{message} See '{error.ctx.command_path} --help'.")
     except UnmaskError as error:
         _exit_with(str(error), every_process=isinstance(error, LoneError))
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush when Python ends
+        sys.exit(1)
     except OSError as error:
         file = f" '{error.filename}'" if error.filename else ""
         _exit_with(f"Cannot access{file}: {error.strerror or error}; free some space or choose another path.")
+    except MemoryError:
+        _exit_with("This machine does not have enough memory for that; use less text or a smaller model.")
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # panics of libraries written in Rust are no Exceptions
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        _exit_with(f"Internal error ({reason}); please report it together with {_write_log()}.", code=1)
     if code == INTERRUPTED:
         sys.stderr.write("\nunmask: interrupted.\n")
     sys.exit(code)
 
 
-def _exit_with(message: str, every_process: bool = False) -> None:
-    """Print an error and exit with 2; of several processes only the first prints, unless `every_process` should."""
+def _exit_with(message: str, every_process: bool = False, code: int = 2) -> NoReturn:
+    """Print an error and exit; of several processes only the first prints, unless `every_process` should."""
     if every_process or os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"unmask: {message}\n")
-    sys.exit(2)
+    sys.exit(code)
+
+
+def _write_log() -> str:
+    """Write the traceback of the current exception to a file in the cache or else the temporary folder."""
+    about = f"unmask {__version__}, Python {platform.python_version()}, {platform.platform()}\n{sys.argv}\n\n"
+    for folder in (cache_dir() / "errors", None):
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix="unmask-", suffix=".log", dir=folder)
+        except OSError:
+            continue
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(about + traceback.format_exc())
+        return name
+    return "what you ran"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -262,8 +264,7 @@ def split_arguments(words: list[str], verb: str, blanks: bool = False) -> tuple[
     if texts == ["-"]:
         try:
             texts = [line.rstrip("\r\n") for line in sys.stdin or () if line.strip()]
-            "".join(texts).encode()  # in some locales invalid bytes become surrogates instead of an error
-        except UnicodeError as error:
+        except UnicodeDecodeError as error:
             raise UnmaskError("Standard input is not valid UTF-8; convert it first.") from error
         if not texts:
             raise UnmaskError(f"Standard input has no text to {verb}; give one text per line.")
@@ -272,21 +273,37 @@ def split_arguments(words: list[str], verb: str, blanks: bool = False) -> tuple[
 
 # ---- output ---------------------------------------------------------------------------------------------------------
 
+ASCII_ERRORS = "unmask-ascii"
+"""The error handler of output streams: a character that the encoding lacks is written in ASCII, or as '?'."""
+ASCII = str.maketrans(dict(zip("±–≤→·▄■‘’“”", ("+-", "-", "<=", "->", ".", "#", "#", "'", "'", '"', '"'), strict=True)))
 
-def format_json(result: Any) -> str:
+
+def _to_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end].translate(ASCII)
+    plain = (unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters)
+    return "".join(letter or "?" for letter in plain), error.end
+
+
+codecs.register_error(ASCII_ERRORS, _to_ascii)
+
+
+def format_json(result: Any, ensure_ascii: bool = False) -> str:
     """Format a result as every verb prints it with --json."""
-    return json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+    return json.dumps(result, ensure_ascii=ensure_ascii, allow_nan=False, indent=2) + "\n"
 
 
 def print_json(result: Any) -> None:
-    sys.stdout.write(format_json(result))
+    """Print a result; characters that the terminal's encoding lacks are escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(format_json(result, ensure_ascii=not encoding.lower().startswith("utf")))
 
 
 def print_result(result: Any, text: str, as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        typer.echo(text)
+        print(text)
 
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:

@@ -120,7 +120,7 @@ def sample(
     else:
         for text in texts:
             common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
-            typer.echo(text.text)
+            print(text.text)
     _draw(frames, pictures, seed)
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -39,7 +38,7 @@ def watch(
     seen: list[Frame] = []
     if not console.is_terminal or console.is_dumb_terminal:
         seen = list(frames)
-        typer.echo(seen[-1].text)
+        print(seen[-1].text)
         return seen
     start = last_drawn = clock()
     with Live(console=console, auto_refresh=False) as live:
