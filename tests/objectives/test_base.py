@@ -10,10 +10,11 @@ import torch
 from unmask import registry
 from unmask.laws.tables import random_causal_table, random_table
 from unmask.objectives.base import ROW_BUCKETS, Corruption, Noise
+from unmask.objectives.d3pm import D3PM
 from unmask.objectives.subs import Subs
 from unmask.process import Batch
 from unmask.random import Purpose, uniform
-from unmask.schedules import Cosine, LogLinear, draw_times
+from unmask.schedules import Cosine, Geometric, LogLinear, draw_times
 from unmask.training.metrics import predicted_share
 
 OBJECTIVES = [
@@ -106,3 +107,14 @@ def test_flat_weight_trains_on_cross_entropy_and_reports_the_bound():
     assert torch.equal(flat.nelbo, bound.nelbo)
     assert flat.loss.item() == pytest.approx(flat.cross_entropy.sum().item())
     assert bound.loss.item() == pytest.approx(bound.total.item())
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Cosine(), Geometric()], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("objective", [Subs(steps=1000), D3PM(steps=1000)], ids=lambda objective: objective.name)
+def test_the_weights_of_many_steps_do_not_cancel(objective, schedule):
+    i = torch.tensor([1, 2, 10, 400, 999, 1000], dtype=torch.float64)
+    noise = Noise(((i - 0.5) / 1000).float(), torch.full((6, 1), 0.5))
+    rate_s, rate_t = schedule.mask_rate((i - 1) / 1000), schedule.mask_rate(i / 1000)
+    made = objective.corrupt(Batch.of(torch.zeros(6, 1, dtype=torch.long)), schedule, noise, random_table().config)
+    torch.testing.assert_close(made.weight.double(), 1000 * (rate_t - rate_s) / rate_t, rtol=2e-7, atol=0)
+    assert {made.weight.dtype, made.mask_rate.dtype} == {torch.float32}

@@ -51,7 +51,7 @@ class Corruption:
     mask_rate: Tensor | None = None
     """[B] 1 - alpha_t; None without noise."""
     weight: Tensor | None = None
-    """[B] the factor of the cross-entropy at t in the bound; None if the bound is not of this form."""
+    """[B] w(t) or T (alpha_s - alpha_t)/(1 - alpha_t), the factor of the cross-entropy; None if unused."""
     mask_rate_s: Tensor | None = None
     """[B] 1 - alpha_s at the previous time of the grid; None if the bound does not depend on it."""
 
@@ -220,6 +220,9 @@ def masked_cross_entropy(
 
 
 def time_grid(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """s(i) = (i - 1)/T and t(i) = i/T with i = ceil(t T) for a uniform t."""
-    i = torch.ceil(t * steps).clamp(1, steps)
+    """s(i) = (i - 1)/T and t(i) = i/T with i = ceil(t T) for a uniform t.
+
+    They are in float64: alpha_s - alpha_t cancels, and in float32 its ratio would be off by about T 6e-8.
+    """
+    i = torch.ceil(t.double() * steps).clamp(1, steps)
     return (i - 1) / steps, i / steps

@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.models.cross_entropy import Reduce, cross_entropy, reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states, time_grid
-from unmask.process import MAX_STEPS, Batch, sample_mask
+from unmask.process import MAX_STEPS, Batch, reveal_probability, sample_mask
 from unmask.schedules import Schedule
 
 
@@ -39,16 +39,20 @@ class D3PM(Objective):
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         s, t = time_grid(noise.t, self.steps)
         rate_s, rate_t = schedule.mask_rate(s), schedule.mask_rate(t)
-        return Corruption.of(sample_mask(batch, rate_t, noise.u), rate_t, mask_rate_s=rate_s)
+        weight = (self.steps * reveal_probability(rate_s, rate_t)).float()
+        rate_s, rate_t = rate_s.float(), rate_t.float()
+        return Corruption.of(sample_mask(batch, rate_t, noise.u), rate_t, weight, rate_s)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
         log_x_N, log_m_N = self._log_probabilities(denoiser, batch, corruption)
-        rate_s, rate_t = corruption.mask_rate_s, corruption.mask_rate
+        rate_s, rate_t, weight = corruption.mask_rate_s, corruption.mask_rate, corruption.weight
         assert rate_s is not None
         assert rate_t is not None
+        assert weight is not None
         row_N = corruption.rows // corruption.predicted.shape[1]
+        reveal_N = weight[row_N] / self.steps
         diffusion = corruption.scatter(
-            self.steps * diffusion_loss(log_x_N, log_m_N.exp(), rate_s[row_N], rate_t[row_N])
+            self.steps * diffusion_loss(log_x_N, log_m_N.exp(), reveal_N, rate_s[row_N], rate_t[row_N])
         )
         reconstruction = self._reconstruction_loss(denoiser, batch)
         return LossTerms(
@@ -91,15 +95,15 @@ class D3PM(Objective):
         return reduce_rows(head, hidden_ND, targets_N, reduce, denoiser.config.vocab_size)
 
 
-def diffusion_loss(log_x: Tensor, mask_probability: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:
+def diffusion_loss(log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:
     """KL of one reverse step at a masked token, eq. 39, for any x_theta; it is 0 at a visible token.
 
-    `log_x` [N] is log x_theta(x), `mask_probability` [N] is x_theta(m), and the rates are 1 - alpha_s and 1 - alpha_t.
+    `log_x` [N] is log x_theta(x), `mask_probability` [N] is x_theta(m), `reveal` is (alpha_s - alpha_t)/(1 - alpha_t),
+    and the rates are 1 - alpha_s and 1 - alpha_t.
     """
     alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
-    reveal, stay = (rate_t - rate_s) / rate_t, rate_s / rate_t
     log_norm = torch.log(alpha_t * mask_probability + rate_t) - torch.log(rate_t)
-    # at s = 0 `stay` is 0: its logarithm only has to be finite, also in the backward pass
+    # at s = 0 a token never stays masked: the logarithm only has to be finite, also in the backward pass
     positive_rate_s = torch.where(rate_s > 0, rate_s, 1.0)
     log_stay = torch.log(alpha_s * mask_probability + positive_rate_s) - torch.log(positive_rate_s)
-    return reveal * (log_norm - log_x) + stay * (log_norm - log_stay)
+    return reveal * (log_norm - log_x) + rate_s / rate_t * (log_norm - log_stay)

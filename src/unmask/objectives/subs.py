@@ -37,6 +37,7 @@ class Subs(Objective):
             s, t = time_grid(noise.t, self.steps)
             mask_rate = schedule.mask_rate(t)
             weight = self.steps * reveal_probability(schedule.mask_rate(s), mask_rate)
+        mask_rate, weight = mask_rate.float(), weight.float()
         return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, weight)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
