@@ -19,6 +19,8 @@ from unmask.io import (
     check_new_folder,
     check_output_file,
     check_writable,
+    find_damage,
+    write_checksums,
 )
 
 
@@ -182,3 +184,19 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnmaskError, match=r"cannot be used .* set the environment variable UNMASK_CACHE"):
         build_once(tmp_path / "file" / "a", is_complete, lambda folder: None)
+
+
+@pytest.mark.parametrize("place", ["checksums.json", "state/checksums.json"])
+def test_checksums_find_changed_missing_and_unreadable_files(tmp_path: Path, place: str):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "trainer.json").write_text("{}")
+    (tmp_path / "config.json").write_text("1")
+    write_checksums(tmp_path)
+    (tmp_path / "checksums.json").rename(tmp_path / place)  # earlier versions wrote it beside the training state
+    assert find_damage(tmp_path) is None
+    (tmp_path / "config.json").write_text("2")
+    assert find_damage(tmp_path) == "config.json does not match its checksum"
+    (tmp_path / "config.json").unlink()
+    assert find_damage(tmp_path) == "config.json cannot be read"
+    (tmp_path / place).write_text("[1]")
+    assert find_damage(tmp_path) == "checksums.json cannot be parsed"

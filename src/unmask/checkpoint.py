@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unmask import __version__
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder
+from unmask.io import atomic_folder, write_checksums
 from unmask.models.build import first_line, load_network, silence_transformers
 from unmask.registry import build, field
 
@@ -99,6 +99,7 @@ def write_checkpoint(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    write_checksums(folder)
 
 
 def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: CheckpointConfig) -> None:

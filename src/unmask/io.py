@@ -1,15 +1,25 @@
-"""Atomic writes: a file or folder is there as a whole, or as it was before. Cached folders are built once."""
+"""Atomic writes: a file or folder is there as a whole, or as it was before. Cached folders are built once.
+
+A checkpoint folder has the checksums of its files in checksums.json.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from unmask.errors import UnmaskError
+
+CHECKSUMS = "checksums.json"
+STATE_CHECKSUMS = "state/checksums.json"
+"""Where earlier versions kept the checksums of a training run."""
+CHUNK = 1 << 22
 
 
 @contextmanager
@@ -72,6 +82,35 @@ def _write_error(path: Path, reason: object) -> UnmaskError:
     return UnmaskError(
         f"'{path}' could not be written ({reason}); free space or choose another path. The old content is unchanged."
     )
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the size and CRC-32 of every file of a complete folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
+    sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
+    (folder / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+
+
+def find_damage(folder: Path) -> str | None:
+    """The first problem of a folder in words, or None if its checksums match."""
+    path = folder / CHECKSUMS
+    try:
+        sums = json.loads((path if path.exists() else folder / STATE_CHECKSUMS).read_text(encoding="utf-8"))
+        wrong = [name for name, expected in sums.items() if _checksum(folder / name) != expected]
+    except (OSError, ValueError, AttributeError) as error:
+        missing = getattr(error, "filename", None)
+        return f"{Path(missing).name} cannot be read" if missing else f"{CHECKSUMS} cannot be parsed"
+    return f"{wrong[0]} does not match its checksum" if wrong else None
+
+
+def _checksum(path: Path) -> list[int]:
+    """[size, CRC-32] of a file."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return [size, crc]
 
 
 def cache_dir() -> Path:

@@ -16,11 +16,12 @@ from tests.runs import StopAt, assert_same_tensors, everything, read_log_without
 from unmask.checkpoint import load_checkpoint, read_checkpoint_config
 from unmask.config import Recipe
 from unmask.errors import UnmaskError
+from unmask.io import write_checksums
 from unmask.optimizers.base import AdamW
 from unmask.optimizers.muon import Muon
 from unmask.training import Callback, Interrupted, checkpointing, train
 from unmask.training.callbacks import read_log
-from unmask.training.checkpointing import all_checkpoints, find_latest, read_trainer_state, write_checksums
+from unmask.training.checkpointing import all_checkpoints, find_latest, read_trainer_state
 
 STEPS = 12
 USUAL: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 OUT/recipe.yaml, OUT/log.jsonl
 OUT/checkpoints/step-00000500/          a checkpoint with the EMA weights, as `unmask.load` opens it
-OUT/checkpoints/step-00000500/state/    weights, EMA, optimizer and trainer state, checksums
+OUT/checkpoints/step-00000500/state/    weights, EMA, optimizer and trainer state
 OUT/latest, OUT/best                    links to checkpoints; OUT itself shows the files of the latest one
 """
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, check_new_folder
+from unmask.io import atomic_folder, check_new_folder, find_damage, write_checksums
 from unmask.models.build import merged_state_dict
 from unmask.training.callbacks import LOG, TRACKERS
 from unmask.training.distributed import (
@@ -45,10 +45,8 @@ if TYPE_CHECKING:
 RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
 STATE = "state"
-CHECKSUMS = Path(STATE, "checksums.json")
 LATEST = "latest"
 BEST = "best"
-CHUNK = 1 << 22
 FINGERPRINT_ROWS = 64
 MAY_CHANGE = ("expect", "training.steps", "training.accumulation", "training.shard", "training.precision",
               "training.log_every", "training.validate_every", "training.validation_rows", "training.save_every",
@@ -185,34 +183,6 @@ def _read_state(path: Path, name: str, read: Callable[[Path], T]) -> T:
             f"The checkpoint '{path}' is damaged: {name} cannot be read ({reason}); "
             "resume from the last good one with --resume auto."
         ) from error
-
-
-def write_checksums(folder: Path) -> None:
-    """Write the size and CRC-32 of every file of a complete checkpoint."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
-    sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
-    (folder / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
-
-
-def find_damage(folder: Path) -> str | None:
-    """The first problem of a checkpoint in words, or None if its checksums match."""
-    try:
-        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        wrong = [name for name, expected in sums.items() if _checksum(folder / name) != expected]
-    except (OSError, ValueError, AttributeError) as error:
-        missing = getattr(error, "filename", None)
-        return f"{Path(missing).name} cannot be read" if missing else f"{CHECKSUMS.name} cannot be parsed"
-    return f"{wrong[0]} does not match its checksum" if wrong else None
-
-
-def _checksum(path: Path) -> list[int]:
-    """[size, CRC-32] of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
-    return [size, crc]
 
 
 def checkpoint_path(out: Path, step: int) -> Path:
