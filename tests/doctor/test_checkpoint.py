@@ -79,7 +79,7 @@ def test_likelihood_and_bound_are_enumerated(lm):
     assert checks.open.nonzero()[:, 0].tolist() == [0, 3, 6, 9, 12, 15, 18, 21]
     assert torch.equal(checks.canvas == 257, checks.open)
     assert torch.equal(checks.canvas[~checks.open], checks.ids[~checks.open])
-    nll = float(exact.any_order_nll(lm.denoiser, checks.ids[None], checks.open))
+    nll = float(exact.any_order(lm.denoiser, checks.ids[None], checks.open).nll)
     bound = float(exact.continuous_bound(lm.denoiser, checks.ids[None], checks.open).sum())
     result = check(lm)["bound is above the likelihood"]
     assert f"-log p = {nll:.4f} exactly, bound {bound:.4f} (8 positions open, 256 canvases)" in result.words

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unmask.laws import exact, tables
-from unmask.laws.objectives import RANDOM
+from unmask.schedules import LogLinear
 
 ALL = torch.ones(3, dtype=torch.bool)
 
@@ -56,24 +56,25 @@ def test_chunks_change_nothing(conditioned, monkeypatch):
 def test_likelihoods_of_all_texts_sum_to_one(conditioned):
     table = tables.random_table(seed=2, conditioned=conditioned)
     texts = exact.outcomes(torch.full((3,), 1), 4, 1)
-    assert float((-exact.any_order_nll(table, texts, ALL)).exp().sum()) == pytest.approx(1.0, abs=1e-8)
+    assert float((-exact.any_order(table, texts, ALL).nll).exp().sum()) == pytest.approx(1.0, abs=1e-8)
 
 
 def test_clock_of_a_conditioned_denoiser_is_the_limit_of_many_steps():
     table = tables.random_table(seed=2, conditioned=True)
     start = torch.full((3,), 1)
     texts = exact.outcomes(start, 4, 1)
-    limit = (-exact.any_order_nll(table, texts, ALL)).exp()
+    limit = (-exact.any_order(table, texts, ALL).nll).exp()
     gaps = []
     for steps in (64, 128):
-        found = exact.step_distribution(table, start, torch.arange(steps + 1, dtype=torch.float64) / steps)
+        found = exact.step_distribution(table, start, exact.grid_rates(LogLinear(), steps))
         gaps.append(found[tables.canvas_index(texts, 4)] - limit)
     assert float((2 * gaps[1] - gaps[0]).abs().max()) < 1e-4
 
 
 def test_oracles_have_the_conditionals_of_their_distribution():
-    table, causal = RANDOM.oracle(False), RANDOM.oracle(True)
-    joint = RANDOM.joint.view(4, 4, 4).permute(2, 1, 0)
+    data = tables.random_data()
+    table, causal = data.oracle(), data.causal_oracle()
+    joint = data.joint.view(4, 4, 4).permute(2, 1, 0)
     given = exact.log_conditionals(table, torch.tensor([[1, 2, 1]]), 0.5).exp()[0]
     assert torch.allclose(given[0], joint[:, 2].sum(dim=1) / joint[:, 2].sum())
     assert torch.allclose(given[2], joint[:, 2].sum(dim=0) / joint[:, 2].sum())
@@ -83,4 +84,4 @@ def test_oracles_have_the_conditionals_of_their_distribution():
 
 def test_too_many_targets_are_refused():
     with pytest.raises(ValueError, match="at most 8 target positions, got 9"):
-        exact.any_order_nll(tables.random_table(), torch.zeros(1, 9, dtype=torch.long), torch.ones(9, dtype=torch.bool))
+        exact.any_order(tables.random_table(), torch.zeros(1, 9, dtype=torch.long), torch.ones(9, dtype=torch.bool))

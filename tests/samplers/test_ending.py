@@ -15,7 +15,14 @@ from unmask.constraints.particles import ScoredTokenSampler
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V
-from unmask.laws.tables import ConstantDenoiser, TableDenoiser, all_canvases, oracle, planner_log_odds, random_table
+from unmask.laws.tables import (
+    ConstantDenoiser,
+    DataDistribution,
+    TableDenoiser,
+    all_canvases,
+    planner_log_odds,
+    random_table,
+)
 from unmask.pipeline import load
 from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
@@ -78,7 +85,7 @@ def test_temperature_applies_to_the_end_too():
 @pytest.mark.parametrize("sampler", [AncestralSampler(), *(OrderedSampler(order=score) for score in SCORES)], ids=repr)
 def test_true_conditionals_give_the_data_distribution_in_every_order(sampler):
     law = data_of_texts_with_ends()
-    done = sample(sampler, oracle(law, V, L, MASK), blank(10_000), EOS_SAMPLER)
+    done = sample(sampler, DataDistribution(law, V, L, MASK).oracle(), blank(10_000), EOS_SAMPLER)
     assert chi_square(counts(done), law) > 1e-4
 
 

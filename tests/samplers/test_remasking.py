@@ -10,8 +10,8 @@ import torch
 from unmask.constraints import Vocabulary, Words, compile_constraints
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
-from unmask.laws.chains import ChainState, apply_remasking_step, output_distribution, remasking_steps
-from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, all_canvases, oracle, random_table
+from unmask.laws.chains import output_distribution, remasking_states
+from unmask.laws.tables import ConstantDenoiser, DataDistribution, RecordingDenoiser, all_canvases, random_table
 from unmask.registry import build
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, run_sampler, sample
@@ -44,11 +44,10 @@ def test_without_remasking_it_is_ancestral_sampling(strategy):
 def test_marginals_are_those_of_the_process_for_independent_positions(strategy, eta):
     """The factorised prediction is then the posterior, so z_s has the distribution of the process at every step."""
     joint = factorised()
-    denoiser, canvases = oracle(joint, V, L, MASK), all_canvases(V, L)
-    states, open_ = ChainState.at(BLANK), torch.ones(L, dtype=torch.bool)
-    for step in remasking_steps(ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)):
-        states = apply_remasking_step(denoiser, states, open_, step)
-        kept = (1 - step.rate_s) * (canvases[:, None] == canvases).double() + step.rate_s * (canvases[:, None] == MASK)
+    denoiser, canvases = DataDistribution(joint, V, L, MASK).oracle(), all_canvases(V, L)
+    sampler = ReMDMSampler(strategy=strategy, steps=6, eta=eta, t_on=0.7, t_off=0.3, alpha_on=0.5)
+    for rate, states in remasking_states(sampler, denoiser, BLANK):
+        kept = (1 - rate) * (canvases[:, None] == canvases).double() + rate * (canvases[:, None] == MASK)
         process = torch.einsum("x,zx->z", joint, kept.prod(dim=-1))
         assert torch.allclose(states.distribution(V), process, atol=1e-12)
 
@@ -57,7 +56,9 @@ def test_marginals_are_those_of_the_process_for_independent_positions(strategy, 
 @pytest.mark.parametrize("steps", [1, 4, 5])
 def test_corrections_keep_the_distribution_of_an_exact_denoiser(fraction, steps):
     joint = factorised()
-    law = output_distribution(CorrectorSampler(steps=steps, fraction=fraction), oracle(joint, V, L, MASK), BLANK)
+    law = output_distribution(
+        CorrectorSampler(steps=steps, fraction=fraction), DataDistribution(joint, V, L, MASK).oracle(), BLANK
+    )
     assert torch.allclose(law, joint, atol=1e-12)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -57,26 +57,22 @@ def distribution_from_nll(denoiser: Any, start: Tensor, nll: Callable[[Tensor], 
 def ancestral_chain(sampler: AncestralSampler, denoiser: Any, start: Tensor) -> Tensor:
     """T steps of the posterior, or the limit of one position at a time."""
     if sampler.steps is None:
-        return distribution_from_nll(denoiser, start, lambda ids: exact.any_order_nll(denoiser, ids, start == MASK))
-    rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
-    return exact.step_distribution(denoiser, start, rates)
+        return distribution_from_nll(denoiser, start, lambda ids: exact.any_order(denoiser, ids, start == MASK).nll)
+    return exact.step_distribution(denoiser, start, exact.grid_rates(sampler.schedule, sampler.steps))
 
 
 @output_distribution.register(AnalyticSampler)
 def analytic_chain(sampler: AnalyticSampler, denoiser: Any, start: Tensor) -> Tensor:
     """T analytic steps of the scores, whatever their mass."""
-    rates = sampler.schedule.mask_rate(torch.arange(sampler.steps + 1, dtype=torch.float64) / sampler.steps)
-    return exact.score_distribution(denoiser, start, rates)
+    return exact.score_distribution(denoiser, start, exact.grid_rates(sampler.schedule, sampler.steps))
 
 
 @output_distribution.register(AutoregressiveSampler)
 def left_to_right_chain(sampler: AutoregressiveSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Every masked position given the tokens before it."""
-
-    def nll(ids: Tensor) -> Tensor:
-        return exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1)
-
-    return distribution_from_nll(denoiser, start, nll)
+    return distribution_from_nll(
+        denoiser, start, lambda ids: exact.left_to_right_nll(denoiser, ids, start == MASK).sum(dim=1)
+    )
 
 
 # ---- ordered decoding -----------------------------------------------------------------------------------------------
@@ -220,87 +216,66 @@ class ChainState:
         return out.index_add(0, canvas_index(self.ids, vocab_size), self.probability)
 
 
-@dataclass(frozen=True)
-class RemaskingStep:
-    """A step from mask rate `rate_t` to `rate_s` that remasks a token with probability `remask`, at most `limit`.
-
-    `by_confidence`: the remasking probability is shared among tokens by a softmax of minus their confidence.
-    """
-
-    rate_t: float
-    rate_s: float
-    remask: float = 0.0
-    limit: float = 1.0
-    by_confidence: bool = False
-
-
 @output_distribution.register(ReMDMSampler)
 def remasking_chain(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Tensor:
     """T steps that remask tokens by the sampler's strategy."""
-    state, writable = ChainState.at(start), start == denoiser.config.mask_token_id
-    for step in remasking_steps(sampler):
-        state = apply_remasking_step(denoiser, state, writable, step)
-    return state.distribution(denoiser.config.vocab_size)
+    *_, (_, last) = remasking_states(sampler, denoiser, start)
+    return last.distribution(denoiser.config.vocab_size)
 
 
-def remasking_steps(sampler: ReMDMSampler) -> list[RemaskingStep]:
-    """The steps of a ReMDM sampler, from t = 1 to 0."""
-    loop = sampler.strategy == "loop"
-    hold = float(sampler.schedule.inverse(torch.tensor(sampler.alpha_on, dtype=torch.float64)))
-    steps = []
+def remasking_states(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Iterator[tuple[float, ChainState]]:
+    """The mask rate and the state after each step, from t = 1 to 0.
+
+    A step masks tokens with probability rho and reveals masked positions with the probability that takes the mask rate
+    from t to s: alpha_s = (1 - rho) alpha_t + (1 - alpha_t) reveal. The strategy "conf" distributes rho over the tokens
+    by a softmax of minus their confidence.
+    """
+    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
+    to_mask = F.one_hot(torch.tensor(mask), V).double()
+    by_confidence, loop = sampler.strategy == "conf", sampler.strategy == "loop"
+    state, writable = ChainState.at(start), start == mask
     for step in reversed(range(sampler.steps)):
         t, s = (step + 1) / sampler.steps, step / sampler.steps
-        clock = [_loop_time(sampler, time, hold) if loop else time for time in (t, s)]
-        rate_t, rate_s = sampler.schedule.mask_rate(torch.tensor(clock, dtype=torch.float64)).tolist()
+        times = torch.tensor([_loop_time(sampler, time) if loop else time for time in (t, s)], dtype=torch.float64)
+        rate_t, rate_s = sampler.schedule.mask_rate(times).tolist()
         limit = min(1.0, rate_s / (1.0 - rate_t)) if rate_t < 1 else 1.0
         remask = sampler.eta * limit if sampler.strategy == "rescale" else min(sampler.eta, limit)
         if loop and not (s >= sampler.t_off and t <= sampler.t_on):
             remask = 0.0
-        steps.append(RemaskingStep(rate_t, rate_s, remask, limit, sampler.strategy == "conf"))
-    return steps
+        reveal = ((1 - rate_s) - (1 - remask) * (1 - rate_t)) / rate_t
+        rho = torch.full(state.ids.shape, remask, dtype=torch.float64)
+        if by_confidence:
+            revealed = (state.ids != mask) & writable
+            weight = (-state.confidence).exp() * revealed
+            share = weight / weight.sum(dim=1, keepdim=True).clamp_min(1e-300)
+            rho = (remask * revealed.sum(dim=1, keepdim=True) * share).clamp_max(limit)
+        x_theta = exact.log_conditionals(denoiser, state.ids, 1.0 - rate_t).exp()
+        kept = F.one_hot(state.ids, V).double()
+        kernel = torch.where(
+            (state.ids == mask)[..., None],
+            reveal * x_theta + (1 - reveal) * to_mask,
+            (1 - rho[..., None]) * kept + rho[..., None] * to_mask,
+        )
+        state = state.move(torch.where(writable[:, None], kernel, kept), x_theta if by_confidence else None)
+        yield rate_s, state
 
 
-def _loop_time(sampler: ReMDMSampler, time: float, hold: float) -> float:
+def _loop_time(sampler: ReMDMSampler, time: float) -> float:
     """The time of the schedule at a time of the loop strategy, constant between `t_on` and `t_off`."""
+    hold = float(sampler.schedule.inverse(torch.tensor(sampler.alpha_on, dtype=torch.float64)))
     if time > sampler.t_on:
         return hold + (1 - hold) * (time - sampler.t_on) / (1 - sampler.t_on)
     return hold if time >= sampler.t_off else hold * time / sampler.t_off
-
-
-def apply_remasking_step(denoiser: Any, state: ChainState, writable: Tensor, step: RemaskingStep) -> ChainState:
-    """The state after one step; tokens outside `writable` [L] stay.
-
-    A masked token is revealed with the probability that takes the mask rate from `rate_t` to `rate_s`:
-    alpha_s = (1 - rho) alpha_t + (1 - alpha_t) reveal.
-    """
-    V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
-    x_theta = exact.log_conditionals(denoiser, state.ids, 1.0 - step.rate_t).exp()
-    reveal = ((1 - step.rate_s) - (1 - step.remask) * (1 - step.rate_t)) / step.rate_t
-    rho = torch.full(state.ids.shape, step.remask, dtype=torch.float64)
-    if step.by_confidence:
-        revealed = (state.ids != mask) & writable
-        weight = (-state.confidence).exp() * revealed
-        share = weight / weight.sum(dim=1, keepdim=True).clamp_min(1e-300)
-        rho = (step.remask * revealed.sum(dim=1, keepdim=True) * share).clamp_max(step.limit)
-    kept, to_mask = F.one_hot(state.ids, V).double(), F.one_hot(torch.tensor(mask), V).double()
-    kernel = torch.where(
-        (state.ids == mask)[..., None],
-        reveal * x_theta + (1 - reveal) * to_mask,
-        (1 - rho[..., None]) * kept + rho[..., None] * to_mask,
-    )
-    return state.move(torch.where(writable[:, None], kernel, kept), x_theta if step.by_confidence else None)
 
 
 @output_distribution.register(CorrectorSampler)
 def corrector_chain(sampler: CorrectorSampler, denoiser: Any, start: Tensor) -> Tensor:
     """Ancestral steps that alternate with corrections: remask a fraction of all tokens and redraw them."""
     V, mask, fraction = denoiser.config.vocab_size, denoiser.config.mask_token_id, sampler.fraction
-    steps = -(-sampler.steps // 2)
-    times = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
-    rates = list(itertools.pairwise(sampler.schedule.mask_rate(times).tolist()))
+    rates = exact.grid_rates(sampler.schedule, -(-sampler.steps // 2)).flip(0).tolist()
     state = ChainState.at(start)
     for call in range(sampler.steps):
-        rate_t, rate_s = rates[call // 2]
+        rate_t, rate_s = rates[call // 2 : call // 2 + 2]
         if call % 2:
             rate_t = 1.0 - (1.0 - fraction) * (1.0 - rate_s)
             kept, to_mask = F.one_hot(state.ids, V).double(), F.one_hot(torch.tensor(mask), V).double()

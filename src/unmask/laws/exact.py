@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unmask.laws.tables import all_canvases
 from unmask.models.inference import device_of
+from unmask.schedules import Schedule
 
 MAX_OPEN = 8
 CLOCK_NODES = 12
@@ -71,11 +72,6 @@ def any_order(denoiser: Any, ids: Tensor, target_mask: Tensor) -> AnyOrder:
     return AnyOrder(-f[-1][-1].log(), h[-1][-1], p[..., 0].numel())
 
 
-def any_order_nll(denoiser: Any, ids: Tensor, target_mask: Tensor) -> Tensor:
-    """[B] -log likelihood in uniform order of ids [B, L] at the target positions [L] given the others."""
-    return any_order(denoiser, ids, target_mask).nll
-
-
 def left_to_right_nll(denoiser: Any, ids: Tensor, target_mask: Tensor) -> Tensor:
     """[B, L] -log p(x_l | x_<l) of a causal denoiser at the target positions [L] of ids [B, L], prefix by prefix."""
     begin = denoiser.config.bos_token_id
@@ -109,10 +105,8 @@ def continuous_bound(denoiser: Any, ids: Tensor, target_mask: Tensor) -> Tensor:
 def step_bound(
     denoiser: Any, ids: Tensor, target_mask: Tensor, rates: Tensor, mask_logit: bool, carry_over: bool
 ) -> Tensor:
-    """[B, L] nats of the T-step bound: KL of every reverse step and the reconstruction from z_0 = x.
-
-    `rates` [T + 1] are 1 - alpha at t = 0, 1/T, ..., 1. Without `carry_over` the network rewrites z_0.
-    """
+    """[B, L] nats of the T-step bound: KL of every reverse step (see `grid_rates`) and the reconstruction from z_0 = x,
+    which the network rewrites unless there is `carry_over`."""
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     sets = _subsets(target_mask)
     n, L = sets.sum(dim=1), target_mask.sum()
@@ -134,11 +128,16 @@ def step_bound(
 # ---- distributions of reverse chains --------------------------------------------------------------------------------
 
 
+def grid_rates(schedule: Schedule, steps: int) -> Tensor:
+    """[T + 1] the mask rates 1 - alpha of a schedule at t = 0, 1/T, ..., 1."""
+    return schedule.mask_rate(torch.arange(steps + 1, dtype=torch.float64) / steps)
+
+
 def step_distribution(denoiser: Any, start: Tensor, rates: Tensor, mask_logit: bool = False) -> Tensor:
-    """[V^L] probabilities of z_0 of the T-step reverse chain from the canvas `start` [L]."""
+    """[V^L] probabilities of z_0 of the T-step reverse chain from the canvas `start` [L]; see `grid_rates`."""
     canvases = all_canvases(denoiser.config.vocab_size, len(start))
     probability = (canvases == start).all(dim=1).double()
-    for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
+    for rate_t, rate_s in itertools.pairwise(rates.flip(0)):
         x_theta = log_conditionals(denoiser, canvases, 1.0 - rate_t, mask_logit=mask_logit).exp()
         reverse = bayes_posterior(x_theta, canvases, rate_s, rate_t, denoiser.config.mask_token_id)
         probability = torch.einsum("z,zs->s", probability, product_over_positions(reverse, canvases))
@@ -154,7 +153,7 @@ def score_distribution(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     canvases = all_canvases(V, len(start))
     probability, kept = (canvases == start).all(dim=1).double(), F.one_hot(canvases, V).double()
-    for rate_s, rate_t in reversed(list(itertools.pairwise(rates))):
+    for rate_t, rate_s in itertools.pairwise(rates.flip(0)):
         alpha_s, alpha_t = 1.0 - rate_s, 1.0 - rate_t
         f = denoiser.head(denoiser.hidden(canvases, alpha=alpha_t.expand(len(canvases)))).double()
         becomes = (alpha_s - alpha_t) / (1.0 - alpha_t) * f.exp() / (V - 1)

@@ -25,10 +25,8 @@ from unmask.laws.tables import (
     RecordingDenoiser,
     TableDenoiser,
     canvas_index,
-    causal_oracle,
-    oracle,
     random_causal_table,
-    random_joint,
+    random_data,
     random_table,
 )
 from unmask.random import Purpose
@@ -65,11 +63,11 @@ def samples_follow_the_enumerated_chain(sampler: Sampler) -> Iterator[Check]:
 @law("sampler", when=lambda s: s.one_at_a_time)
 def oracle_samples_follow_the_data_distribution(sampler: Sampler) -> Iterator[Check]:
     """One position at a time with the true conditionals samples the data distribution (law 7)."""
-    joint = random_joint()
-    denoiser = (causal_oracle if sampler.causal else oracle)(joint, V, L, MASK)
-    difference = max_abs(output_distribution(sampler, denoiser, BLANK) - joint)
+    data = random_data()
+    denoiser = data.causal_oracle() if sampler.causal else data.oracle()
+    difference = max_abs(output_distribution(sampler, denoiser, BLANK) - data.joint)
     yield Check(difference, 1e-9, "the enumerated chain against the data distribution")
-    log_p = _log_p(sampler, denoiser, BLANK, joint)
+    log_p = _log_p(sampler, denoiser, BLANK, data.joint)
     yield Check(log_p, MAX_LOG_P, "-log10 of the p-value against the data distribution")
 
 
@@ -80,13 +78,13 @@ def given_tokens_stay_and_calls_are_as_promised(sampler: Sampler) -> Iterator[Ch
     An adaptive sampler promises a maximum, which never grows and is exact at the end.
     """
     canvas = _ragged_canvas()
-    writable = (canvas.ids == MASK) & canvas.attention_mask
-    for rows in (slice(None), *(slice(b, b + 1) for b in range(len(canvas.ids)))):
-        part = _rows(canvas, rows)
+    every = torch.arange(len(canvas.ids))
+    for rows in (every, *every.split(1)):
+        part = canvas.select(rows)
         denoiser = RecordingDenoiser(denoisers(sampler)[0])
         states = list(run_sampler(sampler, denoiser, part))
         first, last = states[0], states[-1]
-        changed = sum(int((state.ids != part.ids)[~writable[rows]].sum()) for state in states)
+        changed = sum(int((state.ids != part.ids)[~part.masked].sum()) for state in states)
         yield Check(changed, 0, "given tokens that change")
         yield Check(float((last.ids == MASK)[part.attention_mask].sum()), 0, "masks left")
         yield Check(abs(len(denoiser.calls) - last.total), 0, "network calls against the promised number")
@@ -98,7 +96,7 @@ def given_tokens_stay_and_calls_are_as_promised(sampler: Sampler) -> Iterator[Ch
             difference = max(abs(state.total - int(state.calls[0])) for state in (first, last))
             yield Check(difference, 0, "total calls against the calls of a single sequence")
         yield Check(_unordered_changes(states), 0, "written tokens that `order` does not attribute to their call")
-        yield Check(float((last.order.ge(0) != writable[rows]).sum()), 0, "positions with a wrong sign of order")
+        yield Check(float((last.order.ge(0) != part.masked).sum()), 0, "positions with a wrong sign of order")
 
 
 def _unordered_changes(states: list[State]) -> int:
@@ -140,8 +138,7 @@ def samples_do_not_depend_on_batch_or_padding(sampler: Sampler) -> Iterator[Chec
         together = sample(sampler, denoiser, canvas)
         for b in range(len(canvas.ids)):
             length = int(canvas.attention_mask[b].sum())
-            ids, attention_mask = canvas.ids[b : b + 1, :length], canvas.attention_mask[b : b + 1, :length]
-            alone = sample(sampler, denoiser, Canvas(ids, attention_mask, canvas.seeds[b : b + 1], MASK))
+            alone = sample(sampler, denoiser, canvas.select(torch.tensor([b]), slice(length)))
             yield Check(float((alone.ids != together.ids[b, :length]).sum()), 0, "tokens that differ in a batch")
             differ = alone.confidence != together.confidence[b, :length]
             yield Check(float(differ.sum()), 0, "confidences that differ in a batch")
@@ -161,12 +158,12 @@ def constraints_are_satisfied(sampler: Sampler) -> Iterator[Check]:
 
     rows = [b for b in range(len(canvas.ids)) if accepts(canvas, b)]
     yield Check(abs(len(rows) - 5), 0, "sequences that can satisfy the constraint, against five")
-    some = _rows(canvas, rows)
+    some = canvas.select(torch.tensor(rows))
     together = sample(sampler, denoiser, some, rule)
     if not sampler.adaptive:
         yield Check(abs(together.total - sampler.begin(some).total), 0, "calls added by the constraint")
     for b in range(len(rows)):
-        alone = sample(sampler, denoiser, _rows(some, [b]), rule)
+        alone = sample(sampler, denoiser, some.select(torch.tensor([b])), rule)
         yield Check(float((alone.ids[0] != together.ids[b]).sum()), 0, "tokens that differ in a batch")
         satisfied = accepts(replace(some, ids=together.ids), b)
         yield Check(float(not satisfied), 0, "sequences that violate the constraint")
@@ -208,10 +205,6 @@ def _ragged_canvas() -> Canvas:
     attention[3, 2] = False
     attention[6, 1:] = False
     return Canvas.of(ids, MASK, seed=40, attention_mask=attention)
-
-
-def _rows(canvas: Canvas, rows: slice | list[int]) -> Canvas:
-    return Canvas(canvas.ids[rows], canvas.attention_mask[rows], canvas.seeds[rows], canvas.mask_token_id)
 
 
 def _log_p(sampler: Sampler, denoiser: Any, start: Tensor, expected: Tensor) -> float:

@@ -38,7 +38,7 @@ class TableConfig:
     bos_token_id: int | None = None
 
 
-class _LogitDenoiser(nn.Module):
+class LogitDenoiser(nn.Module):
     """A denoiser with logits as hidden rows."""
 
     config: TableConfig
@@ -54,7 +54,7 @@ class _LogitDenoiser(nn.Module):
         return planner_log_odds(self.head(rows).softmax(dim=-1))
 
 
-class TableDenoiser(_LogitDenoiser):
+class TableDenoiser(LogitDenoiser):
     """`logits` [V^L, L, V], a row for every position of every canvas, plus alpha times `slope`, of the same shape.
 
     Over the tokens without the mask, exp(logits) sums to `mass` (V - 1): in SEDD, a score of that total mass. Padding
@@ -78,7 +78,7 @@ class TableDenoiser(_LogitDenoiser):
         return rows[:, : input_ids.shape[1]]
 
 
-class CausalTableDenoiser(_LogitDenoiser):
+class CausalTableDenoiser(LogitDenoiser):
     """`logits` [(V + 1)^(L + 1), V], a row for every prefix of a sequence that begins with `bos_token_id`."""
 
     def __init__(self, logits: Tensor, mask_token_id: int, length: int, bos_token_id: int | None) -> None:
@@ -98,7 +98,7 @@ class CausalTableDenoiser(_LogitDenoiser):
         return self.logits[index[:, -input_ids.shape[1] :]]
 
 
-class ConstantDenoiser(_LogitDenoiser):
+class ConstantDenoiser(LogitDenoiser):
     """The same row of logits [V] at every position of every canvas, for bidirectional and causal samplers alike."""
 
     def __init__(self, row: Tensor, mask_token_id: int) -> None:
@@ -171,48 +171,6 @@ def random_causal_table(
 # ---- data distributions and their oracles ---------------------------------------------------------------------------
 
 
-def random_joint(seed: int = 0, vocab_size: int = 4, length: int = 3, mask_token_id: int = 1) -> Tensor:
-    """[V^L] random probabilities of all canvases, 0 for those with a mask."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.rand(vocab_size**length, generator=generator, dtype=torch.float64) + 0.02
-    return _normalise(weight, vocab_size, length, mask_token_id)
-
-
-def markov_joint(seed: int = 0, vocab_size: int = 3, length: int = 6, mask_token_id: int = 2) -> Tensor:
-    """[V^L] probabilities of a Markov chain with a random transition matrix that rarely changes state."""
-    generator = torch.Generator().manual_seed(seed)
-    transition = torch.rand(vocab_size, vocab_size, generator=generator, dtype=torch.float64)
-    transition = transition + 3 * torch.eye(vocab_size)
-    ids = all_canvases(vocab_size, length)
-    weight = transition[ids[:, :-1], ids[:, 1:]].prod(dim=1)
-    return _normalise(weight, vocab_size, length, mask_token_id)
-
-
-def _normalise(weight: Tensor, vocab_size: int, length: int, mask_token_id: int) -> Tensor:
-    masked = (all_canvases(vocab_size, length) == mask_token_id).any(dim=1)
-    weight = weight.masked_fill(masked, 0.0)
-    return weight / weight.sum()
-
-
-def oracle(joint: Tensor, vocab_size: int, length: int, mask_token_id: int) -> TableDenoiser:
-    """The table of the true conditionals p(x_l | visible tokens) of a data distribution [V^L]."""
-    ids = all_canvases(vocab_size, length)
-    agrees = ((ids[:, None] == ids[None]) | (ids[:, None] == mask_token_id)).all(dim=-1)
-    token = nn.functional.one_hot(ids, vocab_size).to(joint.dtype)
-    marginal = torch.einsum("zx,x,xlv->zlv", agrees.to(joint.dtype), joint, token)
-    return TableDenoiser(marginal.log(), mask_token_id)
-
-
-def causal_oracle(joint: Tensor, vocab_size: int, length: int, mask_token_id: int) -> CausalTableDenoiser:
-    """The causal table of the true conditionals p(x_l | x_<l), beginning with the mask token."""
-    ids = all_canvases(vocab_size, length)
-    before = torch.cat([torch.full_like(ids[:, :1], mask_token_id), ids[:, :-1]], dim=1)
-    table = torch.zeros((vocab_size + 1) ** (length + 1), vocab_size, dtype=joint.dtype)
-    weight = joint[:, None].expand(ids.shape)
-    table.index_put_((_prefix_index(before, vocab_size), ids), weight, accumulate=True)
-    return CausalTableDenoiser(table.log(), mask_token_id, length, mask_token_id)
-
-
 @dataclass(frozen=True)
 class DataDistribution:
     """A data distribution with enumerated probabilities `joint` [V^L]."""
@@ -222,8 +180,29 @@ class DataDistribution:
     length: int
     mask_token_id: int
 
-    def oracle(self, causal: bool) -> TableDenoiser | CausalTableDenoiser:
-        return (causal_oracle if causal else oracle)(self.joint, self.vocab_size, self.length, self.mask_token_id)
+    @classmethod
+    def of(cls, weight: Tensor, vocab_size: int, length: int, mask_token_id: int) -> DataDistribution:
+        """The distribution proportional to `weight` [V^L] at canvases without a mask."""
+        masked = (all_canvases(vocab_size, length) == mask_token_id).any(dim=1)
+        weight = weight.masked_fill(masked, 0.0)
+        return cls(weight / weight.sum(), vocab_size, length, mask_token_id)
+
+    def oracle(self) -> TableDenoiser:
+        """The table of the true conditionals p(x_l | visible tokens)."""
+        ids = all_canvases(self.vocab_size, self.length)
+        agrees = ((ids[:, None] == ids[None]) | (ids[:, None] == self.mask_token_id)).all(dim=-1)
+        token = nn.functional.one_hot(ids, self.vocab_size).to(self.joint.dtype)
+        marginal = torch.einsum("zx,x,xlv->zlv", agrees.to(self.joint.dtype), self.joint, token)
+        return TableDenoiser(marginal.log(), self.mask_token_id)
+
+    def causal_oracle(self) -> CausalTableDenoiser:
+        """The causal table of the true conditionals p(x_l | x_<l), beginning with the mask token."""
+        ids = all_canvases(self.vocab_size, self.length)
+        before = torch.cat([torch.full_like(ids[:, :1], self.mask_token_id), ids[:, :-1]], dim=1)
+        table = torch.zeros((self.vocab_size + 1) ** (self.length + 1), self.vocab_size, dtype=self.joint.dtype)
+        weight = self.joint[:, None].expand(ids.shape)
+        table.index_put_((_prefix_index(before, self.vocab_size), ids), weight, accumulate=True)
+        return CausalTableDenoiser(table.log(), self.mask_token_id, self.length, self.mask_token_id)
 
     def texts(self) -> Tensor:
         """[K, L] all texts of positive probability."""
@@ -238,3 +217,17 @@ class DataDistribution:
     def mean(self, values: Sequence[Any]) -> float:
         """The expectation of a function with these values at `texts()`."""
         return float(self.joint[self.joint > 0] @ torch.tensor([float(value) for value in values], dtype=torch.float64))
+
+
+def random_data() -> DataDistribution:
+    """Random probabilities of all texts of three tokens out of 0, 2 and 3; the mask is 1."""
+    generator = torch.Generator().manual_seed(0)
+    return DataDistribution.of(torch.rand(4**3, generator=generator, dtype=torch.float64) + 0.02, 4, 3, 1)
+
+
+def markov_data() -> DataDistribution:
+    """A Markov chain of five tokens out of 0 and 1 that rarely changes state; the mask is 2."""
+    generator = torch.Generator().manual_seed(0)
+    transition = torch.rand(3, 3, generator=generator, dtype=torch.float64) + 3 * torch.eye(3)
+    ids = all_canvases(3, 5)
+    return DataDistribution.of(transition[ids[:, :-1], ids[:, 1:]].prod(dim=1), 3, 5, 2)
