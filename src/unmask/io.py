@@ -171,11 +171,11 @@ def check_writable(path: Path) -> None:
         raise UnmaskError(f"'{path}' cannot be written ({error.strerror}); choose another path.") from error
 
 
-def check_new_folder(path: Path, remedy: str) -> None:
-    """Raise `UnmaskError` if `path` is a file or a folder that is not empty."""
+def check_new_folder(path: Path, remedy: str, ignore: Sequence[str] = ()) -> None:
+    """Raise `UnmaskError` if `path` is a file or a folder that is not empty; files named in `ignore` do not count."""
     if path.is_file():
         raise UnmaskError(f"'{path}' is a file, not a folder; {remedy}.")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(entry.name not in ignore for entry in path.iterdir()):
         raise UnmaskError(f"'{path}' exists and is not empty; {remedy}.")
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import pty
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +18,8 @@ import torch
 from unmask.config import recipe_for
 from unmask.errors import UnmaskError
 from unmask.models import DiT
+from unmask.training import Callback
+from unmask.training.checkpointing import find_latest, run_lock
 
 WORDS = "the cat sat on the mat. "
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1", "data.length=32", "training.batch_size=4"]
@@ -37,6 +42,45 @@ def test_a_text_file_becomes_a_checkpoint(reported, printed, run, refused, folde
     assert "--resume" in refused("train", "my.txt", *SHORT)
     assert reported("train", "my.txt", *SHORT, "training.steps=5", "--resume")["steps"] == 5
     assert "--resume takes no value or 'auto', got 'now'" in refused("train", "my.txt", "--resume=now")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_saves_and_exits_as_a_shell_expects(run, reported, folder, monkeypatch, name, code):
+    with monkeypatch.context() as patch:
+        patch.setattr(Callback, "on_step", lambda self: signal.raise_signal(getattr(signal, name)))
+        stopped, out, _ = run("train", "my.txt", *SHORT)
+    assert stopped == code
+    assert "the checkpoint of step 1 is saved. Resume with:\n  unmask train runs/my/recipe.yaml --out" in out
+    assert reported("train", "my.txt", *SHORT, "--resume")["steps"] == 2
+
+
+def test_a_run_under_nohup_ignores_the_end_of_its_terminal(reported, folder, monkeypatch):
+    monkeypatch.setattr(Callback, "on_step", lambda self: signal.raise_signal(signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert reported("train", "my.txt", *SHORT)["steps"] == 2
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(folder):
+    pid, terminal = pty.fork()
+    if not pid:
+        long = [*SMALL, "training.steps=1000000", "training.log_every=1", "training.sample_every=1"]
+        os.execv(sys.executable, [sys.executable, "-m", "unmask", "train", "my.txt", *long])
+    shown = b""
+    while b"tokens/s" not in shown:
+        shown += os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    assert find_latest(Path("runs/my")) is not None
+
+
+def test_a_folder_of_a_live_run_is_refused(refused, folder):
+    with run_lock(Path("runs/my")):
+        for options in ((), ("--resume",), ("--resume", "auto")):
+            message = refused("train", "my.txt", *SHORT, *options)
+            assert f"'runs/my' is in use: process {os.getpid()} on " in message
 
 
 def test_standard_input_is_trained_on_but_not_evaluated(printed, refused, folder, monkeypatch):

@@ -123,7 +123,8 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(folder: Path) -> N
         time.sleep(0.2)
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     os.kill(children[-1], signal.SIGTERM)
-    output = finish(process)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode != 0
     saved = find_latest(out)
     assert saved is not None
     assert output.count("unmask train") == 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from unmask.training.checkpointing import (
     improves,
     publish,
     read_trainer_state,
+    run_lock,
 )
 
 
@@ -53,6 +57,19 @@ def test_the_folder_shows_the_latest_and_the_best(tmp_path: Path) -> None:
     assert (moved / "config.json").read_text() == "3"
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "\xff", '{"step": 1}', None, "3.0"])
+def test_a_damaged_older_checkpoint_is_not_the_best_one(tmp_path: Path, content: str | None) -> None:
+    state = make(tmp_path, 1, 1.0) / "state" / "trainer.json"
+    if content is None:
+        state.unlink()
+    else:
+        text = state.read_text().replace("1.0", '"1.0"') if content == "3.0" else content
+        state.write_bytes(text.encode("latin-1"))
+    assert improves(tmp_path, 9.0)
+    publish(tmp_path, make(tmp_path, 2, 3.0), keep=2, keep_best=1)
+    assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
+
+
 def test_old_and_half_written_checkpoints_are_removed(tmp_path: Path) -> None:
     for step, bits in ((1, 3.0), (2, 2.0), (3, 2.0), (10, None)):
         last = make(tmp_path, step, bits)
@@ -65,8 +82,9 @@ def test_a_run_without_a_checkpoint_is_removed_and_other_folders_are_kept(tmp_pa
     abandoned, other = tmp_path / "run", tmp_path / "other"
     (abandoned / "checkpoints" / ".step-00000001.x.tmp").mkdir(parents=True)
     (abandoned / "recipe.yaml").write_text("")
+    (abandoned / ".lock.json").write_text("a run that was killed")
     clear_abandoned(abandoned)
-    assert not abandoned.exists()
+    assert [path.name for path in abandoned.iterdir()] == [".lock.json"]
     other.mkdir()
     (other / "recipe.yaml").write_text("")
     (other / "thesis.tex").write_text("years of work")
@@ -79,3 +97,23 @@ def test_a_trainer_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (path / "state" / "trainer.json").write_text("{}")
     with pytest.raises(UnmaskError, match=r"is damaged: trainer.json cannot be read .*--resume auto"):
         read_trainer_state(path)
+
+
+def test_a_second_run_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    holder = rf"process {os.getpid()} on {re.escape(socket.gethostname())} has been training into it since 20\d\d-"
+    with run_lock(out):
+        with pytest.raises(UnmaskError, match=f"'{out}' is in use: {holder}.*; wait until it ends, or choose another"):
+            run_lock(out).__enter__()
+        (out / ".lock.json").write_text("[]")
+        with pytest.raises(UnmaskError, match="is in use: another process is training into it; wait"):
+            run_lock(out).__enter__()
+    assert not out.exists()
+
+
+def test_lock_files_of_a_killed_run_hold_nothing(tmp_path: Path) -> None:
+    for name in (".lock", ".lock.json", "recipe.yaml"):
+        (tmp_path / name).write_text("{}")
+    with run_lock(tmp_path):
+        assert json.loads((tmp_path / ".lock.json").read_text())["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]

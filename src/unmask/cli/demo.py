@@ -154,25 +154,26 @@ class Tour:
 
 def _is_finished(out: Path, recipe: Recipe, fresh: bool) -> bool:
     """Whether the run is complete; raise `UnmaskError` if it cannot be trained. `fresh` deletes an earlier run."""
-    from unmask.training.checkpointing import clear_abandoned, find_latest, find_resume_point
+    from unmask.training.checkpointing import LOCK_FILES, clear_abandoned, find_latest, find_resume_point, run_lock
 
     latest = find_latest(out)
-    if latest is None:
-        clear_abandoned(out)
-        check_new_folder(out, "choose another --out")
-        check_writable(out)
-    elif fresh:
-        shutil.rmtree(out)
-    elif latest.name.endswith(f"{recipe.training.steps:08d}"):
+    if latest is not None and not fresh and latest.name.endswith(f"{recipe.training.steps:08d}"):
         return True
-    else:
-        try:
-            find_resume_point(out, recipe, "auto")
-        except UnmaskError as error:
-            raise UnmaskError(
-                f"The run in '{out}' is damaged, or not the run of the demo; choose another --out, or train again with "
-                "--fresh."
-            ) from error
+    check_writable(out)
+    with run_lock(out):
+        if latest is None:
+            clear_abandoned(out)
+            check_new_folder(out, "choose another --out", LOCK_FILES)
+        elif fresh:
+            shutil.rmtree(out)
+        else:
+            try:
+                find_resume_point(out, recipe, "auto")
+            except UnmaskError as error:
+                raise UnmaskError(
+                    f"The run in '{out}' is damaged, or not the run of the demo; choose another --out, or train again "
+                    "with --fresh."
+                ) from error
     return False
 
 
@@ -186,7 +187,7 @@ def _train(out: Path, recipe: Recipe, quiet: bool) -> None:
         error_console.print(
             f"Interrupted; the checkpoint of step {stop.step} is saved. Run the same command to resume."
         )
-        raise SystemExit(130) from stop
+        raise SystemExit(stop.exit_code) from stop
 
 
 def _score_table(scores: list[Bound]) -> Table:

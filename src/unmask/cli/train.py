@@ -99,13 +99,13 @@ def train(
     try:
         callback = make_progress(error_console, verbose)
         result = run_training(recipe, folder, resume=RESUME[resume], callbacks=[callback])
+        code, report, text = 0, result.as_dict(), _format_result(result)
     except Interrupted as stop:
-        report = {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
+        code, report = stop.exit_code, {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
         text = f"Interrupted; the checkpoint of step {stop.step} is saved. Resume with:\n  {stop.resume_command}"
-    else:
-        report, text = result.as_dict(), _format_result(result)
-    if is_main():
+    if is_main():  # the other processes exit with 0: launchers end all processes when the first one fails
         print_result(report, text, as_json)
+        raise SystemExit(code)
 
 
 def _read_recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:

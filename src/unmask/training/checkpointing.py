@@ -4,22 +4,27 @@ OUT/recipe.yaml, OUT/log.jsonl
 OUT/checkpoints/step-00000500/          a checkpoint with the EMA weights, as `unmask.load` opens it
 OUT/checkpoints/step-00000500/state/    weights, EMA, optimizer and trainer state
 OUT/latest, OUT/best                    links to checkpoints; OUT itself shows the files of the latest one
+OUT/.lock, OUT/.lock.json               held while a run writes into OUT, and who holds it
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import socket
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,7 +32,7 @@ from torch import Tensor
 from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, check_new_folder, find_damage, write_checksums
+from unmask.io import atomic_folder, atomic_text, check_new_folder, find_damage, write_checksums
 from unmask.models.build import merged_state_dict
 from unmask.training.callbacks import LOG, TRACKERS
 from unmask.training.distributed import (
@@ -47,6 +52,7 @@ CHECKPOINTS = "checkpoints"
 STATE = "state"
 LATEST = "latest"
 BEST = "best"
+LOCK_FILES = LOCK, LOCK_HOLDER = ".lock", ".lock.json"
 FINGERPRINT_ROWS = 64
 MAY_CHANGE = ("expect", "training.steps", "training.accumulation", "training.shard", "training.precision",
               "training.log_every", "training.validate_every", "training.validation_rows", "training.save_every",
@@ -235,9 +241,14 @@ def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
 
 
 def _ranked(out: Path) -> list[tuple[float, Path]]:
-    """The checkpoints with a known bound, best first, of equal ones the older."""
-    known = [(read_trainer_state(path).bits_per_token, path) for path in all_checkpoints(out)]
-    return sorted((bits, path) for bits, path in known if bits is not None)
+    """The checkpoints whose bound is known, which that of a damaged one is not; best first, of equal ones the older."""
+    known = []
+    for path in all_checkpoints(out):
+        with suppress(UnmaskError):
+            bits = read_trainer_state(path).bits_per_token
+            if isinstance(bits, (int, float)):
+                known.append((bits, path))
+    return sorted(known)
 
 
 def _link(path: Path, target: Path) -> None:
@@ -250,11 +261,50 @@ def _link(path: Path, target: Path) -> None:
     os.replace(temporary, path)
 
 
+@contextmanager
+def run_lock(out: Path) -> Iterator[None]:
+    """Hold the lock of a run folder, or raise `UnmaskError` that tells who does.
+
+    The lock ends with the process, however that ends. A run that writes nothing leaves nothing behind. A file system
+    without locks is used without one.
+    """
+    is_new = not out.exists()
+    if out.is_file():
+        raise UnmaskError(f"'{out}' is a file, not a folder; choose another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    lock, holder = FileLock(out / LOCK), out / LOCK_HOLDER
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        try:
+            told = json.loads(holder.read_text(encoding="utf-8"))
+            who = f"process {told['pid']} on {told['host']} has been training into it since {told['since']}"
+        except (OSError, ValueError, TypeError, KeyError):
+            who = "another process is training into it"
+        raise UnmaskError(f"'{out}' is in use: {who}; wait until it ends, or choose another folder.") from None
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            raise
+    try:
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        told = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        atomic_text(holder, json.dumps(told) + "\n")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        (out / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if is_new:
+            with suppress(OSError):
+                out.rmdir()
+
+
 def clear_abandoned(out: Path) -> None:
     """Remove a run that has no checkpoint, so that the same command can start it again; nothing else is touched."""
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if names and names <= {RECIPE, LOG, TRACKERS, CHECKPOINTS} and find_latest(out) is None:
-        shutil.rmtree(out)
+    found = [path for path in out.iterdir() if path.name not in LOCK_FILES] if out.is_dir() else []
+    if {path.name for path in found} <= {RECIPE, LOG, TRACKERS, CHECKPOINTS} and find_latest(out) is None:
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @dataclass(frozen=True)
@@ -277,8 +327,7 @@ def find_resume_point(out: Path, recipe: Recipe, resume: Resume) -> ResumePoint 
                 f"'{out}' has no checkpoint to resume from; leave out --resume, or start a new run with --resume auto."
             )
         clear_abandoned(out)
-        other = "choose another folder"
-        check_new_folder(out, other if out.is_file() else f"{other}, or add --resume to continue the run in it")
+        check_new_folder(out, "choose another folder, or add --resume to continue the run in it", LOCK_FILES)
         return None
     good, damaged = None, []
     for checkpoint in reversed(all_checkpoints(out)):

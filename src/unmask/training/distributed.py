@@ -47,20 +47,20 @@ class Distributed:
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if self.world_size > 1 else None
         self._pending: tuple[Tensor, Any] | None = None
 
-    def any(self, flag: bool) -> bool:
-        """Whether any process set its flag in the previous call, which avoids waiting; for one process, in this call.
+    def highest(self, number: int) -> int:
+        """The highest number of all processes in the previous call, which avoids waiting.
 
-        All processes must call it equally often.
+        One process gets the number of this call. All processes must call it equally often.
         """
         if self._group is None:
-            return flag
+            return number
         previous = self._pending
-        total = torch.tensor([int(flag)])
-        self._pending = total, dist.all_reduce(total, group=self._group, async_op=True)
+        highest = torch.tensor([number])
+        self._pending = highest, dist.all_reduce(highest, dist.ReduceOp.MAX, group=self._group, async_op=True)
         if previous is None:
-            return False
+            return 0
         previous[1].wait()
-        return bool(previous[0].item())
+        return int(previous[0].item())
 
     def report_failure(self) -> bool:
         """Count a failure in the launcher's store, without waiting for other processes. True for the first one."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -38,6 +39,7 @@ from unmask.training.checkpointing import (
     improves,
     load_state,
     publish,
+    run_lock,
     save_state,
 )
 from unmask.training.data_feed import DataFeed, split_batch
@@ -73,11 +75,15 @@ class TrainingResult:
 
 
 class Interrupted(Exception):
-    """The run was stopped by a signal and saved after `step` steps in the folder `path`."""
+    """The run was stopped by a signal and saved after `step` steps in the folder `path`.
 
-    def __init__(self, path: Path, step: int) -> None:
+    A program that ends because of it exits with `exit_code`, as a shell reports a program that the signal has killed.
+    """
+
+    def __init__(self, path: Path, step: int, number: int = signal.SIGINT) -> None:
         self.path = path
         self.step = step
+        self.exit_code = 128 + number
         folder = shlex.quote(str(path))
         recipe = shlex.quote(str(path / RECIPE))
         self.resume_command = f"unmask train {recipe} --out {folder} --resume"
@@ -89,8 +95,9 @@ def train(
 ) -> TrainingResult:
     """Train into the folder `out`, which must be new, or with `resume` continue from its newest checkpoint.
 
-    `resume="auto"` starts a new run if there is no checkpoint and skips damaged ones. Ctrl-C saves a checkpoint after
-    the current step and raises `Interrupted`. Processes started by `accelerate launch` or `torchrun` train together.
+    `resume="auto"` starts a new run if there is no checkpoint and skips damaged ones. Ctrl-C, SIGTERM and SIGHUP save a
+    checkpoint after the current step and raise `Interrupted`. Processes started by `accelerate launch` or `torchrun`
+    train together.
     """
     out = Path(out)
     check_fit(recipe.model, recipe.objective)
@@ -99,7 +106,8 @@ def train(
     distributed = Distributed(accelerator)
     trackers = Trackers(recipe.training.trackers, out, recipe.model_dump(mode="json"))
     listeners = CallbackList([trackers, *callbacks] if distributed.is_main else [])
-    with deterministic_kernels(recipe.training.deterministic), closing(listeners):
+    with ExitStack() as held, deterministic_kernels(recipe.training.deterministic), closing(listeners):
+        distributed.on_main(lambda: held.enter_context(run_lock(out)))
         resume_point = distributed.on_main(lambda: find_resume_point(out, recipe, resume))
         components = build_components(recipe, distributed, listeners.on_data)
         trainer = Trainer(recipe, out, components, listeners, accelerator, distributed)
@@ -171,12 +179,13 @@ class Trainer:
             for sentence in [*self.train_step.notices, *advice]:
                 self.logger.log({"step": 0, "advice": sentence})
 
-        with stop_requests() as stop_requested, closing(self.feed.steps(self.step, config.steps)) as batches:
+        stopping = 0
+        with stop_requests() as stop_signal, closing(self.feed.steps(self.step, config.steps)) as batches:
             for micro_batches in batches:
                 step_or_explain(self.train_step, micro_batches, self.step, self.distributed)
                 self.step += 1
                 self.callbacks.on_step()
-                stopping = self.distributed.any(stop_requested())
+                stopping = self.distributed.highest(stop_signal())
                 last = self.step == config.steps
                 if last or self.step % config.log_every == 0:
                     self._log()
@@ -191,7 +200,7 @@ class Trainer:
                     break
 
         if self.step < config.steps:
-            raise Interrupted(self.out, self.step)
+            raise Interrupted(self.out, self.step, stopping)
         bound = self.bound or self._measure()
         return TrainingResult(self.out, self.step, self.timer.seconds, bound, self.planner_metrics)
 
@@ -346,26 +355,34 @@ def check_fit(model: Any, objective: Any) -> None:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn SIGINT and SIGTERM into a request to stop, which the yielded function tells. A later Ctrl-C stops at once.
+def stop_requests() -> Iterator[Callable[[], int]]:
+    """Turn SIGINT, SIGTERM and SIGHUP into a request to stop: the yielded function tells the first signal, else 0.
 
-    Only the main thread can handle signals.
+    A later Ctrl-C stops at once. A SIGHUP that is ignored, as under nohup, stays so. Only the main thread can handle
+    signals.
     """
-    requested_at: float | None = None
+    first, first_at = 0, 0.0
+    terminals = [output for output in (1, 2) if os.isatty(output)]
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal requested_at
+        nonlocal first, first_at
+        for output in terminals:
+            if not os.isatty(output):  # the terminal is gone: printing must not fail before the run is saved
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         now = time.monotonic()
-        if requested_at is None:
-            requested_at = now
-        elif number == signal.SIGINT and now - requested_at > SAME_SIGNAL_SECONDS:
+        if not first:
+            first, first_at = number, now
+        elif number == signal.SIGINT and now - first_at > SAME_SIGNAL_SECONDS:
             raise KeyboardInterrupt
 
+    signals = [signal.SIGINT, signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hang_up and signal.getsignal(hang_up) != signal.SIG_IGN:
+        signals.append(hang_up)
     main_thread = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGINT, signal.SIGTERM) if main_thread else ()
-    before = {number: signal.signal(number, handle) for number in signals}
+    before = {number: signal.signal(number, handle) for number in (signals if main_thread else ())}
     try:
-        yield lambda: requested_at is not None
+        yield lambda: first
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
