@@ -137,7 +137,7 @@ def test_a_split_that_leaves_a_part_empty_is_an_error(tmp_path: Path) -> None:
         ),
         (
             FastaSource(paths=tmp_path / "genome.fa", reverse_complement=True),
-            "give it more records, or set reverse_complement=false",
+            "give it more records, or set data.source.reverse_complement=false",
         ),
     ):
         with pytest.raises(UnmaskError, match=message):

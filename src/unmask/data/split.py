@@ -155,11 +155,11 @@ def split_source(
     if 0 < held < documents:
         return split
     if (pattern := getattr(source, "validation_files", None)) is not None:
-        remedy = f"validation_files={pattern!r} must match some of its files and not all"
+        remedy = f"data.source.validation_files={pattern!r} must match some of its files and not all"
     elif lowest != highest:
         remedy = "give it more text"
     elif getattr(source, "reverse_complement", False):
-        remedy = "give it more records, or set reverse_complement=false to hold out the end of the only one"
+        remedy = "give it more records, or set data.source.reverse_complement=false to hold out the end of the only one"
     else:
         remedy = "give them different names"
     raise UnmaskError(

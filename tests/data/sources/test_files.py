@@ -46,9 +46,25 @@ def test_folders_are_searched_in_sorted_order(tmp_path: Path) -> None:
 def test_skipped_files_are_counted_by_suffix(tmp_path: Path) -> None:
     for name in ("x.pdf", "y.pdf", "photo.png", "Makefile", "all.tar.gz", ".hidden.pdf", "a.txt"):
         (tmp_path / name).write_bytes(b"x")
-    assert TextSource(paths=tmp_path).skipped_files() == {".pdf": 2, ".png": 1, "": 1, ".tar.gz": 1}
+    (tmp_path / "program").write_bytes(b"\x7fELF\0")
+    (tmp_path / "latin1").write_bytes(b"caf\xe9")
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert read(tmp_path) == [("Makefile", "x"), ("a.txt", "x")]
+    assert TextSource(paths=tmp_path).skipped_files() == {".pdf": 2, "": 2, ".png": 1, ".tar.gz": 1}
+    assert TextSource(paths=tmp_path / "[xyp]*").skipped_files() == {"": 1}
     assert TextSource(paths=tmp_path / "x.pdf").skipped_files() == {}
     assert registry.build("source", "stdlib").skipped_files() == {}
+
+
+def test_patterns_name_files_by_the_path_after_the_last_fixed_folder(tmp_path: Path) -> None:
+    for name in ("a/b/x.md", "a/y.py", "a/z.txt", "a/.hidden.py", "q.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path / "a" / "*.[pt]*") == [("y.py", "a/y.py"), ("z.txt", "a/z.txt")]
+    assert [name for name, _ in read(tmp_path / "**" / "*")] == ["a/b/x.md", "a/y.py", "a/z.txt", "q.txt"]
+    assert [name for name, _ in read(tmp_path / "?" / "z.txt")] == ["a/z.txt"]
+    with pytest.raises(UnmaskError, match=r"No file with text matches .*\*\.rst; check the pattern"):
+        read(tmp_path / "*.rst")
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -93,6 +109,7 @@ def test_bad_paths_are_errors(tmp_path: Path) -> None:
         (tmp_path / "folder", "has no files to read"),
         (tmp_path, "has no text in it"),
         ([], "has no paths"),
+        ("/dev/zero", "/dev/zero is a pipe or a device"),
     ):
         with pytest.raises(UnmaskError, match=message):
             read(paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -104,7 +105,7 @@ def test_the_field_is_named_or_text_or_the_only_one_with_strings(tmp_path: Path,
     assert texts(path) == ["b", "c"]
     path.write_bytes(WRITE[name]([{"head": "h", "n": 1, "body": "b"}]))
     with pytest.raises(
-        UnmaskError, match=rf"{name}.* several fields with text among 'head', 'n', 'body'; set .* field"
+        UnmaskError, match=rf"{name}.* several fields with text among 'head', 'n', 'body'; .*data\.source\.field=head"
     ):
         texts(path)
     path.write_bytes(WRITE[name]([{"n": 1, "m": 2}]))
@@ -116,11 +117,14 @@ def test_the_field_is_named_or_text_or_the_only_one_with_strings(tmp_path: Path,
     ("name", "raw", "words"),
     [
         ("a.jsonl", b'{"text": "a"}\n{"text": b"}\n', r"a\.jsonl, line 2, is not JSON \(.*correct or remove it"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', r"a\.jsonl, line 3, has no field 'text'; .*option field"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', r"a\.jsonl, line 3, has no field 'text'; .*data.source.field"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 12}\n', r"a\.jsonl, line 2, has 12 instead of a text"),
         ("a.jsonl", b'{"text": "a"}\n["b"]\n', r"a\.jsonl, line 2, has \['b'\] instead of a text"),
         ("a.jsonl", b'"a"\n"\xff"\n', r"a\.jsonl is not valid UTF-8 at byte 5"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1, is not JSON"),
+        ("a.jsonl", b'{"text": ' + b"9" * 10_000 + b"}", r"a\.jsonl, line 1, is not JSON"),
+        ("a.jsonl", b'{"text": 1e999}', r"a\.jsonl, line 1, has inf instead of a text"),
+        ("a.csv", b"n\n" + b"9" * 10_000 + b"\n", r"a\.csv has no field with text"),
         ("a.json", b'{"text": "a"}', r"a\.json must be a JSON list; rename it to \.jsonl"),
         ("a.json", b'["a",\n "b" "c"]', r"a\.json, line 2, is not JSON \(Expecting ',' delimiter"),
         ("a.json", b'["a"]\n["b"]', r"a\.json, line 2, is not JSON \(Extra data"),
@@ -143,6 +147,19 @@ def test_malformed_input_is_one_sentence(tmp_path: Path, name: str, raw: bytes, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", WRITE)
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    whole = WRITE[name]([{"n": n, "text": text * 3} for n, text in enumerate(TEXTS * 20)])
+    for seed in range(100):
+        rng = random.Random(seed)
+        raw = bytearray(whole)
+        for start in rng.sample(range(len(raw)), rng.choice([1, 1, 2, 8])):
+            raw[start : start + 4] = rng.choice([rng.randbytes(4), rng.randbytes(1), b"", b"\xff\xff\xff\x7f"])
+        (tmp_path / name).write_bytes(raw)
+        with contextlib.suppress(UnmaskError):
+            list(source(tmp_path / name).documents())
+
+
 def test_csv_has_long_cells_and_line_ends_of_every_system(tmp_path: Path) -> None:
     for end in ("\n", "\r\n", "\r"):
         (tmp_path / "a.csv").write_bytes(end.join(["n,text", "1,one", "", "2,two", ""]).encode())
@@ -160,7 +177,7 @@ def test_string_columns_of_every_type(tmp_path: Path, kind: pa.DataType) -> None
     assert texts(tmp_path / "a.arrow") == ["a", "b", "a"]
     (tmp_path / "a.parquet").write_bytes(WRITE["a.parquet"]([{"text": 1, "body": "b"}]))
     with pytest.raises(
-        UnmaskError, match=r"The column 'text' of .*a\.parquet holds int64, not strings; .*option field"
+        UnmaskError, match=r"The column 'text' of .*a\.parquet holds int64, not strings; .*data.source.field"
     ):
         texts(tmp_path / "a.parquet")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import difflib
+import glob
 import gzip
 import io
 import lzma
@@ -26,6 +28,10 @@ from unmask.data.sources.base import Document, Source
 from unmask.errors import UnmaskError, did_you_mean
 
 BUFFER_BYTES = 1 << 18
+ZSTD_BYTES = 1 << 12
+"""Compressed bytes per call of zstd, which decompresses all of them at once, to up to 32,768 times as many."""
+SNIFFED_BYTES = 1 << 12
+WILDCARDS = frozenset("*?[")
 
 
 class ZstdFile(io.RawIOBase):
@@ -55,7 +61,7 @@ class ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            compressed = (self._frame.eof and self._frame.unused_data) or self._file.read(BUFFER_BYTES)
+            compressed = (self._frame.eof and self._frame.unused_data) or self._file.read(ZSTD_BYTES)
             if not compressed:
                 if not self._frame.eof:
                     raise EOFError("unexpected end of file")
@@ -119,6 +125,16 @@ class InputFile:
                 f"{self.label} is not a complete {self.compression} file ({error}); download or compress it again."
             ) from error
 
+    def is_text(self) -> bool:
+        """Return whether the file begins with UTF-8 text."""
+        try:
+            with self.open_bytes() as stream:
+                start = stream.read(SNIFFED_BYTES)
+            codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < SNIFFED_BYTES)
+        except (UnmaskError, UnicodeDecodeError):
+            return False
+        return b"\0" not in start
+
     @contextlib.contextmanager
     def open_text(self, errors: str, newline: str = "\n") -> Iterator[TextIO]:
         """Open the file as UTF-8; text is unchanged except for a byte-order mark at the start, which is dropped.
@@ -133,7 +149,7 @@ class InputFile:
                 offset = stream.tell() - len(error.object) + error.start
                 raise UnmaskError(
                     f"{self.label} is not valid UTF-8 at byte {offset} ({error.reason}); "
-                    "convert it to UTF-8 or set encoding_errors=replace."
+                    "convert it to UTF-8, or set data.source.encoding_errors=replace."
                 ) from error
             finally:
                 text.detach()
@@ -142,10 +158,10 @@ class InputFile:
 class FileSource(Source):
     """Base class of the sources that read files and folders.
 
-    paths: a file or folder, or a list of them. Folders are searched recursively, in sorted order, for files of the
-    source's formats, which may be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); hidden files are skipped. A file
-    named explicitly is read whatever its suffix. Documents are named by the path inside the folder, or by the file's
-    name, so a corpus can be moved without changing its names.
+    paths: a file, a folder or a pattern such as ``'texts/**/*.md'``, or a list of them. Folders are searched
+    recursively, in sorted order, for files of the source's formats, which may be compressed (``.gz``, ``.bz2``,
+    ``.xz``, ``.zst``); hidden files are skipped. A file named explicitly is read whatever its suffix. Documents are
+    named by the path inside the folder, or by the file's name, so a corpus can be moved without changing its names.
     validation_files: a pattern, such as ``'valid*'``, for the files that are held out; without it documents of all
     files may be.
     """
@@ -180,28 +196,52 @@ class FileSource(Source):
 
     def skipped_files(self) -> dict[str, int]:
         """Return the number of files of each suffix in the folders that are not read, the most frequent first."""
-        files = chain.from_iterable(_files_below(path) for path in self._paths() if path.is_dir())
-        skipped = (file.format + file.compression for file in files if file.format not in self.formats)
-        return dict(Counter(skipped).most_common())
+        found = chain.from_iterable(self._search(path) for path in self._paths() if not path.is_file())
+        return dict(Counter(file.format + file.compression for file, reads in found if not reads).most_common())
+
+    def reads(self, file: InputFile, matches_pattern: bool) -> bool:
+        """Return whether a file that is not named itself is read: one in a folder, or one that matches a pattern."""
+        return file.format in self.formats
 
     def _paths(self) -> list[Path]:
         return [Path(path).expanduser() for path in ([self.paths] if isinstance(self.paths, str) else self.paths)]
 
     def _files(self, path: Path) -> list[InputFile]:
-        if not path.exists():
-            hint = f" The folder {path.parent} does not exist either."
-            if path.parent.is_dir():
-                names = [entry.name for entry in path.parent.iterdir()]
-                hint = did_you_mean(path.name, difflib.get_close_matches(path.name, names, n=1)) or " Check the path."
-            raise UnmaskError(f"{path} does not exist.{hint}")
-        if not path.is_dir():
+        if path.is_file():
             return [InputFile(path, path.name, str(path))]
-        files = [file for file in _files_below(path) if file.format in self.formats]
-        if not files:
+        if path.exists() and not path.is_dir():
+            raise UnmaskError(
+                f"{path} is a pipe or a device, which cannot be read twice; name a file, or pipe into '-'."
+            )
+        files = [file for file, reads in self._search(path) if reads]
+        if files:
+            return files
+        if path.is_dir():
             raise UnmaskError(
                 f"The folder {path} has no files to read ({', '.join(self.formats)}); name the files instead."
             )
-        return files
+        if WILDCARDS & set(str(path)):
+            raise UnmaskError(f"No file with text matches {path}; check the pattern.")
+        hint = f" The folder {path.parent} does not exist either."
+        if path.parent.is_dir():
+            names = [entry.name for entry in path.parent.iterdir()]
+            hint = did_you_mean(path.name, difflib.get_close_matches(path.name, names, n=1)) or " Check the path."
+        raise UnmaskError(f"{path} does not exist.{hint}")
+
+    def _search(self, path: Path) -> list[tuple[InputFile, bool]]:
+        """Find the files in a folder or of a pattern, sorted, each with whether it is read."""
+        root, files = path, []
+        is_pattern = not path.exists()
+        if is_pattern:
+            root = next(folder for folder in path.parents if not WILDCARDS & set(str(folder)))
+            files = [Path(file) for file in glob.iglob(str(path), recursive=True)]
+        else:
+            for folder, folders, names in os.walk(path):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                files += [Path(folder, name) for name in names if not name.startswith(".")]
+        inner = sorted(file.relative_to(root) for file in files if file.is_file() or not file.exists())
+        found = (InputFile(root / file, file.as_posix(), str(root / file)) for file in inner)
+        return [(file, self.reads(file, is_pattern)) for file in found]
 
     def _read(self, found: list[tuple[Path, list[InputFile]]]) -> Iterator[Document]:
         for path, files in found:
@@ -211,12 +251,3 @@ class FileSource(Source):
                 yield document
             if empty:
                 raise UnmaskError(f"{path} has no text in it; name a file or folder with text.")
-
-
-def _files_below(root: Path) -> list[InputFile]:
-    files = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    files.sort(key=lambda file: file.relative_to(root).parts)
-    return [InputFile(file, file.relative_to(root).as_posix(), str(file)) for file in files]

@@ -87,9 +87,11 @@ def find_text_field(where: str, fields: Mapping[str, bool], wanted: str | None) 
         return wanted
     strings = ["text"] if "text" in fields else [name for name, holds_strings in fields.items() if holds_strings]
     if len(strings) != 1:
+        example = next(iter(strings or fields), "text")
         raise UnmaskError(
             f"{where} has {'several fields' if strings else 'no field'} with text among "
-            f"{', '.join(map(repr, fields)) or 'none at all'}; set the option field to the one to read."
+            f"{', '.join(map(repr, fields)) or 'none at all'}; name one, as in data.source.field={example} (or --field "
+            f"{example})."
         )
     return strings[0]
 
@@ -109,7 +111,7 @@ def texts_of_records(where: str, unit: str, records: Iterable[tuple[int, Any]], 
             if field not in record:
                 raise UnmaskError(
                     f"{where}, {unit} {number}, has no field '{field}'; "
-                    "add it there or set the option field to one that every record has."
+                    "add it there, or set data.source.field (--field) to one that every record has."
                 )
             value = record[field]
         if isinstance(value, str):
@@ -217,7 +219,7 @@ def _pyarrow(file: InputFile) -> Iterator[Any]:
         raise UnmaskError(f"{file.label} needs the package pyarrow; run: pip install 'unmask[data]'.") from error
     try:
         yield pyarrow
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UnmaskError(
             f"{file.label} is not a complete {file.format} file ({reason}); download it again."
@@ -234,16 +236,17 @@ def _string_column(pa: Any, schema: Any, file: InputFile, wanted: str | None) ->
     if not fields[column]:
         raise UnmaskError(
             f"The column '{column}' of {file.label} holds {schema.field(column).type}, not strings; "
-            "set the option field to one that does."
+            "set data.source.field (--field) to one that does."
         )
     return column
 
 
 def _column_texts(batches: Iterable[Any], column: str) -> Iterator[str]:
     for batch in batches:
-        for start in range(0, len(batch), ROWS_AT_ONCE):
-            values = batch.column(column).slice(start, ROWS_AT_ONCE).to_pylist()
-            yield from (value for value in values if value is not None)
+        values = batch.column(column)
+        values.validate(full=True)  # wrong offsets in a damaged file would crash the process
+        for start in range(0, len(values), ROWS_AT_ONCE):
+            yield from filter(None, values.slice(start, ROWS_AT_ONCE).to_pylist())
 
 
 Reader = Callable[[InputFile, "TextSource"], Iterator[Document]]
@@ -266,8 +269,9 @@ READERS: dict[str, Reader] = {
 class TextSource(FileSource, PlainTextOptions):
     """Files and folders of plain text, JSON Lines, JSON, CSV, TSV, Parquet, Arrow and FASTA.
 
-    A file is read by its suffix; a file named explicitly with another suffix is read as plain text. Text is unchanged,
-    line ends included, except for a byte-order mark. Documents of files with several are named ``file#number``.
+    A file is read by its suffix. With another suffix it is plain text if it is named explicitly or matches a pattern;
+    so are files without a suffix in a folder, such as README, unless they are binary. Text is unchanged, line ends
+    included, except for a byte-order mark. Documents of files with several are named ``file#number``.
     field: the field or column with the text in JSON, CSV, Parquet and Arrow; without it ``text`` if there is one, else
     the only one that holds strings. A null is not a document.
     """
@@ -275,6 +279,10 @@ class TextSource(FileSource, PlainTextOptions):
     name: Literal["text"] = "text"
     field: str | None = None
     formats: ClassVar[Collection[str]] = READERS
+
+    def reads(self, file: InputFile, matches_pattern: bool) -> bool:
+        """Return whether a file has a known suffix, or begins with text and has no suffix or matches a pattern."""
+        return file.format in READERS or ((matches_pattern or not file.format) and file.is_text())
 
     def read_file(self, file: InputFile) -> Iterator[Document]:
         """Yield the documents of one file."""
