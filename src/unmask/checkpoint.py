@@ -13,13 +13,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unmask import __version__
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, write_checksums
-from unmask.models.build import first_line, load_network, silence_transformers
 from unmask.registry import build, field
 
 SHIPPED = Path(str(files("unmask") / "shipped"))
@@ -94,6 +92,8 @@ def write_checkpoint(
 
     `options` are those of `save_pretrained`, such as `max_shard_size`.
     """
+    from unmask.models.build import silence_transformers
+
     with silence_transformers():
         model.save_pretrained(folder, state_dict=state_dict, **options)
     if tokenizer is not None:
@@ -110,6 +110,10 @@ def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: Chec
 
 def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
     """Load a checkpoint folder, the last checkpoint of a run folder, or a shipped model; weights become float32."""
+    import torch
+
+    from unmask.models.build import load_network
+
     path = find_checkpoint(folder)
     config = read_checkpoint_config(path)
     model = load_network(path, causal=config.objective.causal, dtype=torch.float32)
@@ -118,6 +122,8 @@ def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
 
 def read_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read unmask.json of a checkpoint folder."""
+    from unmask.models.build import first_line
+
     file = path / CONFIG_FILE
     if not file.is_file():
         raise UnmaskError(
@@ -131,6 +137,8 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
 
 def _open_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
+
+    from unmask.models.build import first_line
 
     if not (path / "tokenizer_config.json").is_file():
         return None
