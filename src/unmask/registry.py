@@ -63,6 +63,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "stdlib": "unmask.data.stdlib:StdlibSource",
         "functions": "unmask.data.stdlib:FunctionsSource",
         "mixture": "unmask.data.split:MixtureSource",
+        "protocol": "unmask.data.protocols:ProtocolSource",
     },
     "tokenizer": {
         "byte": "unmask.data.tokenizers:ByteTokenizer",

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from unmask.cli import common
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_tasks import code, puzzles
+from unmask.cli.eval_zero_shot import zero_shot
 
 if TYPE_CHECKING:
     from unmask.data.length_policies import Policy
@@ -34,11 +35,13 @@ class EvalGroup(TyperGroup):
 
 app = typer.Typer(
     cls=EvalGroup,
-    help="Evaluate a checkpoint: perplexity on held-out text (the default), generation, puzzles or code.",
+    help="Evaluate a checkpoint: perplexity on held-out text (the default) or on other data sets, generation, puzzles "
+    "or code.",
 )
 app.command("code")(code)
 app.command("generation")(generation)
 app.command("puzzles")(puzzles)
+app.command("zero-shot")(zero_shot)
 
 
 @app.command("perplexity")
@@ -71,8 +74,9 @@ def perplexity(
 
         unmask eval stories-ar --data book.txt --json
 
-    Other evaluations: 'unmask eval generation --help' for the quality of generated texts, 'unmask eval puzzles --help'
-    for puzzles, 'unmask eval code --help' for blanks in functions.
+    Other evaluations: 'unmask eval zero-shot --help' for the data sets of the paper, 'unmask eval generation --help'
+    for the quality of generated texts, 'unmask eval puzzles --help' for puzzles, 'unmask eval code --help' for blanks
+    in functions.
     """
     from unmask.evaluation.perplexity import evaluation_rows
     from unmask.likelihood import count_draws

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -174,10 +175,11 @@ def _load_bpe(folder: Path) -> Tokenizer | None:
 class HuggingFaceTokenizer(TokenizerComponent):
     """A published tokenizer: a local folder or a name on the Hugging Face hub; its code is never run.
 
-    path: the folder or name. A folder may also hold plain vocabulary files: ``vocab.json`` with ``merges.txt`` (as for
-    GPT-2, where ``<|endoftext|>`` is the EOS), or ``vocab.txt`` (as for BERT; lower-cased if the vocabulary has no
-    capitals). A tokenizer without a mask token gets [MASK] as its last id, so GPT-2's vocabulary has 50,258 tokens; one
-    without EOS uses its separator token, if it has one (BERT's [SEP]).
+    path: the folder or name; the folder ``vocab/NAME`` below UNMASK_DATA precedes a name on the hub. A folder may also
+    hold plain vocabulary files: ``vocab.json`` with ``merges.txt`` (as for GPT-2, where ``<|endoftext|>`` is the EOS),
+    or ``vocab.txt`` (as for BERT; lower-cased if the vocabulary has no capitals). A tokenizer without a mask token gets
+    [MASK] as its last id, so GPT-2's vocabulary has 50,258 tokens; one without EOS uses its separator token, if it has
+    one (BERT's [SEP]).
     """
 
     name: Literal["huggingface"] = "huggingface"
@@ -186,6 +188,9 @@ class HuggingFaceTokenizer(TokenizerComponent):
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
         """Load the tokenizer; documents are not read."""
         folder = Path(self.path).expanduser()
+        data = os.environ.get("UNMASK_DATA")
+        if not folder.is_dir() and data is not None and Path(data, "vocab", self.path).is_dir():
+            folder = Path(data, "vocab", self.path)
         published = ("tokenizer.json", "tokenizer_config.json", "config.json")
         if not folder.is_dir():
             tokenizer = _load_published(self.path)

@@ -1,0 +1,402 @@
+"""Protocols: data sets with their split, clean-up, tokenizer, length and length policy, by name.
+
+Two results are comparable if they name the same protocol. The data are files below the folder that the environment
+variable UNMASK_DATA names, or a dataset on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from unmask.data.sources.base import Document, Source, numbered
+from unmask.data.sources.files import COMPRESSIONS, InputFile
+from unmask.data.sources.huggingface import HuggingFaceSource
+from unmask.errors import UnmaskError, did_you_mean
+
+DATA_VARIABLE = "UNMASK_DATA"
+PARQUET = "refs/convert/parquet"
+"""The hub's own conversion of datasets that are otherwise read by a script."""
+
+PartName = Literal["train", "validation", "test"]
+Texts = Iterator[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where one part of a data set is.
+
+    files: below UNMASK_DATA; they may be compressed. hub: options of a `HuggingFaceSource`. characters: the
+    characters of a file's text that belong to the part, if the file holds several parts.
+    """
+
+    files: tuple[str, ...]
+    hub: Mapping[str, Any] = field(default_factory=dict)
+    characters: tuple[int, int | None] = (0, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Protocol:
+    """A data set and how it is read.
+
+    read: the texts of a file. group: the texts of consecutive records, where a record is only a piece of one. clean:
+    undoes the tokenization of a text. stand_in: what the data replace, if they are not those of the paper.
+    """
+
+    name: str
+    about: str
+    parts: Mapping[PartName, Part]
+    tokenizer: Mapping[str, Any]
+    length: int
+    policy: Mapping[str, Any]
+    read: Callable[[Iterable[str]], Texts]
+    group: Callable[[Iterable[str]], Texts] = iter
+    clean: Callable[[str], str] = str
+    stand_in: str | None = None
+
+    def documents(self, part: PartName) -> Iterator[Document]:
+        """Yield the documents of a part, named ``part#0``, ``part#1`` and so on."""
+        if part not in self.parts:
+            raise UnmaskError(f"The protocol '{self.name}' has no {part} part, only {', '.join(self.parts)}.")
+        place = self.parts[part]
+        root = os.environ.get(DATA_VARIABLE)
+        found = [] if root is None else [_find_file(Path(root, name)) for name in place.files]
+        remedy = f"set {DATA_VARIABLE} to a folder with {' and '.join(place.files)}"
+        if found and None not in found:
+            texts = self._file_texts([path for path in found if path is not None], slice(*place.characters))
+        elif place.hub:
+            texts = self._hub_texts(place.hub, remedy)
+        else:
+            raise UnmaskError(f"The {part} part of '{self.name}' is not on the Hugging Face hub; {remedy}.")
+        return numbered(part, map(self.clean, texts))
+
+    def _file_texts(self, paths: Iterable[Path], characters: slice) -> Texts:
+        for path in paths:
+            file = InputFile(path, path.name, str(path))
+            try:
+                with file.open_text("strict") as lines:
+                    yield from (text[characters] for text in self.read(lines))
+            except (ValueError, KeyError, TypeError, csv.Error) as error:
+                raise UnmaskError(
+                    f"{path} is not a file of the protocol '{self.name}' ({error}); download it again."
+                ) from error
+
+    def _hub_texts(self, options: Mapping[str, Any], remedy: str) -> Texts:
+        try:
+            yield from self.group(document.text for document in HuggingFaceSource(**options).documents())
+        except UnmaskError as error:
+            raise UnmaskError(f"{str(error).removesuffix('.')}; or {remedy}.") from error
+
+    def data_config(self) -> dict[str, Any]:
+        """The section `data` of a recipe that trains on this protocol."""
+        return {
+            "source": {"name": "protocol", "protocol": self.name},
+            "tokenizer": dict(self.tokenizer),
+            "policy": dict(self.policy),
+            "length": self.length,
+        }
+
+
+def _find_file(path: Path) -> Path | None:
+    """The file itself, or a compressed one with the same name."""
+    candidates = (path.with_name(path.name + suffix) for suffix in COMPRESSIONS)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+class ProtocolSource(Source):
+    """The training and validation parts of a protocol, which is its own split."""
+
+    name: Literal["protocol"] = "protocol"
+    protocol: str
+
+    @field_validator("protocol")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        return get_protocol(name).name
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the training documents, then the validation documents."""
+        yield from get_protocol(self.protocol).documents("train")
+        yield from get_protocol(self.protocol).documents("validation")
+
+    def held_out(self, name: str) -> bool:
+        """Return whether a document is of the validation part."""
+        return name.startswith("validation#")
+
+
+def get_protocol(name: str) -> Protocol:
+    """Return a protocol by its name."""
+    if name not in PROTOCOLS:
+        raise UnmaskError(f"There is no protocol named '{name}'.{did_you_mean(name, PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+# ---- texts of files -------------------------------------------------------------------------------------------------
+
+
+def read_whole(lines: Iterable[str]) -> Texts:
+    """All of a file is one text."""
+    yield "".join(lines)
+
+
+def read_lines(lines: Iterable[str]) -> Texts:
+    """Each line is a text; blank lines are skipped."""
+    return (text for line in lines if (text := line.strip()))
+
+
+def read_between(separator: str, lines: Iterable[str]) -> Texts:
+    """The texts between lines that equal `separator`."""
+    held: list[str] = []
+    for line in lines:
+        if line.rstrip("\r\n") == separator:
+            yield "".join(held)
+            held = []
+        else:
+            held.append(line)
+    yield "".join(held)
+
+
+def read_articles(lines: Iterable[str]) -> Texts:
+    """The articles of WikiText, each of which starts with a heading after a blank line: `` = Title = ``."""
+    held: list[str] = []
+    for line in lines:
+        after_blank = bool(held) and not held[-1].strip()
+        if after_blank and re.fullmatch(r" ?= [^=].*[^=] = ?\n?", line):
+            yield "".join(held)
+            held = []
+        if held or line.strip():
+            held.append(line if line.endswith("\n") else f"{line}\n")
+    yield "".join(held)
+
+
+def read_records(text: Callable[[Any], str], lines: Iterable[str]) -> Texts:
+    """A text per line of JSON."""
+    return (text(json.loads(line)) for line in lines if line.strip())
+
+
+def read_news(lines: Iterable[str]) -> Texts:
+    """AG News: a table of class, title and description without a header."""
+    return (f"{title} {description}" for _, title, description in csv.reader(lines))
+
+
+def read_pubmed_qa(lines: Iterable[str]) -> Texts:
+    """The abstracts of PubMedQA: an object whose values have a list of paragraphs."""
+    return (" ".join(record["CONTEXTS"]) for record in json.loads("".join(lines)).values())
+
+
+# ---- undoing the tokenization of published corpora ------------------------------------------------------------------
+
+WIKITEXT_RULES = (
+    (r" @([-,.])@ ", r"\1"),  # "guest @-@ starring", "1 @,@ 000"
+    (r" ([,.;:!?%)\]])", r"\1"),
+    (r"([(\[$£]) ", r"\1"),
+    (r" (n't|'(?:s|m|d|t|ll|re|ve))\b", r"\1"),
+    (r'" ([^"\n]*?) "', r'"\1"'),
+    (r"(?m)^ +| +$", ""),
+)
+PTB_RULES = (
+    (r" (n't|'(?:s|m|d|t|ll|re|ve))\b", r"\1"),
+    (r" ([,.;:!?%])", r"\1"),
+    (r"([$#]) ", r"\1"),
+)
+LM1B_RULES = (
+    (r"``\s*|\s*''", '"'),
+    (r" (n't|'(?:s|m|d|t|ll|re|ve))\b", r"\1"),
+    (r" ([,.;:!?%)\]])", r"\1"),
+    (r"([(\[$£]) ", r"\1"),
+    (r'" ([^"]*?) "', r'"\1"'),
+)
+LAMBADA_RULES = ((r"``|''", '"'), (r"[“”]", '"'), (r"[‘’]", "'"))
+
+
+def substitute(rules: Iterable[tuple[str, str]], text: str) -> str:
+    """Apply regular expressions in turn."""
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+# ---- the protocols --------------------------------------------------------------------------------------------------
+
+GPT2 = {"name": "huggingface", "path": "gpt2"}
+BERT = {"name": "huggingface", "path": "bert-base-uncased"}
+PACKED = {"name": "packed"}
+PADDED = {"name": "padded", "overflow": "truncate"}
+FILE_WORDS: dict[PartName, str] = {"train": "train", "validation": "valid", "test": "test"}
+
+
+def _hub(path: str, split: str, **options: Any) -> dict[str, Any]:
+    return {"path": path, "split": split, **options}
+
+
+def _gpt2(name: str, about: str, parts: Mapping[PartName, Part], read: Any, **options: Any) -> Protocol:
+    """A protocol with the tokens, length and policy of OpenWebText."""
+    return Protocol(name, about, parts, GPT2, 1024, PACKED, read, **options)
+
+
+def _lm1b(name: str, about: str, policy: Mapping[str, Any]) -> Protocol:
+    hub = partial(_hub, "billion-word-benchmark/lm1b", config="plain_text", revision=PARQUET)
+    parts: dict[PartName, Part] = {
+        "train": Part(("lm1b/train.txt",), hub("train[10000:]")),
+        "validation": Part(("lm1b/validation.txt",), hub("train[:10000]")),
+        "test": Part(("lm1b/test.txt",), hub("test")),
+    }
+    return Protocol(name, about, parts, BERT, 128, policy, read_lines, clean=partial(substitute, LM1B_RULES))
+
+
+def _text8(name: str, about: str, file: str, ends: tuple[int, int, int], hub: str | None = None) -> Protocol:
+    train, validation, test = ends
+    parts: dict[PartName, Part] = {
+        "train": Part((file,), _hub(hub, "train") if hub else {}, (0, train)),
+        "validation": Part((file,), _hub(hub, "validation") if hub else {}, (train, validation)),
+        "test": Part((file,), _hub(hub, "test") if hub else {}, (validation, test)),
+    }
+    return Protocol(name, about, parts, {"name": "char"}, 256, PACKED, read_whole)
+
+
+def _wikitext(name: str, about: str, files: Mapping[PartName, str], config: str) -> Protocol:
+    parts = {part: Part((file,), _hub("Salesforce/wikitext", part, config=config)) for part, file in files.items()}
+    clean = partial(substitute, WIKITEXT_RULES)
+    return _gpt2(name, about, parts, read_articles, group=read_articles, clean=clean)
+
+
+def _science(name: str, title: str) -> Protocol:
+    hub = _hub("armanc/scientific_papers", "test", config=name, field="article", revision=PARQUET)
+    parts: dict[PartName, Part] = {"test": Part((f"{name}/test.jsonl",), hub)}
+    return _gpt2(name, f"{title} articles of the scientific-papers corpus", parts, _json_field("text"))
+
+
+def _json_field(name: str) -> Callable[[Iterable[str]], Texts]:
+    return partial(read_records, lambda record: record[name])
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    protocol.name: protocol
+    for protocol in (
+        _lm1b("lm1b", "One Billion Words, a sentence per row of 128", PADDED),
+        _lm1b("lm1b-packed", "One Billion Words, packed into rows of 128", PACKED),
+        _gpt2(
+            "openwebtext",
+            "OpenWebText, the last 100,000 documents held out",
+            {
+                "train": Part(
+                    ("openwebtext/train.jsonl",), _hub("Skylion007/openwebtext", "train[:-100000]", revision=PARQUET)
+                ),
+                **{
+                    part: Part(
+                        ("openwebtext/held-out.jsonl",),
+                        _hub("Skylion007/openwebtext", "train[-100000:]", revision=PARQUET),
+                    )
+                    for part in ("validation", "test")
+                },
+            },
+            _json_field("text"),
+        ),
+        _text8(
+            "text8",
+            "text8, 90 / 5 / 5 million characters",
+            "text8/text8.txt",
+            (90_000_000, 95_000_000, 100_000_000),
+            hub="afmck/text8",
+        ),
+        _text8(
+            "text8-74m",
+            "the first 74 million characters of text8, 70 / 2 / 2 million",
+            "text8/text8_74m.txt",
+            (70_000_000, 72_000_000, 74_000_000),
+        ),
+        _wikitext(
+            "wikitext-2",
+            "WikiText-2 with rare words as <unk>",
+            {part: f"wikitext-2/{file}.txt" for part, file in FILE_WORDS.items()},
+            "wikitext-2-v1",
+        ),
+        _wikitext(
+            "wikitext-103",
+            "WikiText-103 with rare words as <unk>",
+            {part: f"wikitext-103/wiki.{file}.tokens" for part, file in FILE_WORDS.items()},
+            "wikitext-103-v1",
+        ),
+        _wikitext(
+            "wikitext-2-raw",
+            "WikiText-2 with all words",
+            {part: f"wikitext-2-raw/{file}.txt" for part, file in FILE_WORDS.items()},
+            "wikitext-2-raw-v1",
+        ),
+        _wikitext(
+            "wikitext-103-raw",
+            "WikiText-103 with all words",
+            {part: f"wikitext-103-raw/wiki.{file}.raw" for part, file in FILE_WORDS.items()},
+            "wikitext-103-raw-v1",
+        ),
+        _gpt2(
+            "ptb",
+            "Penn Treebank, Mikolov's version",
+            {
+                part: Part(
+                    (f"ptb/ptb.{file}.txt",),
+                    _hub("ptb-text-only/ptb_text_only", part, field="sentence", revision=PARQUET),
+                )
+                for part, file in FILE_WORDS.items()
+            },
+            read_lines,
+            clean=partial(substitute, PTB_RULES),
+        ),
+        _gpt2(
+            "lambada",
+            "LAMBADA passages",
+            {"test": Part(("lambada/lambada_test.jsonl",), _hub("EleutherAI/lambada_openai", "test"))},
+            _json_field("text"),
+            clean=partial(substitute, LAMBADA_RULES),
+        ),
+        _gpt2(
+            "ag_news",
+            "AG News, title and description",
+            {"test": Part(("ag_news/test.csv",), _hub("fancyzhx/ag_news", "test"))},
+            read_news,
+        ),
+        _science("pubmed", "PubMed"),
+        _science("arxiv", "arXiv"),
+        _gpt2(
+            "pubmedqa",
+            "abstracts of PubMedQA",
+            {"test": Part(("science/pubmedqa_ori_pqal.json",))},
+            read_pubmed_qa,
+            stand_in="pubmed",
+        ),
+        _gpt2(
+            "scitldr",
+            "abstracts of SciTLDR",
+            {"test": Part(("science/scitldr_A_test.jsonl",))},
+            partial(read_records, lambda record: " ".join(record["source"])),
+            stand_in="arxiv",
+        ),
+        _gpt2(
+            "c4",
+            "C4, English",
+            {
+                "train": Part(("c4/train.jsonl",), _hub("allenai/c4", "train", config="en", streaming=True)),
+                **{
+                    part: Part(("c4/validation.jsonl",), _hub("allenai/c4", "validation", config="en", streaming=True))
+                    for part in ("validation", "test")
+                },
+            },
+            _json_field("text"),
+        ),
+        _gpt2(
+            "wiki",
+            "English Wikipedia of 2006, the articles of enwik8 without mark-up",
+            {part: Part((f"wiki/wiki-{part}.txt",)) for part in ("train", "validation", "test")},
+            partial(read_between, "<|endofdocument|>"),
+        ),
+    )
+}
