@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -50,6 +53,20 @@ def test_unsupported_and_large_expressions_are_refused_quickly(single, pattern, 
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert time.process_time() - begin < 10
+
+
+def test_automata_do_not_depend_on_the_hash_seed():
+    program = """
+from unmask.constraints.regex import regex_dfa
+for pattern in ("(one|two|three|four)( [a-z]+){1,3}[.!?]", ".{20}a.*", "[^a-q]+|Tim.*"):
+    dfa = regex_dfa(pattern)
+    print(list(dfa.classes.items()), dfa.transitions.tolist(), dfa.accepting.tolist())
+"""
+    outputs = {
+        subprocess.check_output([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in "123"
+    }
+    assert len(outputs) == 1
 
 
 def test_an_expression_with_a_large_reverse_is_built_forwards(single):

@@ -42,29 +42,37 @@ class TooMuchWork(Exception):
 
 
 def regex_dfa(pattern: str) -> CharacterDFA:
-    """The DFA that accepts the texts that a regular expression matches as a whole."""
+    """The DFA that accepts the texts that a regular expression matches as a whole.
+
+    interegular numbers states and classes of characters in the order of sets, which differs between processes. Here
+    classes are numbered by their first character, after that of all other characters, and states as they are reached.
+    """
     fsm = _build_fsm(pattern)
     from interegular.fsm import anything_else
 
-    classes = _numbered(fsm.alphabet[anything_else], fsm.alphabet.by_transition)
-    states = _numbered(fsm.initial, fsm.states)
+    groups = fsm.alphabet.by_transition
+    others = fsm.alphabet[anything_else]
+    named = sorted((one for one in groups if one != others), key=lambda one: min(groups[one]))
+    classes = {one: number for number, one in enumerate([others, *named])}
+    states, number = [fsm.initial], {fsm.initial: 0}
+    for state in states:
+        for after in (fsm.map[state][one] for one in classes if one in fsm.map.get(state, {})):
+            if after not in number:
+                number[after] = len(states)
+                states.append(after)
     check_size(len(states), len(classes))
     transitions = np.full((len(states), len(classes)), -1)
-    for state, row in fsm.map.items():
-        for symbol, after in row.items():
-            transitions[states[state], classes[symbol]] = states[after]
+    for state in states:
+        for one, after in fsm.map.get(state, {}).items():
+            transitions[number[state], classes[one]] = number[after]
     accepting = np.array([state in fsm.finals for state in states])
     characters = {
-        symbol: classes[number]
-        for symbol, number in fsm.alphabet.items()
-        if isinstance(symbol, str) and not "\ud800" <= symbol <= "\udfff"
+        symbol: classes[one]
+        for one in classes
+        for symbol in sorted(symbol for symbol in groups.get(one, ()) if isinstance(symbol, str))
+        if not "\ud800" <= symbol <= "\udfff"
     }
     return CharacterDFA(characters, transitions, accepting)
-
-
-def _numbered(first: Any, members: Any) -> dict[Any, int]:
-    """Numbers for the members, 0 for the `first`."""
-    return {member: number for number, member in enumerate(dict.fromkeys([first, *members]))}
 
 
 def _build_fsm(pattern: str) -> Any:
