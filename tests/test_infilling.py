@@ -114,6 +114,16 @@ def test_few_blanks_are_chosen_jointly_and_many_one_by_one():
     assert calls == []
 
 
+def test_all_draws_count_also_the_first():
+    """The longer blank has the lower bound over all draws, the shorter one over those after the first."""
+    bounds = {1: (8.0, 1.0), 2: (1.0, 2.0), 3: (9.0, 9.0)}
+
+    def nats(candidates, draws):
+        return [bounds[length][draws.start > 0] for (length,) in candidates]
+
+    assert choose_lengths([range(1, 4)], nats) == [2]
+
+
 def test_lengths_fit_together():
     def nats(candidates, draws):
         return [-sum(part for part in one if isinstance(part, int)) + 0.1 * one[0] for one in candidates]

@@ -641,9 +641,8 @@ def constraints_with_prompts_and_fill() -> Any:
     }
 
 
-@case("constraints", hash_seed=True)
+@case("constraints")
 def regexes() -> Any:
-    """The states of a regular expression are numbered in the order of a set, on which what is drawn depends."""
     lm, c = model("smoke"), unmask.constraints
     several = [c.NoWords("hh", whole=False), c.Fixed({0: "a"}), c.Regex("[a-h]*gg[a-h]*")]
     story = {"length": 12, "steps": 4, "constraint": c.Regex("Once [a-z ]+\\.")}

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,20 +34,16 @@ CASES: dict[str, tuple[str, Case]] = {}
 """name: (topic, function)."""
 SLOW: set[str] = set()
 """Cases that run in exact mode only."""
-HASH_SEED: set[str] = set()
-"""Cases that run in a separate process with a fixed PYTHONHASHSEED."""
 
 
-def case(topic: str, slow: bool = False, hash_seed: bool = False) -> Callable[[Case], Case]:
-    """Register a case; with `hash_seed` it needs a fixed PYTHONHASHSEED."""
+def case(topic: str, slow: bool = False) -> Callable[[Case], Case]:
+    """Register a case."""
 
     def add(function: Case) -> Case:
         assert function.__name__ not in CASES, function.__name__
         CASES[function.__name__] = (topic, function)
         if slow:
             SLOW.add(function.__name__)
-        if hash_seed:
-            HASH_SEED.add(function.__name__)
         return function
 
     return add
@@ -125,10 +119,6 @@ def workplace() -> Iterator[Path]:
 
 def compute(name: str) -> Any:
     """The result of a case as JSON gives it back."""
-    if name in HASH_SEED and os.environ.get("PYTHONHASHSEED") != "0":
-        command = [sys.executable, "-m", "tests.golden.record", "--print", name]
-        fixed = {**os.environ, "PYTHONHASHSEED": "0"}
-        return json.loads(subprocess.run(command, env=fixed, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     with workplace() as place:
         found = CASES[name][1]()
         return json.loads(json.dumps(scrub(found, str(place))))

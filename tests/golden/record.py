@@ -16,9 +16,6 @@ from tests.golden.harness import CASES, RECORD, compute, written
 
 
 def main(arguments: list[str]) -> None:
-    if "--print" in arguments:
-        print(json.dumps(compute(arguments[-1])))
-        return
     if "--old-run" in arguments:
         cases.write_old_runs()
     names = [name for name in arguments if not name.startswith("--")] or list(CASES)
