@@ -41,6 +41,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "threshold": "unmask.samplers.ordered:ThresholdSampler",
         "entropy_bounded": "unmask.samplers.ordered:EntropyBoundedSampler",
         "remdm": "unmask.samplers.remasking:ReMDMSampler",
+        "remdm-conf": "unmask.samplers.remasking:ReMDMConfSampler",
         "corrector": "unmask.samplers.remasking:CorrectorSampler",
     },
     "model": {

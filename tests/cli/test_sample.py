@@ -88,9 +88,9 @@ def test_orders_and_samplers_apply(sample):
     result = sample("--length", 12, "--order", "left_to_right", "--steps", 4)
     assert result["sampler"]["order"] == "left_to_right"
     assert result["texts"][0]["order"] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    remdm = ("--sampler", "name: remdm, strategy: conf, eta: 0.3", "--steps", 6)
+    remdm = ("--sampler", "name: remdm, strategy: cap_conf, eta: 0.3", "--steps", 6)
     result = sample("--length", 12, *remdm, "--min-p", 0.1, "--greedy-tail", 0.5)
-    assert (result["sampler"]["strategy"], result["sampler"]["eta"], result["sampler"]["steps"]) == ("conf", 0.3, 6)
+    assert (result["sampler"]["strategy"], result["sampler"]["eta"], result["sampler"]["steps"]) == ("cap_conf", 0.3, 6)
     assert (result["rule"]["min_p"], result["rule"]["greedy_tail"]) == (0.1, 0.5)
     assert result["texts"][0]["calls"] == 6
 

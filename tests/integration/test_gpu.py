@@ -32,7 +32,7 @@ SAMPLERS = [
     "threshold",
     "entropy_bounded",
     {"name": "remdm", "steps": 12},
-    {"name": "remdm", "steps": 12, "strategy": "conf"},
+    {"name": "remdm", "steps": 12, "strategy": "cap_conf"},
     {"name": "corrector", "steps": 12},
 ]
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,8 @@ WAYS = [
     {"order": "entropy_bounded"},
     {"sampler": {"name": "entropy_bounded", "gamma": 6.0}},
     {"sampler": "remdm", "steps": 5},
-    {"sampler": {"name": "remdm", "strategy": "conf", "eta": 0.4}, "steps": 5},
+    {"sampler": {"name": "remdm", "strategy": "cap_conf", "eta": 0.4}, "steps": 5},
+    {"sampler": "remdm-conf", "steps": 5},
     {"sampler": {"name": "remdm", "strategy": "loop", "eta": 0.4, "steps": 5}},
     {"sampler": "corrector", "steps": 5},
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +16,13 @@ from unmask.laws.chains import output_distribution, remasking_states
 from unmask.laws.tables import ConstantDenoiser, DataDistribution, RecordingDenoiser, all_canvases, random_table
 from unmask.registry import build
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, run_sampler, sample
-from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
+from unmask.samplers.base import Canvas, State, run_sampler, sample
+from unmask.samplers.remasking import CorrectorSampler, ReMDMConfSampler, ReMDMSampler, doubt
 from unmask.samplers.token_sampling import TokenSampler
 
 V, L, MASK = 4, 3, 1
 BLANK = torch.full((L,), MASK)
-STRATEGIES = ("cap", "rescale", "conf", "loop")
+STRATEGIES = ("cap", "rescale", "cap_conf", "loop")
 
 
 def factorised() -> torch.Tensor:
@@ -75,7 +77,12 @@ def test_a_loop_holds_alpha_and_remasks_only_inside():
 
 
 @pytest.mark.parametrize(
-    "sampler", [ReMDMSampler(steps=30, eta=0.2, strategy=s) for s in STRATEGIES] + [CorrectorSampler(steps=30)]
+    "sampler",
+    [
+        *(ReMDMSampler(steps=30, eta=0.2, strategy=s) for s in STRATEGIES),
+        ReMDMConfSampler(steps=30),
+        CorrectorSampler(steps=30),
+    ],
 )
 def test_states_stay_consistent_while_tokens_are_masked_again(sampler):
     ids = torch.full((4, 12), MASK)
@@ -98,13 +105,30 @@ def test_states_stay_consistent_while_tokens_are_masked_again(sampler):
 
 @pytest.mark.parametrize(
     "sampler",
-    [ReMDMSampler(steps=6, eta=0.5), ReMDMSampler(steps=6, strategy="conf", eta=0.5), CorrectorSampler(steps=6)],
+    [ReMDMSampler(steps=6, eta=0.5), ReMDMSampler(steps=6, strategy="cap_conf", eta=0.5), CorrectorSampler(steps=6)],
 )
 def test_constraints_are_kept(sampler):
     automaton = compile_constraints([Words([2, 3])], Vocabulary(None, V, MASK), [])
     tokens = ConstrainedTokenSampler(TokenSampler(), automaton, torch.device("cpu"))
     state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), tokens)
     assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
+
+
+def test_published_remasking_by_confidence():
+    """sigma_l = softmax(-psi)_l min(1, (1 - alpha_s) / alpha_t); masks are unmasked with (alpha_s - alpha_t) / (1 -
+    alpha_t)."""
+    plan = ReMDMConfSampler(steps=4).plan()
+    assert plan.limit.tolist() == pytest.approx([1, 1, 0.5, 0])
+    assert plan.reveal.tolist() == pytest.approx([1 / 4, 1 / 3, 1 / 2, 1])
+    state = State.start(Canvas.of(torch.tensor([[MASK] * 4 + [2]]), MASK), torch.tensor([4]), 4, plan)
+    state = replace(state, ids=torch.tensor([[0, 2, 3, MASK, 2]]), confidence=torch.tensor([[0.9, 0.4, 0.1, 0, 1]]))
+    weights = [math.exp(-0.9), math.exp(-0.4), math.exp(-0.1)]
+    assert doubt(state)[0].tolist() == pytest.approx([*(w / sum(weights) for w in weights), 0, 0])
+
+
+def test_earlier_configs_keep_their_meaning():
+    old = build("sampler", {"name": "remdm", "strategy": "conf", "steps": 8, "eta": 0.1})
+    assert old == ReMDMSampler(strategy="cap_conf", steps=8, eta=0.1)
 
 
 @pytest.mark.parametrize(

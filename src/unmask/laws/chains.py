@@ -25,7 +25,7 @@ from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Sampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
-from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
+from unmask.samplers.remasking import CorrectorSampler, ReMDMConfSampler, ReMDMSampler
 
 V, L, MASK = 4, 3, 1
 BLANK, PROMPTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
@@ -217,30 +217,37 @@ class ChainState:
 
 
 @output_distribution.register(ReMDMSampler)
-def remasking_chain(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Tensor:
+@output_distribution.register(ReMDMConfSampler)
+def remasking_chain(sampler: ReMDMSampler | ReMDMConfSampler, denoiser: Any, start: Tensor) -> Tensor:
     """T steps that remask tokens by the sampler's strategy."""
     *_, (_, last) = remasking_states(sampler, denoiser, start)
     return last.distribution(denoiser.config.vocab_size)
 
 
-def remasking_states(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Iterator[tuple[float, ChainState]]:
+def remasking_states(
+    sampler: ReMDMSampler | ReMDMConfSampler, denoiser: Any, start: Tensor
+) -> Iterator[tuple[float, ChainState]]:
     """The mask rate and the state after each step, from t = 1 to 0.
 
     A step masks tokens with probability rho and reveals masked positions with the probability that takes the mask rate
-    from t to s: alpha_s = (1 - rho) alpha_t + (1 - alpha_t) reveal. The strategy "conf" distributes rho over the tokens
-    by a softmax of minus their confidence.
+    from t to s: alpha_s = (1 - rho) alpha_t + (1 - alpha_t) reveal. The strategy "cap_conf" distributes rho over the
+    tokens by a softmax of minus their confidence. The published ReMDM-conf distributes the limit of rho and reveals
+    masked positions as without remasking.
     """
     V, mask = denoiser.config.vocab_size, denoiser.config.mask_token_id
     to_mask = F.one_hot(torch.tensor(mask), V).double()
-    by_confidence, loop = sampler.strategy == "conf", sampler.strategy == "loop"
+    published, plain = isinstance(sampler, ReMDMConfSampler), sampler
+    if isinstance(plain, ReMDMConfSampler):
+        plain = ReMDMSampler(steps=sampler.steps, schedule=sampler.schedule, eta=0.0)
+    by_confidence, loop = published or plain.strategy == "cap_conf", plain.strategy == "loop"
     state, writable = ChainState.at(start), start == mask
     for step in reversed(range(sampler.steps)):
         t, s = (step + 1) / sampler.steps, step / sampler.steps
-        times = torch.tensor([_loop_time(sampler, time) if loop else time for time in (t, s)], dtype=torch.float64)
+        times = torch.tensor([_loop_time(plain, time) if loop else time for time in (t, s)], dtype=torch.float64)
         rate_t, rate_s = sampler.schedule.mask_rate(times).tolist()
         limit = min(1.0, rate_s / (1.0 - rate_t)) if rate_t < 1 else 1.0
-        remask = sampler.eta * limit if sampler.strategy == "rescale" else min(sampler.eta, limit)
-        if loop and not (s >= sampler.t_off and t <= sampler.t_on):
+        remask = plain.eta * limit if plain.strategy == "rescale" else min(plain.eta, limit)
+        if loop and not (s >= plain.t_off and t <= plain.t_on):
             remask = 0.0
         reveal = ((1 - rate_s) - (1 - remask) * (1 - rate_t)) / rate_t
         rho = torch.full(state.ids.shape, remask, dtype=torch.float64)
@@ -248,7 +255,8 @@ def remasking_states(sampler: ReMDMSampler, denoiser: Any, start: Tensor) -> Ite
             revealed = (state.ids != mask) & writable
             weight = (-state.confidence).exp() * revealed
             share = weight / weight.sum(dim=1, keepdim=True).clamp_min(1e-300)
-            rho = (remask * revealed.sum(dim=1, keepdim=True) * share).clamp_max(limit)
+            mass = limit if published else remask * revealed.sum(dim=1, keepdim=True)
+            rho = (mass * share).clamp_max(limit)
         x_theta = exact.log_conditionals(denoiser, state.ids, 1.0 - rate_t).exp()
         kept = F.one_hot(state.ids, V).double()
         kernel = torch.where(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 from typing_extensions import Self
 
@@ -17,10 +18,25 @@ from unmask.samplers.base import AnyTokenSampler, Canvas, Sampler, State, predic
 from unmask.schedules import LogLinear
 
 
+class RemaskingSampler(Sampler):
+    """T calls by a plan that does not depend on the canvas."""
+
+    rewrites: ClassVar[bool] = True
+    steps: int = Field(default=128, ge=1, le=MAX_STEPS)
+    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
+
+    @abstractmethod
+    def plan(self) -> Any:
+        """The probabilities of all calls, [T] each in float64."""
+
+    def begin(self, canvas: Canvas) -> State:
+        calls = self.steps * canvas.masked.any(dim=1).long()
+        return State.start(canvas, calls, int(calls.max()), self.plan())
+
+
 @dataclass(frozen=True)
 class ReMDMPlan:
-    """[T] each, in float64: alpha before each call, the remasking probability rho and its limit, and the probability
-    of unmasking."""
+    """alpha before each call, the remasking probability rho and its limit, and the probability of unmasking."""
 
     alpha: Tensor
     remask: Tensor
@@ -28,18 +44,19 @@ class ReMDMPlan:
     reveal: Tensor
 
 
-class ReMDMSampler(Sampler):
+class ReMDMSampler(RemaskingSampler):
     """T calls, each of which unmasks some positions and masks written tokens again with probability rho.
 
-    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `conf`: as cap on average, more for tokens with
-    a low confidence. `loop`: as cap while alpha is held at `alpha_on` from time `t_on` to `t_off`, and 0 otherwise.
+    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `cap_conf`: as cap on average, more for tokens
+    with a low confidence; not the published ReMDM-conf, which is the sampler `remdm-conf`. `loop`: as cap while alpha
+    is held at `alpha_on` from time `t_on` to `t_off`, and 0 otherwise.
     """
 
     name: Literal["remdm"] = "remdm"
-    rewrites: ClassVar[bool] = True
-    strategy: Literal["cap", "rescale", "conf", "loop"] = "cap"
-    steps: int = Field(default=128, ge=1, le=MAX_STEPS)
-    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
+    strategy: Annotated[
+        Literal["cap", "rescale", "cap_conf", "loop"],
+        BeforeValidator(lambda name: "cap_conf" if name == "conf" else name),  # its earlier name
+    ] = "cap"
     eta: float = Field(default=0.02, ge=0, le=1)
     t_on: float = Field(default=0.55, gt=0, le=1)
     t_off: float = Field(default=0.05, gt=0, le=1)
@@ -51,12 +68,7 @@ class ReMDMSampler(Sampler):
             raise ValueError(f"t_off must not be above t_on={self.t_on}, got {self.t_off}.")
         return self
 
-    def begin(self, canvas: Canvas) -> State:
-        calls = self.steps * canvas.masked.any(dim=1).long()
-        return State.start(canvas, calls, int(calls.max()), self.plan())
-
     def plan(self) -> ReMDMPlan:
-        """The probabilities of all calls, which do not depend on the canvas."""
         time = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps
         t, s = time[:-1], time[1:]
         rate = self.schedule.mask_rate(self._loop_times(time) if self.strategy == "loop" else time)
@@ -73,33 +85,53 @@ class ReMDMSampler(Sampler):
         return torch.where(time > self.t_on, before, hold * (time / self.t_off).clamp_max(1.0))
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
-        plan: ReMDMPlan = state.plan
-        prediction = predict_masked(denoiser, state, plan.alpha[state.call])
-        u = state.uniforms(Purpose.REVEAL)
-        remasked = state.written & (u < self._remask_probability(state))
-        selected = state.masked & (u < float(plan.reveal[state.call]))
-        return write_selected(denoiser, state, prediction, selected, token_sampler).remask(remasked)
+        rho: Tensor | float = float(state.plan.remask[state.call])
+        if self.strategy == "cap_conf":
+            shared = rho * state.written.sum(dim=1, keepdim=True) * doubt(state)
+            rho = shared.clamp_max(float(state.plan.limit[state.call]))
+        return remasking_step(denoiser, state, token_sampler, rho)
 
-    def _remask_probability(self, state: State) -> Tensor | float:
-        """The probability of masking a written token again: one for all, or [B, L] for `conf`."""
-        rho, limit = float(state.plan.remask[state.call]), float(state.plan.limit[state.call])
-        if self.strategy != "conf":
-            return rho
-        share = (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
-        return (rho * state.written.sum(dim=1, keepdim=True) * share).clamp_max(limit)
+
+class ReMDMConfSampler(RemaskingSampler):
+    """ReMDM-conf as published: written tokens share the limit of rho by a softmax of minus their confidence.
+
+    The rho of a masked token is 0, so it is unmasked as by ancestral sampling.
+    """
+
+    name: Literal["remdm-conf"] = "remdm-conf"
+
+    def plan(self) -> ReMDMPlan:
+        return ReMDMSampler(steps=self.steps, schedule=self.schedule, eta=0.0).plan()
+
+    def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
+        return remasking_step(denoiser, state, token_sampler, float(state.plan.limit[state.call]) * doubt(state))
+
+
+def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, rho: Tensor | float) -> State:
+    """One network call that unmasks positions by the plan and masks written tokens again with probability `rho`."""
+    plan: ReMDMPlan = state.plan
+    prediction = predict_masked(denoiser, state, plan.alpha[state.call])
+    u = state.uniforms(Purpose.REVEAL)
+    remasked = state.written & (u < rho)
+    selected = state.masked & (u < float(plan.reveal[state.call]))
+    return write_selected(denoiser, state, prediction, selected, token_sampler).remask(remasked)
+
+
+def doubt(state: State) -> Tensor:
+    """[B, L] the softmax of minus the confidence over the written tokens of each sequence, 0 elsewhere."""
+    return (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
 
 
 @dataclass(frozen=True)
 class CorrectorPlan:
-    """[T] each, in float64: the probability of masking a written token, alpha after that, and the probability of
-    unmasking."""
+    """The probability of masking a written token, alpha after that, and the probability of unmasking."""
 
     remask: Tensor
     alpha: Tensor
     reveal: Tensor
 
 
-class CorrectorSampler(Sampler):
+class CorrectorSampler(RemaskingSampler):
     """T calls, alternating between an ancestral step and a forward-backward correction of `fraction` of the tokens.
 
     At level s the forward process masks a fraction of the written tokens, which goes back to the time with that much
@@ -107,17 +139,9 @@ class CorrectorSampler(Sampler):
     """
 
     name: Literal["corrector"] = "corrector"
-    rewrites: ClassVar[bool] = True
-    steps: int = Field(default=128, ge=1, le=MAX_STEPS)
-    schedule: field("schedule") = LogLinear()  # type: ignore[valid-type]
     fraction: float = Field(default=0.1, gt=0, le=1)
 
-    def begin(self, canvas: Canvas) -> State:
-        calls = self.steps * canvas.masked.any(dim=1).long()
-        return State.start(canvas, calls, int(calls.max()), self.plan())
-
     def plan(self) -> CorrectorPlan:
-        """The probabilities of all calls, which do not depend on the canvas."""
         ancestral_steps = (self.steps + 1) // 2
         time = torch.arange(ancestral_steps, -1, -1, dtype=torch.float64) / ancestral_steps
         call = torch.arange(self.steps)
