@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unmask import __version__
+from unmask.data.tokenizers import framed_tokenizer
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, write_checksums
 from unmask.registry import build, field
@@ -94,10 +95,18 @@ def write_checkpoint(
     """
     from unmask.models.build import silence_transformers
 
+    policy, causal, begin = config.policy, config.objective.causal, getattr(model.config, "bos_token_id", None)
+    max_length = model.config.max_length
+    if tokenizer is not None:
+        end = policy.ends_with_eos and not policy.supervises_padding and not causal
+        framed = framed_tokenizer(tokenizer, max_length, begin=begin, end=end)
+        framed.save_pretrained(folder)
+        if causal:
+            model.generation_config.update(eos_token_id=framed.eos_token_id, pad_token_id=framed.pad_token_id)
+    if not causal:
+        model.config.row_length = min(config.length, max_length) if policy.supervises_padding else None
     with silence_transformers():
         model.save_pretrained(folder, state_dict=state_dict, **options)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
     write_checksums(folder)
 

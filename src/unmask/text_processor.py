@@ -21,7 +21,7 @@ from unmask.constraints import (
     compile_constraints,
     masks_before_text,
 )
-from unmask.data.encoding import encode, encode_one
+from unmask.data.encoding import begins_with_spaces, encode, encode_one
 from unmask.data.length_policies import rows_given, rows_of_texts
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
@@ -37,8 +37,6 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_UTF8_BYTES = 4
 MAX_BLANK_LENGTHS = 64
 """Lengths that one blank of open length may choose from."""
-LEADING_SPACES = "Ġ▁"
-"""A leading space in the vocabularies of byte-level BPE and SentencePiece."""
 
 Blank = int | range
 """The number of tokens of a blank, or the numbers that it may have."""
@@ -162,7 +160,7 @@ class TextProcessor:
     @cached_property
     def _has_leading_spaces(self) -> bool:
         """Whether tokens begin with the space before a word."""
-        return any(len(token) > 1 and token[0] in LEADING_SPACES for token in self.tokenizer.get_vocab())
+        return begins_with_spaces(self.tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts, without special tokens."""

@@ -324,7 +324,9 @@ def ship(
         for file in (*others, run / RECIPE):
             shutil.copyfile(file, folder / file.name)
         network = checkpoint.model.to(torch.bfloat16)
-        write_checkpoint(folder, network, None, checkpoint.config, max_shard_size=f"{shard_megabytes}MB")
+        write_checkpoint(
+            folder, network, checkpoint.tokenizer, checkpoint.config, max_shard_size=f"{shard_megabytes}MB"
+        )
         shards = [path.stat().st_size for path in sorted(folder.glob("*.safetensors"))]
         (folder / README).write_text(model_card(out.name, record, measured, shards), encoding="utf-8")
         size = sum(path.stat().st_size for path in folder.iterdir())

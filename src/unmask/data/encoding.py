@@ -32,6 +32,8 @@ CHUNK_CHARACTERS = 1 << 16
 CONTEXT_CHARACTERS = 64
 """Text on either side of a chunk boundary that decides whether tokens cross it."""
 BATCH_CHARACTERS = 1 << 21
+LEADING_SPACES = "Ġ▁"
+"""A leading space in the vocabularies of byte-level BPE and SentencePiece."""
 
 WORD_END = re.compile(r"(?<=\S)(?=[ \n])")
 
@@ -277,6 +279,11 @@ def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encoder:
 def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the number of embeddings that a tokenizer needs: its largest id plus one, special tokens included."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+def begins_with_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether tokens begin with the space before a word."""
+    return any(len(token) > 1 and token[0] in LEADING_SPACES for token in tokenizer.get_vocab())
 
 
 def byte_symbols() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import string
 from abc import abstractmethod
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator
 
 from unmask.data.encoding import (
+    begins_with_spaces,
     byte_pre_tokenizer,
     byte_symbols,
     character_pre_tokenizer,
@@ -264,3 +266,33 @@ def with_special_tokens(tokenizer: Tokenizer, **special_tokens: str) -> PreTrain
         clean_up_tokenization_spaces=False,
         **special_tokens,  # type: ignore[arg-type]
     )
+
+
+def framed_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, max_length: int, *, begin: int | None = None, end: bool = False
+) -> PreTrainedTokenizerFast:
+    """A copy of a tokenizer whose calls, as in `pipeline("fill-mask")`, give rows like those in training.
+
+    A row starts with the token `begin`, as for autoregressive networks, and ends with EOS if `end`. The mask token
+    takes the space before it if words begin with spaces. Padding is EOS, or the mask token without EOS. `encode` gives
+    the same ids as before.
+    """
+    from tokenizers import AddedToken, processors
+
+    framed = copy.deepcopy(tokenizer)
+    framed.model_max_length = max_length
+    framed.init_kwargs["padding_side"] = framed.padding_side = "right" if begin is None else "left"
+    for option in ("is_local", "local_files_only"):  # of the call that opened it
+        framed.init_kwargs.pop(option, None)
+    if framed.pad_token is None:
+        framed.pad_token = framed.eos_token or framed.mask_token
+    if framed.mask_token is not None and begin is None and begins_with_spaces(framed):
+        framed.add_special_tokens({"mask_token": AddedToken(framed.mask_token, lstrip=True, special=True)})
+    first = None if begin is None else framed.convert_ids_to_tokens(begin)
+    last = framed.eos_token if end else None
+    around = {token: framed.convert_tokens_to_ids(token) for token in (first, last) if token is not None}
+    framed.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=[token for token in (first, "$A", last) if token is not None],
+        special_tokens=list(around.items()),
+    )
+    return framed

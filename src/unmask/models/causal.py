@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache
@@ -10,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from unmask.models.attention import StaticCache, causal_mask
 from unmask.models.config import CausalConfig
-from unmask.models.dit import Transformer, label_loss
+from unmask.models.dit import Transformer
 
 
 class CausalLM(Transformer, GenerationMixin):
@@ -21,6 +23,7 @@ class CausalLM(Transformer, GenerationMixin):
 
     def __init__(self, config: CausalConfig) -> None:
         super().__init__(config)
+        self.loss_type = "ForCausalLM"
         # `generate` would report a conflict with the `max_new_tokens` of the caller
         self.generation_config.max_length = None
 
@@ -29,6 +32,7 @@ class CausalLM(Transformer, GenerationMixin):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | StaticCache | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """The rows [B, L, D] for `head`.
 
@@ -37,6 +41,7 @@ class CausalLM(Transformer, GenerationMixin):
             attention_mask: True (or 1) at tokens and False at padding, [B, cached + L]. Right padding needs none.
             past_key_values: The cache of the earlier tokens, to which these are added. A `StaticCache` must have been
                 moved to their position with `seek`, and takes no attention mask.
+            states: A list that the hidden states of all layers are appended to.
         """
         if isinstance(past_key_values, StaticCache):
             mask = past_key_values.begin_pass(input_ids.shape[1])
@@ -44,7 +49,7 @@ class CausalLM(Transformer, GenerationMixin):
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         self._check_input(input_ids, attention_mask, past)
         mask = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
-        return self._run(input_ids, mask, past=past, past_key_values=past_key_values)
+        return self._run(input_ids, mask, past=past, past_key_values=past_key_values, states=states)
 
     def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
         """An empty cache for `hidden`: one that grows, or a static one for `capacity` tokens."""
@@ -62,18 +67,36 @@ class CausalLM(Transformer, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **unused: object,
     ) -> CausalLMOutputWithPast:
         """Logits [B, L, V], as in every Hugging Face causal LM; row i predicts token i + 1.
 
-        ``labels`` [B, L] are the input ids, or -100 at tokens that are not counted; they are shifted here.
+        ``labels`` [B, L] are the input ids, or -100 at tokens that are not counted; they are shifted here. The loss
+        is their mean cross-entropy, or its sum divided by ``num_items_in_batch``.
         ``use_cache`` creates a cache if none is given (by default outside training). ``logits_to_keep`` keeps that many
         last rows (0: all). Other arguments of ``generate``, such as position ids, are ignored: rotary positions are
         relative.
         """
         if past_key_values is None and (not self.training if use_cache is None else use_cache):
             past_key_values = DynamicCache()
-        rows = self.hidden(input_ids, attention_mask, past_key_values)
+        states = self._requested_states(output_hidden_states, output_attentions)
+        rows = self.hidden(input_ids, attention_mask, past_key_values, states)
         logits = self.head(rows[:, -logits_to_keep:])
-        loss = None if labels is None else label_loss(logits[:, :-1], labels[:, 1:])
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)  # type: ignore[arg-type]
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,  # type: ignore[arg-type]
+            past_key_values=past_key_values,
+            hidden_states=None if states is None else tuple(states),  # type: ignore[arg-type]
+        )
+
+    def _prepare_generated_length(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let `generate` stop at the longest sequence of the network, however many new tokens are asked for."""
+        prepared = super()._prepare_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
+        prepared.max_length = min(prepared.max_length, self.config.max_length)
+        return prepared

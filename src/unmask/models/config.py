@@ -120,6 +120,8 @@ class DiTConfig(TransformerConfig):
         absolute_positions: Whether to add absolute position embeddings. With rotary embeddings alone all positions of a
             fully masked sequence look the same.
         planner_width: Hidden width of the planner head, or None without a planner.
+        row_length: Tokens per training row if the network learnt the EOS tokens after a text; ``forward`` then
+            continues shorter rows with masks, since it takes the end of a row for the end of the text.
         kwargs: The fields of `TransformerConfig`.
     """
 
@@ -132,6 +134,7 @@ class DiTConfig(TransformerConfig):
         mask_logit: bool = False,
         absolute_positions: bool = False,
         planner_width: int | None = None,
+        row_length: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -140,6 +143,7 @@ class DiTConfig(TransformerConfig):
         self.cond_dim = cond_dim
         self.mask_logit = mask_logit
         self.planner_width = planner_width
+        self.row_length = row_length
         if conditioned and cond_dim < 1:
             raise UnmaskError(f"cond_dim must be at least 1, got {cond_dim}.")
 

@@ -35,6 +35,7 @@ class Transformer(PreTrainedModel):
     config: TransformerConfig
     config_class: type[PretrainedConfig] | None = TransformerConfig
     supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
     _supports_sdpa = True
 
     def __init__(self, config: TransformerConfig, cond_dim: int | None = None) -> None:
@@ -62,6 +63,35 @@ class Transformer(PreTrainedModel):
         """The token embedding."""
         return self.vocab_embed
 
+    def get_output_embeddings(self) -> nn.Module:
+        """The projection to the vocabulary."""
+        return self.output_layer.linear
+
+    @torch.no_grad()
+    def resize_token_embeddings(  # type: ignore[override]
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Cut or extend the vocabulary at its end; the mask token keeps its id.
+
+        New tokens start as the mean of the others, or as zeros without ``mean_resizing``.
+        """
+        size, multiple = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+        size = -(-size // multiple) * multiple
+        if size <= self.config.mask_token_id:
+            raise UnmaskError(
+                f"new_num_tokens must be above {self.config.mask_token_id}, the id of the mask token, got {size}."
+            )
+        linear = self.output_layer.linear
+        for module, name in ((self.vocab_embed, "embedding"), (linear, "weight"), (linear, "bias")):
+            old = getattr(module, name)
+            new = old.new_zeros(size, *old.shape[1:])
+            new[: len(old)] = old[:size]
+            if mean_resizing:
+                new[len(old) :] = old.mean(dim=0)
+            setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
+        self.config.vocab_size = linear.out_features = size
+        return self.vocab_embed
+
     def _run(
         self,
         input_ids: Tensor,
@@ -70,10 +100,12 @@ class Transformer(PreTrainedModel):
         past: int | Tensor = 0,
         past_key_values: Cache | StaticCache | None = None,
         positions: Tensor | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """Ids [B, L], starting at position ``past``, through all blocks and the final norm to [B, L, D].
 
-        With positions [B, K] the last block computes only those rows, [B, K, D].
+        With positions [B, K] the last block computes only those rows, [B, K, D]. The inputs of the blocks and the
+        result are appended to ``states``.
         """
         config = self.config
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
@@ -81,13 +113,29 @@ class Transformer(PreTrainedModel):
         block_cond = cond if cond is None else cond.to(x.dtype)
         seeds = self._dropout_seeds(x.device)
         for block, block_seeds in zip(self.blocks[:-1], seeds, strict=False):
+            if states is not None:
+                states.append(x)
             x = block(x, block_cond, rotary, mask, past_key_values=past_key_values, seeds=block_seeds)
+        if states is not None:
+            states.append(x)
         x = self.blocks[-1](
             x, block_cond, rotary, mask, past_key_values=past_key_values, positions=positions, seeds=seeds[-1]
         )
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
-        return self.output_layer.normalise(x, cond)
+        x = self.output_layer.normalise(x, cond)
+        if states is not None:
+            states.append(x)
+        return x
+
+    def _requested_states(
+        self, output_hidden_states: bool | None, output_attentions: bool | None
+    ) -> list[Tensor] | None:
+        """An empty list for the hidden states if they are requested by the caller or the config."""
+        if output_attentions:
+            raise UnmaskError("output_attentions=True is not supported: attention is computed without its weights.")
+        requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return [] if requested else None
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         return self.vocab_embed(input_ids)
@@ -140,6 +188,7 @@ class DiT(Transformer):
         if config.absolute_positions:
             self.add_absolute_positions()
         width = config.planner_width
+        self.loss_type = "ForMaskedLM"
         self.planner = None if width is None else PlannerHead(config.hidden_size, width)
 
     def add_absolute_positions(self) -> None:
@@ -178,16 +227,39 @@ class DiT(Transformer):
         alpha: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        loss_weight: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> MaskedLMOutput:
         """Logits [B, L, V] at every position, as in every Hugging Face masked LM.
 
-        With ``labels`` [B, L] the loss is the mean cross-entropy where a label is not -100. ``token_type_ids``, which
-        some tokenizers return, is ignored.
+        With ``labels`` [B, L] the loss is the mean cross-entropy where a label is not -100. With ``loss_weight`` [B],
+        w(t) of each row, it is the bound per labelled token (eq. 10): the weighted cross-entropy of masked tokens, to
+        which visible tokens add 0. ``num_items_in_batch`` replaces the number of labels. If the config has a
+        ``row_length``, shorter rows are continued with masks, as they are in `unmask.MaskedDiffusionLM.fill`.
+        ``token_type_ids``, which some tokenizers return, is ignored.
         """
-        logits = self.head(self.hidden(input_ids, alpha, attention_mask), self.config.mask_logit)
-        loss = None if labels is None else label_loss(logits, labels)
-        return MaskedLMOutput(loss=loss, logits=logits)  # type: ignore[arg-type]
+        self._check_input(input_ids, attention_mask)
+        states = self._requested_states(output_hidden_states, output_attentions)
+        ids, length, width = input_ids, self.config.row_length, input_ids.shape[1]
+        if length is not None:
+            if attention_mask is not None:
+                ids, attention_mask = ids.masked_fill(~attention_mask.bool(), self.config.mask_token_id), None
+            ids = F.pad(ids, (0, max(0, length - width)), value=self.config.mask_token_id)
+        rows = self._run(ids, bidirectional_mask(attention_mask), self._condition(alpha, ids.device), states=states)
+        logits = self.head(rows[:, :width], self.config.mask_logit)
+        loss = None
+        if labels is not None and loss_weight is None:
+            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch)
+        elif labels is not None and loss_weight is not None:
+            count = (labels != -100).sum().clamp_min(1) if num_items_in_batch is None else num_items_in_batch
+            masked = labels.masked_fill(input_ids != self.config.mask_token_id, -100)
+            nll_BL = F.cross_entropy(logits.float().transpose(1, 2), masked, reduction="none")
+            loss = (loss_weight[:, None] * nll_BL).sum() / count
+        hidden_states = None if states is None else tuple(state[:, :width] for state in states)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=hidden_states)  # type: ignore[arg-type]
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         """[...] log-odds that the most likely tokens at hidden rows [..., D], of log-probability [...], are right."""
@@ -205,11 +277,6 @@ class DiT(Transformer):
             return None
         sigma = torch.zeros(1, device=device) if alpha is None else -torch.log(EPSILON + (1 - EPSILON) * alpha.float())
         return F.silu(self.sigma_map(sigma))
-
-
-def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of logits [B, L, V] at the labels [B, L] that are not -100."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
 
 
 def missing_planner_error(checkpoint: Path | str | None = None) -> UnmaskError:

@@ -73,6 +73,11 @@ class TokenEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter under the name that it has in `nn.Embedding`."""
+        return self.embedding
+
     def forward(self, input_ids: Tensor) -> Tensor:
         return F.embedding(input_ids, self.embedding)
 
