@@ -13,9 +13,10 @@ from functools import partial
 import pytest
 import torch
 
+import unmask.doctor
 from tests.conftest import make_checkpoint
 from unmask import laws
-from unmask.doctor import CheckResult, machine
+from unmask.doctor import CheckResult
 from unmask.pipeline import load
 from unmask.schedules import LogLinear
 
@@ -121,13 +122,13 @@ def test_a_missing_extra_is_not_a_failure_but_a_wrong_package_is(doctor, monkeyp
     gutter = {"name": "gutter", "version": None, "wanted": ">=1", "supported": False}
     install = "pip install 'unmask[roof]'"
     extra = {"name": "roof", "packages": [tiles, gutter], "complete": False, "install": install}
-    monkeypatch.setattr(machine, "list_extras", lambda: [extra])
+    monkeypatch.setattr(unmask.doctor, "list_extras", lambda: [extra])
     code, out, _ = doctor("--quick")
     assert code == 0
     assert "roof: tiles 4.2" in out
     assert f"missing: gutter>=1; {install}" in out
     wrong = CheckResult("torch", False, "1.0 (requires >=2.6,<3)", "pip install 'torch>=2.6,<3'")
-    monkeypatch.setattr(machine, "check_packages", lambda: [wrong])
+    monkeypatch.setattr(unmask.doctor, "check_packages", lambda: [wrong])
     code, out, _ = doctor("--quick")
     assert code == 1
     assert "✗ torch: 1.0 (requires >=2.6,<3)" in out

@@ -43,9 +43,9 @@ def doctor(
     """
     import torch
 
+    from unmask import laws
+    from unmask.doctor import check_packages, describe_machine, list_extras, run_laws
     from unmask.doctor.checkpoint import CheckpointCheck, describe_checkpoint
-    from unmask.doctor.laws import count_cases, run_laws
-    from unmask.doctor.machine import check_packages, describe_machine, list_extras
     from unmask.models.inference import select_device
     from unmask.pipeline import load
 
@@ -66,7 +66,8 @@ def doctor(
     if not as_json:
         _print_environment(packages, report)
     if not quick:
-        with progress("laws", count_cases(), quiet=as_json) as advance:
+        cases = sum(len(laws.cases(axis)) for axis in laws.AXES)
+        with progress("laws", cases, quiet=as_json) as advance:
             report["laws"] = list(run_laws(where, advance))
         if not as_json:
             _print_laws(report["laws"], str(where))

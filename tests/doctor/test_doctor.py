@@ -1,4 +1,4 @@
-"""Packages, extras and hardware."""
+"""Packages, extras, hardware, and the laws on this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.doctor import machine
-from unmask.doctor.machine import check_packages, describe_machine, list_extras
+from unmask import doctor, laws
+from unmask.doctor import check_packages, describe_machine, list_extras, run_laws
+from unmask.laws.base import on_device
 
 METADATA = """Metadata-Version: 2.4
 Name: unmask
@@ -74,7 +75,7 @@ def test_extras_list_their_packages(install):
 
 
 def test_requirements_are_unknown_without_an_installation(monkeypatch):
-    monkeypatch.setattr(machine, "DISTRIBUTION", "not-installed-anywhere")
+    monkeypatch.setattr(doctor, "DISTRIBUTION", "not-installed-anywhere")
     own, rest = check_packages()
     assert own.passed
     assert rest.passed is None
@@ -104,3 +105,35 @@ def test_an_unusable_driver_and_the_compiler_are_reported(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = describe_machine()
     assert (found["driver_unused"], found["compiler"]) == (False, None)
+
+
+def test_every_case_counts_and_the_closest_is_reported(monkeypatch):
+    monkeypatch.setattr(laws, "AXES", ("schedule", "model"))
+    done = []
+    schedules, models = run_laws(torch.device("cpu"), done.append)
+    assert sum(done) == sum(len(laws.cases(axis)) for axis in ("schedule", "model"))
+    results = list(laws.run(("schedule",)))
+    assert schedules["checks"] == len(results)
+    assert schedules["members"] == len(laws.members("schedule"))
+    assert schedules["closest"]["share"] == max(one.value / one.limit for one in results if one.limit > 0)
+    assert (models["axis"], models["passed"], models["broken"]) == ("model", True, [])
+
+
+def test_tensors_of_the_cpu_move_to_the_device():
+    """On the meta device, which computes nothing but keeps track of devices."""
+    constant = torch.arange(3)
+    with on_device("meta"):
+        made = torch.zeros(3)
+        found = {
+            "made": made,
+            "sum": constant + 1,
+            "joined": torch.cat([constant, constant]),
+            "chosen": torch.where(constant > 1, constant, other=constant),
+            "indexed": made[constant],
+        }
+        drawn = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    assert {name: tensor.device.type for name, tensor in found.items()} == dict.fromkeys(found, "meta")
+    assert drawn.device.type == "cpu"
+    assert constant.device.type == "cpu"
+    with on_device("cpu"):
+        assert torch.zeros(1).device.type == "cpu"
