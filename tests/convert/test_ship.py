@@ -17,7 +17,7 @@ from unmask.checkpoint import read_checkpoint_config
 from unmask.config import read_recipe
 from unmask.convert.ship import METRICS, Measurements, SourceEntropy, model_card, read_measurements, read_run, ship
 from unmask.data.length_policies import SupervisedEOS
-from unmask.data.sources import TextSource
+from unmask.data.sources.text import TextSource
 from unmask.errors import UnmaskError
 from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.models.build import CheckpointSpec

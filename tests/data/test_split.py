@@ -17,9 +17,9 @@ from unmask.data import split as module
 from unmask.data.encoding import Encoder
 from unmask.data.joined_rows import JoinedRows, MixedRows
 from unmask.data.length_policies import Packed, Padded
-from unmask.data.sources import Document, Source, TextSource
-from unmask.data.sources.base import CorpusDigest
+from unmask.data.sources import CorpusDigest, Document, Source
 from unmask.data.sources.fasta import FastaSource
+from unmask.data.sources.text import TextSource
 from unmask.data.split import Corpus, MixtureSource, prepare, split_source, weighted_parts
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer
 from unmask.errors import UnmaskError

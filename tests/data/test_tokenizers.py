@@ -17,8 +17,7 @@ import unmask
 from unmask import registry
 from unmask.data import encoding
 from unmask.data.encoding import byte_symbols, encode, encoder_of, vocabulary_size
-from unmask.data.sources import Document
-from unmask.data.sources.base import CorpusDigest
+from unmask.data.sources import CorpusDigest, Document
 from unmask.data.tokenizers import BPETokenizer
 from unmask.errors import UnmaskError
 

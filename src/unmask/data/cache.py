@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Encoder, Ids, encoder_of
 from unmask.data.rows import Tokens, prefetch
-from unmask.data.sources.base import CorpusDigest, Document
+from unmask.data.sources import CorpusDigest, Document
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text, build_once, cache_dir
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.sources.base import Document
+from unmask.data.sources import Document
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from unmask.data.sources.base import Document, Source, numbered
+from unmask.data.sources import Document, Source, numbered
 from unmask.data.sources.files import COMPRESSIONS, InputFile
 from unmask.data.sources.huggingface import HuggingFaceSource
 from unmask.errors import UnmaskError, did_you_mean

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
-from unmask.data.sources.base import Document, Source
+from unmask.data.sources import Document, Source
 from unmask.io import atomic_bytes, build_once, cache_dir
 
 Bits = npt.NDArray[np.uint16]

@@ -20,7 +20,7 @@ from unmask.data.cache import TokenCache
 from unmask.data.joined_rows import JoinedRows, MixedRows
 from unmask.data.length_policies import Policy, SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources.base import CorpusDigest, Document, Source
+from unmask.data.sources import CorpusDigest, Document, Source
 from unmask.data.tokenizers import TokenizerComponent
 from unmask.errors import UnmaskError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Literal
 
-from unmask.data.sources.base import Document, Source
+from unmask.data.sources import Document, Source
 from unmask.errors import UnmaskError
 
 HELD_OUT_SHARE = 0.09

@@ -21,7 +21,7 @@ from unmask.data.encoding import (
     end_after_word,
     split_into_chunks,
 )
-from unmask.data.sources.base import CorpusDigest, Document
+from unmask.data.sources import CorpusDigest, Document
 from unmask.data.sources.fasta import LETTERS
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text, build_once, cache_dir

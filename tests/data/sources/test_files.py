@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from unmask import registry
-from unmask.data.sources import TextSource
+from unmask.data.sources.text import TextSource
 from unmask.errors import UnmaskError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unmask.data.sources import Document
-from unmask.data.sources.base import CorpusDigest
+from unmask.data.sources import CorpusDigest, Document
 
 
 def test_the_digest_depends_on_documents_and_not_on_their_parts() -> None:

@@ -20,7 +20,9 @@ import pytest
 from pyarrow import feather
 
 from unmask import registry
-from unmask.data.sources import Document, StdinSource, base, text
+from unmask.data import sources
+from unmask.data.sources import Document, text
+from unmask.data.sources.text import StdinSource
 from unmask.errors import UnmaskError
 
 TEXTS = ["one", 'two\nlines, "quoted"\r\nand\ttabbed', "Ωmega \U0001f600 [MASK]", " "]
@@ -232,7 +234,7 @@ def test_files_read_the_same_in_small_parts(tmp_path, seed, separator, monkeypat
     whole = [(document.name, document.text) for document in made.documents()]
     if separator is None:
         assert whole == [("a.txt", content)]
-    monkeypatch.setattr(base, "MAX_CHARACTERS", rng.randrange(1, 20))
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", rng.randrange(1, 20))
     monkeypatch.setattr(text, "CHUNK_CHARACTERS", rng.randrange(1, 20))
     joined: list[tuple[str, str]] = []
     more = False
@@ -246,8 +248,8 @@ def test_files_read_the_same_in_small_parts(tmp_path, seed, separator, monkeypat
 MEMORY = """
 import resource, sys
 from unmask import registry
-from unmask.data.sources import base
-base.MAX_CHARACTERS = 1_000_000
+from unmask.data import sources
+sources.MAX_CHARACTERS = 1_000_000
 name, path, options = sys.argv[1:]
 source = registry.build("source", {"name": name, "paths": path, **eval(options)})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -293,7 +295,7 @@ def test_standard_input_is_read_once_and_shared(monkeypatch: pytest.MonkeyPatch)
 
 def test_standard_input_is_stored_until_the_process_ends(tmp_path: Path) -> None:
     program = (
-        "import tempfile; from pathlib import Path; from unmask.data.sources import StdinSource\n"
+        "import tempfile; from pathlib import Path; from unmask.data.sources.text import StdinSource\n"
         "(first,), (again,) = (list(StdinSource().documents()) for _ in range(2)); assert first == again\n"
         "(stored,) = Path(tempfile.gettempdir()).iterdir(); print(len(first.text), (stored / 'text').stat().st_size)"
     )

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, ClassVar, TextIO
 
 from pydantic import field_validator
 
-from unmask.data.sources.base import Document, Source
+from unmask.data.sources import Document, Source
 from unmask.errors import UnmaskError, did_you_mean
 
 BUFFER_BYTES = 1 << 18

@@ -19,8 +19,7 @@ from typing import IO, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from unmask.data.sources import fasta
-from unmask.data.sources.base import Document, Source, in_parts, numbered
+from unmask.data.sources import Document, Source, fasta, in_parts, numbered
 from unmask.data.sources.files import FileSource, InputFile
 from unmask.errors import UnmaskError, did_you_mean
 
