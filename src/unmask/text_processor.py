@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from unmask.constraints import (
     compile_constraints,
     masks_before_text,
 )
-from unmask.data.encoding import begins_with_spaces, encode, encode_one
-from unmask.data.length_policies import rows_given, rows_of_texts
+from unmask.data.encoding import begins_with_spaces, encode
+from unmask.data.length_policies import SpecialTokens, rows_given
+from unmask.data.rows import Tokens
 from unmask.errors import UnmaskError
 from unmask.samplers.base import Canvas, State
 
@@ -258,7 +259,7 @@ class TextProcessor:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give a longer text.")
         policy, length, eos = self.config.policy, self.row_length, self.eos_token_id
         if given is None:
-            return rows_of_texts(policy, ids, length, eos, texts=texts, encode=partial(encode_one, self.tokenizer))
+            return policy.rows(Tokens.of(ids, texts), length, SpecialTokens.of(self.tokenizer))
         conditions = [given] * len(texts) if isinstance(given, str) else check_texts(given, "condition on")
         if len(conditions) != len(texts):
             raise UnmaskError(f"Got {len(conditions)} conditions for {len(texts)} texts; give one for all or for each.")

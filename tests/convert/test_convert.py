@@ -256,10 +256,11 @@ def test_without_a_tokenizer_the_checkpoint_works_on_ids(tmp_path):
 # ---- exporting -------------------------------------------------------------------------------------------------------
 
 
-def random_checkpoint(path: Path, conditioned: bool) -> Path:
+def random_checkpoint(path: Path, conditioned: bool, modulated: bool = False) -> Path:
     """One of our checkpoints with random weights and biases."""
     fields = {"vocab_size": V, "hidden_size": D, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS}
-    model = randomise(DiT(DiTConfig(**fields, max_length=L, cond_dim=COND, conditioned=conditioned)), seed=3)
+    fields |= {"max_length": L, "cond_dim": COND, "conditioned": conditioned, "modulated": modulated}
+    model = randomise(DiT(DiTConfig(**fields)), seed=3)
     save_checkpoint(path, model, byte_tokenizer(), CheckpointConfig(length=L))
     return path
 
@@ -274,6 +275,13 @@ def test_an_exported_unconditioned_network_is_the_same_at_every_sigma(tmp_path):
     ours = log_probs(load_checkpoint(source).model, some_ids())
     for sigma in (0.0, 3.0):
         same(ours, published_forward(state, some_ids(), MASK, sigma), atol=5e-5)
+
+
+def test_a_network_modulated_at_sigma_zero_is_exported_as_it_is(tmp_path):
+    source = random_checkpoint(tmp_path / "ours", conditioned=False, modulated=True)
+    assert not export(source, tmp_path / "out.safetensors").conditioned
+    state = load_file(tmp_path / "out.safetensors")
+    same(log_probs(load_checkpoint(source).model, some_ids()), published_forward(state, some_ids(), MASK), atol=5e-5)
 
 
 @pytest.mark.parametrize("conditioned", [False, True], ids=["unconditioned", "conditioned"])

@@ -78,6 +78,25 @@ def test_packed_joins_documents_by_eos_and_drops_nothing() -> None:
     assert table(Packed(), 4).bytes is None, "the size of unknown texts is not known"
 
 
+def test_framed_blocks_begin_with_bos_and_end_with_eos() -> None:
+    framed = Packed(framed=True)
+    rows = rows_of_texts(framed, LISTS, 6, EOS, PAD, TEXTS, bos_id=88)
+    assert shown(rows) == [
+        "88 1 2 3 99 99 | 0 0 0 0 0 0",
+        "88 99 4 99 5 99 | 1 1 2 2 3 3",
+        "88 6 7 8 9 99 | 3 3 3 3 3 3",
+        "88 99 99 77. 77. 77. | 3 3 3 -1 -1 -1",
+    ]
+    assert (rows.counted, rows.bytes, rows.characters) == (13 + 2 * 4, 10, 9)
+    assert table(framed, 4, lists=[[5, 6, 7]])[:].input_ids.tolist() == [[EOS, 5, 6, EOS], [EOS, 7, EOS, EOS]]
+    with pytest.raises(UnmaskError, match="fewer than one block"):
+        table(framed, 20).check_trainable()
+    with pytest.raises(UnmaskError, match="framed needs a tokenizer with an EOS token"):
+        table(framed, 6, eos=None)
+    with pytest.raises(UnmaskError, match="must be at least 3 for framed rows, got 2"):
+        table(framed, 2)
+
+
 def test_padded_gives_each_document_its_rows() -> None:
     rows = table(Padded(), 4, texts=TEXTS)
     assert shown(rows) == [
@@ -269,7 +288,7 @@ def test_a_cache_gives_the_same_rows_as_memory(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
     texts = ["héllo", "x", "a longer text"]
     cache = TokenCache.build(lambda: (Document(f"{text}.txt", text) for text in texts), BYTES)
-    for policy in POLICIES:
+    for policy in (*POLICIES, Packed(framed=True)):
         stored = policy.rows(cache, 5, SpecialTokens.of(BYTES))
         memory = table(policy, 5, 256, None, [list(text.encode()) for text in texts], texts)
         assert shown(stored) == shown(memory)

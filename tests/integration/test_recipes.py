@@ -6,8 +6,11 @@ The recipe `planner` needs a trained checkpoint; tests/training/test_planner_run
 from __future__ import annotations
 
 import pytest
+import torch
 
 from unmask.config import read_recipe, shipped_recipes
+from unmask.models.config import DiTConfig
+from unmask.models.dit import DiT
 from unmask.training import train
 
 SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1"]
@@ -19,6 +22,21 @@ def test_a_recipe_states_its_expected_result(name):
     expect = read_recipe(name).expect
     assert expect.bits_per_token or expect.bits_per_byte
     assert expect.note
+
+
+@pytest.mark.parametrize(("name", "vocab_size"), [("owt", 50_258), ("lm1b", 30_522), ("text8", 28)])
+def test_paper_recipes_build_the_published_network(name, vocab_size):
+    """Modulated at sigma = 0, as published, whatever alpha is."""
+    recipe = read_recipe(f"paper/{name}")
+    with torch.device("meta"):
+        network = recipe.model.build(vocab_size, vocab_size - 1, recipe.data.length)
+        published = DiT(DiTConfig(vocab_size=vocab_size, conditioned=True))
+    assert {key: one.shape for key, one in network.state_dict().items()} == {
+        key: one.shape for key, one in published.state_dict().items()
+    }
+    assert not network.config.conditioned
+    if name == "owt":
+        assert sum(weight.numel() for weight in network.parameters()) == 169_627_218
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name != "planner"])

@@ -41,6 +41,10 @@ def test_conditioned_network_equals_the_published_one() -> None:
         torch.testing.assert_close(ours, published_forward(weights, ids, MASK, sigma_of), rtol=0, atol=5e-5)
     difference = published_forward(weights, ids, MASK, sigma) - published_forward(weights, ids, MASK)
     assert difference[..., 0].abs().max() > 0.1
+    modulated = make(conditioned=False, modulated=True)
+    ours = modulated(ids, alpha).logits.log_softmax(-1).double()
+    expected = published_forward(dict(modulated.state_dict()), ids, MASK, torch.zeros(3))
+    torch.testing.assert_close(ours, expected, rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
                 "only converted networks can be exported."
             )
         weights = {name: weight for name, weight in weights.items() if not is_norm_bias(name)}
-    elif not config.conditioned:
+    elif not config.modulated:
         weights = unfold(weights, config.num_hidden_layers, config.cond_dim)
     weights[ROTARY] = rotary_frequencies(config.head_dim)
     return {PREFIX + name: weight.contiguous() for name, weight in weights.items()}

@@ -26,17 +26,20 @@ Encode = Callable[[str], Sequence[int]]
 class SpecialTokens(NamedTuple):
     """The tokens that policies add to documents, and `encode` for policies that look for a token in them.
 
-    eos_id: appended to each document. pad_id: written at uncounted positions (None: 0).
+    eos_id: appended to each document. pad_id: written at uncounted positions (None: 0). bos_id: begins framed blocks
+    (None: EOS).
     """
 
     eos_id: int | None
     pad_id: int | None = None
     encode: Encode | None = None
+    bos_id: int | None = None
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
         """Return those of a tokenizer."""
-        return cls(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer))
+        bos_id = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        return cls(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer), bos_id)
 
 
 class Policy(Component):
@@ -64,14 +67,25 @@ class Packed(Policy):
     """Documents, each followed by EOS, concatenated and cut into blocks.
 
     The last block is padded, so nothing is dropped. Without EOS documents are concatenated directly.
+
+    framed: whether each row is BOS, a block of L - 2 tokens, and EOS, all of them counted, as in the published runs on
+    OpenWebText. A tokenizer without BOS or CLS has EOS at both ends.
     """
 
     name: Literal["packed"] = "packed"
     ends_with_eos: ClassVar[bool] = False
+    framed: bool = False
 
     def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
         """Return consecutive blocks; padding in the last one is not counted."""
-        return PackedRows(tokens, length, special.eos_id, special.pad_id)
+        if not self.framed:
+            return PackedRows(tokens, length, special.eos_id, special.pad_id)
+        if special.eos_id is None:
+            raise UnmaskError("data.policy.framed needs a tokenizer with an EOS token; leave it out.")
+        if length < 3:
+            raise UnmaskError(f"data.length must be at least 3 for framed rows, got {length}.")
+        bos_id = special.eos_id if special.bos_id is None else special.bos_id
+        return PackedRows(tokens, length, special.eos_id, special.pad_id, bos_id)
 
 
 class Padded(Policy):
@@ -151,9 +165,10 @@ def rows_of_texts(
     pad_id: int | None = None,
     texts: Sequence[str] | None = None,
     encode: Encode | None = None,
+    bos_id: int | None = None,
 ) -> Rows:
     """Return the rows of encoded texts. texts: the source of each list of ids, to count bytes and characters."""
-    return policy.rows(Tokens.of(token_ids, texts), length, SpecialTokens(eos_id, pad_id, encode))
+    return policy.rows(Tokens.of(token_ids, texts), length, SpecialTokens(eos_id, pad_id, encode, bos_id))
 
 
 def rows_given(

@@ -274,15 +274,20 @@ class TokenRows(Rows):
 
 
 class PackedRows(TokenRows):
-    """Consecutive blocks of all documents, each followed by EOS."""
+    """Consecutive blocks of all documents, each followed by EOS; with a `bos_id`, between BOS and another EOS."""
 
-    def __init__(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None) -> None:
+    def __init__(
+        self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None, bos_id: int | None = None
+    ) -> None:
         super().__init__(tokens, length, eos_id, pad_id)
+        self._bos_id = bos_id
+        self._block = length if bos_id is None else length - 2
         self._starts = self._offsets + np.arange(len(tokens) + 1) if self._eos_count else self._offsets
-        self.counted = int(self._starts[-1])
+        self._total = int(self._starts[-1])
+        self.counted = self._total + (length - self._block) * len(self)
 
     def __len__(self) -> int:
-        return -(-self.counted // self.length)
+        return -(-self._total // self._block)
 
     def check_trainable(self) -> None:
         """Raise `UnmaskError` if there is not one complete block."""
@@ -293,23 +298,37 @@ class PackedRows(TokenRows):
             )
 
     def _read(self, rows_B: Integers) -> RowBatch:
-        position_BL = rows_B[:, None] * self.length + np.arange(self.length)
-        document_BM = self._documents_from(rows_B * self.length)
+        position_BL = rows_B[:, None] * self._block + np.arange(self._block)
+        document_BM = self._documents_from(rows_B * self._block)
         document_BL = document_BM[:, :-1]
         ids_BL = self._gather(position_BL - self._eos_count * document_BL)
         if self.eos_id is not None:
             ids_BL[document_BL < document_BM[:, 1:]] = self.eos_id
-        real_BL = position_BL < self.counted
+        real_BL = position_BL < self._total
         ids_BL[~real_BL] = self.pad_id
+        if self._bos_id is not None:
+            ids_BL, real_BL, document_BL = self._framed(ids_BL, real_BL, document_BL)
         return RowBatch(ids_BL, real_BL, np.where(real_BL, document_BL, -1), np.zeros_like(real_BL))
 
+    def _framed(self, ids_BK: Integers, real_BK: Flags, document_BK: Integers) -> tuple[Integers, Flags, Integers]:
+        """Put BOS before and EOS behind each block; they belong to the documents of their neighbours."""
+        assert self._bos_id is not None
+        assert self.eos_id is not None
+        size_B1 = real_BK.sum(axis=1, keepdims=True)
+        ids_BL = np.pad(ids_BK, ((0, 0), (1, 1)), constant_values=self.pad_id)
+        ids_BL[:, 0] = self._bos_id
+        np.put_along_axis(ids_BL, size_B1 + 1, self.eos_id, axis=1)
+        document_BL = np.pad(document_BK, ((0, 0), (1, 1)), mode="edge")
+        np.put_along_axis(document_BL, size_B1 + 1, np.take_along_axis(document_BL, size_B1, axis=1), axis=1)
+        return ids_BL, np.arange(self.length) <= size_B1 + 1, document_BL
+
     def _documents_from(self, start_B: Integers) -> Integers:
-        """Return [B, M] the documents of M = L + 1 positions from each start.
+        """Return [B, M] the documents of M = (size of a block) + 1 positions from each start.
 
         Only the first and the last are searched for; in between the index grows wherever a document begins.
         """
-        rows, width = len(start_B), self.length + 1
-        first_B, last_B = np.searchsorted(self._starts, np.stack([start_B, start_B + self.length]), side="right") - 1
+        rows, width = len(start_B), self._block + 1
+        first_B, last_B = np.searchsorted(self._starts, np.stack([start_B, start_B + self._block]), side="right") - 1
         begun_B = last_B - first_B
         row_N = np.repeat(np.arange(rows), begun_B)
         nth_N = np.arange(len(row_N)) - np.repeat(np.cumsum(begun_B) - begun_B, begun_B)

@@ -88,6 +88,8 @@ class DiTSpec(_TransformerSpec):
 
     name: Literal["dit"] = "dit"
     conditioned: bool = False
+    modulated: bool = False
+    """Whether an unconditioned network is modulated (adaLN-zero) at a constant sigma = 0, as in the published runs."""
     cond_dim: int = Field(default=128, ge=1)
     absolute_positions: bool = False
     """Whether to add absolute positions, for rows that each hold one text; not in published weights."""
@@ -96,6 +98,7 @@ class DiTSpec(_TransformerSpec):
         """A network for a vocabulary of vocab_size tokens (including the mask) and sequences of up to length tokens."""
         config = DiTConfig(
             conditioned=self.conditioned,
+            modulated=self.modulated,
             cond_dim=self.cond_dim,
             mask_logit=mask_logit,
             absolute_positions=self.absolute_positions,

@@ -115,6 +115,8 @@ class DiTConfig(TransformerConfig):
 
     Args:
         conditioned: Whether the network sees alpha, through adaLN-zero modulation as published.
+        modulated: Whether an unconditioned network keeps the modulation, at a constant sigma = 0, as the published runs
+            without time conditioning do.
         cond_dim: Width of the conditioning vector.
         mask_logit: Whether ``forward`` returns an ordinary logit for the mask token instead of -inf.
         absolute_positions: Whether to add absolute position embeddings. With rotary embeddings alone all positions of a
@@ -130,6 +132,7 @@ class DiTConfig(TransformerConfig):
     def __init__(
         self,
         conditioned: bool = False,
+        modulated: bool = False,
         cond_dim: int = 128,
         mask_logit: bool = False,
         absolute_positions: bool = False,
@@ -140,11 +143,12 @@ class DiTConfig(TransformerConfig):
         super().__init__(**kwargs)
         self.absolute_positions = absolute_positions
         self.conditioned = conditioned
+        self.modulated = modulated or conditioned
         self.cond_dim = cond_dim
         self.mask_logit = mask_logit
         self.planner_width = planner_width
         self.row_length = row_length
-        if conditioned and cond_dim < 1:
+        if self.modulated and cond_dim < 1:
             raise UnmaskError(f"cond_dim must be at least 1, got {cond_dim}.")
 
 

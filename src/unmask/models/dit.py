@@ -183,7 +183,7 @@ class DiT(Transformer):
     _keys_to_ignore_on_load_unexpected = [r"^planner\."]  # noqa: RUF012
 
     def __init__(self, config: DiTConfig) -> None:
-        super().__init__(config, cond_dim=config.cond_dim if config.conditioned else None)
+        super().__init__(config, cond_dim=config.cond_dim if config.modulated else None)
         self.position_embed: PositionEmbedding | None = None
         if config.absolute_positions:
             self.add_absolute_positions()
@@ -201,8 +201,8 @@ class DiT(Transformer):
 
         Args:
             input_ids: Tokens and masks, [B, L].
-            alpha: The probability that a token is visible, [B]. In a conditioned network None means sigma = 0 (time
-                conditioning off, as published); an unconditioned one ignores it.
+            alpha: The probability that a token is visible, [B]. In a conditioned network None means sigma = 0, as in an
+                unconditioned one, which ignores it.
             attention_mask: True (or 1) at tokens and False at padding, [B, L]; None without padding.
         """
         self._check_input(input_ids, attention_mask)
@@ -272,10 +272,13 @@ class DiT(Transformer):
         return x if self.position_embed is None else x + self.position_embed(x.shape[1]).to(x.dtype)
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
-        """The conditioning vector [B, C], or [1, C] if alpha is None; None in an unconditioned network."""
+        """The conditioning vector [B, C], or [1, C] if there is no alpha; None in a network without modulation."""
         if self.sigma_map is None:
             return None
-        sigma = torch.zeros(1, device=device) if alpha is None else -torch.log(EPSILON + (1 - EPSILON) * alpha.float())
+        if alpha is None or not self.config.conditioned:
+            sigma = torch.zeros(1, device=device)
+        else:
+            sigma = -torch.log(EPSILON + (1 - EPSILON) * alpha.float())
         return F.silu(self.sigma_map(sigma))
 
 
