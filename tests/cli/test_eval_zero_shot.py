@@ -57,7 +57,7 @@ def test_tables_name_stand_ins_and_the_training_data(data, ar_folder, printed):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--on", "ptbb"), "no protocol named 'ptbb'. Did you mean 'ptb'?"),
+        (("--on", "ptbb"), "no protocol or file named 'ptbb'. Did you mean 'ptb'?"),
         (("--on", ","), "--on must name at least one protocol"),
         (("--on", "wiki:dev"), "no part named 'dev'"),
         (("--on", "wiki"), "set UNMASK_DATA to a folder with wiki/wiki-test.txt"),

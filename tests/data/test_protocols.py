@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from unmask import registry
 from unmask.data.protocols import (
     LM1B_RULES,
     PROTOCOLS,
@@ -100,15 +101,26 @@ def test_parts_of_one_file_are_disjoint_and_complete(tmp_path, monkeypatch):
         assert found == [(0, million[0]), (million[0], million[1]), (million[1], million[2])]
 
 
+@pytest.mark.parametrize("name", ["stdlib", "a file"])
+def test_parts_are_disjoint_and_complete(tmp_path, name):
+    if name == "a file":
+        name = str(tmp_path / "a.txt")
+        (tmp_path / "a.txt").write_text("\n\n".join(f"Paragraph {n}." for n in range(400)))
+    parts = [[one.text for one in get_protocol(name).documents(part)] for part in ("train", "validation", "test")]
+    assert all(parts)
+    source = registry.build("source", get_protocol(name).parts["train"].source)
+    assert sum(map(len, parts)) == sum(1 for _ in source.documents())
+
+
 def test_without_files_the_hub_is_read(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
     lines = [" = One = \n", " \n", " text . \n", " \n", " = Two = \n"]
     datasets.Dataset.from_dict({"text": lines}).save_to_disk(tmp_path / "saved")
-    part = Part(("missing.txt",), {"path": str(tmp_path / "saved"), "split": "test"})
+    part = Part(("missing.txt",), {"name": "huggingface", "path": str(tmp_path / "saved"), "split": "test"})
     protocol = Protocol("p", "", {"test": part}, {}, 4, {}, read_lines, group=read_articles)
     assert len(list(protocol.documents("test"))) == 2
-    gone = Part(("missing.txt",), {"path": str(tmp_path / "gone"), "split": "test"})
+    gone = Part(("missing.txt",), {"name": "huggingface", "path": str(tmp_path / "gone"), "split": "test"})
     with pytest.raises(UnmaskError, match=r"gone.*set UNMASK_DATA to a folder with missing\.txt"):
         list(Protocol("p", "", {"test": gone}, {}, 4, {}, read_lines).documents("test"))
 
@@ -116,7 +128,7 @@ def test_without_files_the_hub_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "part", "message"),
     [
-        ("wikki", "test", "no protocol named 'wikki'. Did you mean 'wiki'?"),
+        ("wikki", "test", "no protocol or file named 'wikki'. Did you mean 'wiki'?"),
         ("wiki", "test", "set UNMASK_DATA to a folder with wiki/wiki-test.txt"),
         ("lambada", "train", "has no train part, only test"),
     ],
@@ -154,5 +166,5 @@ def test_every_protocol_is_complete():
         assert protocol.about
         assert protocol.parts
         for part in protocol.parts.values():
-            assert part.files
+            assert part.files or part.source
         json.dumps(protocol.data_config())

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,9 @@ from pydantic import field_validator
 
 from unmask.data.sources import Document, Source, numbered
 from unmask.data.sources.files import COMPRESSIONS, InputFile
-from unmask.data.sources.huggingface import HuggingFaceSource
+from unmask.data.stdlib import StdlibSource
 from unmask.errors import UnmaskError, did_you_mean
+from unmask.registry import build
 
 DATA_VARIABLE = "UNMASK_DATA"
 PARQUET = "refs/convert/parquet"
@@ -35,13 +37,15 @@ Texts = Iterator[str]
 class Part:
     """Where one part of a data set is.
 
-    files: below UNMASK_DATA; they may be compressed. hub: options of a `HuggingFaceSource`. characters: the
-    characters of a file's text that belong to the part, if the file holds several parts.
+    files: below UNMASK_DATA; they may be compressed. source: where the data are if the files are missing, such as a
+    dataset on the hub. characters: the characters of a file's text that belong to the part, if the file holds several
+    parts. keep: whether a document of the source belongs to the part, by its name.
     """
 
-    files: tuple[str, ...]
-    hub: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    source: Mapping[str, Any] = field(default_factory=dict)
     characters: tuple[int, int | None] = (0, None)
+    keep: Callable[[str], bool] = bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +77,8 @@ class Protocol:
         remedy = f"set {DATA_VARIABLE} to a folder with {' and '.join(place.files)}"
         if found and None not in found:
             texts = self._file_texts([path for path in found if path is not None], slice(*place.characters))
-        elif place.hub:
-            texts = self._hub_texts(place.hub, remedy)
+        elif place.source:
+            texts = self._source_texts(place, remedy)
         else:
             raise UnmaskError(f"The {part} part of '{self.name}' is not on the Hugging Face hub; {remedy}.")
         return numbered(part, map(self.clean, texts))
@@ -90,10 +94,13 @@ class Protocol:
                     f"{path} is not a file of the protocol '{self.name}' ({error}); download it again."
                 ) from error
 
-    def _hub_texts(self, options: Mapping[str, Any], remedy: str) -> Texts:
+    def _source_texts(self, place: Part, remedy: str) -> Texts:
         try:
-            yield from self.group(document.text for document in HuggingFaceSource(**options).documents())
+            documents = build("source", place.source).documents()
+            yield from self.group(document.text for document in documents if place.keep(document.name))
         except UnmaskError as error:
+            if not place.files:
+                raise
             raise UnmaskError(f"{str(error).removesuffix('.')}; or {remedy}.") from error
 
     def data_config(self) -> dict[str, Any]:
@@ -134,10 +141,23 @@ class ProtocolSource(Source):
 
 
 def get_protocol(name: str) -> Protocol:
-    """Return a protocol by its name."""
-    if name not in PROTOCOLS:
-        raise UnmaskError(f"There is no protocol named '{name}'.{did_you_mean(name, PROTOCOLS)}")
-    return PROTOCOLS[name]
+    """Return a protocol by its name, or that of a file or folder: bytes, with 5% for validation and 5% for the test."""
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
+    if not Path(name).expanduser().exists():
+        raise UnmaskError(f"There is no protocol or file named '{name}'.{did_you_mean(name, PROTOCOLS)}")
+    source = {"name": "text", "paths": [name], "separator": "paragraph"}
+    parts: dict[PartName, Part] = {
+        "train": Part(source=source, keep=lambda document: _share(document) < 0.9),
+        "validation": Part(source=source, keep=lambda document: 0.9 <= _share(document) < 0.95),
+        "test": Part(source=source, keep=lambda document: _share(document) >= 0.95),
+    }
+    return Protocol(name, "a file, by paragraphs", parts, {"name": "byte"}, 128, PACKED, read_whole)
+
+
+def _share(name: str) -> float:
+    """A number in [0, 1) that depends on the name alone."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 # ---- texts of files -------------------------------------------------------------------------------------------------
@@ -235,7 +255,7 @@ FILE_WORDS: dict[PartName, str] = {"train": "train", "validation": "valid", "tes
 
 
 def _hub(path: str, split: str, **options: Any) -> dict[str, Any]:
-    return {"path": path, "split": split, **options}
+    return {"name": "huggingface", "path": path, "split": split, **options}
 
 
 def _gpt2(name: str, about: str, parts: Mapping[PartName, Part], read: Any, **options: Any) -> Protocol:
@@ -391,6 +411,36 @@ PROTOCOLS: dict[str, Protocol] = {
                 },
             },
             _json_field("text"),
+        ),
+        Protocol(
+            "stdlib",
+            "docstrings of the Python standard library, on every machine; packages held out",
+            {
+                "train": Part(source={"name": "stdlib"}, keep=lambda name: not StdlibSource().held_out(name)),
+                "validation": Part(
+                    source={"name": "stdlib"}, keep=lambda name: StdlibSource().held_out(name) and _share(name) < 0.5
+                ),
+                "test": Part(
+                    source={"name": "stdlib"}, keep=lambda name: StdlibSource().held_out(name) and _share(name) >= 0.5
+                ),
+            },
+            {"name": "byte"},
+            128,
+            PACKED,
+            read_whole,
+        ),
+        Protocol(
+            "functions",
+            "functions of the Python standard library, on every machine",
+            {
+                "test": Part(
+                    source={"name": "functions"}, keep=lambda name: StdlibSource().held_out(name.partition(":")[0])
+                )
+            },
+            {"name": "byte"},
+            128,
+            PACKED,
+            read_whole,
         ),
         _gpt2(
             "wiki",
