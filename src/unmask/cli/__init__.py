@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 
 from unmask import __version__
-from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, sample, score, ship, train
+from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, reproduce, sample, score, ship, train
 from unmask.cli import eval as eval_verbs
 from unmask.cli import list as list_verb
 from unmask.cli.common import ASCII_ERRORS
@@ -37,6 +37,7 @@ app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
 app.command("edit")(edit.edit)
 app.command("score")(score.score)
+app.command("reproduce")(reproduce.reproduce)
 app.command("convert")(convert.convert)
 app.command("ship")(ship.ship)
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,146 @@
+"""`unmask reproduce`: the tables and figures of the paper, each as one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table as RichTable
+
+from unmask.cli import common
+
+if TYPE_CHECKING:
+    from unmask.evaluation.tables.base import ScaleName, Table
+
+ALL, LIST = "all", "list"
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(help="An experiment ('unmask reproduce list' shows them), or 'all'.")],
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="tiny shows in minutes on two cores that the command works; small takes minutes to hours on one GPU; "
+            "paper is the published size."
+        ),
+    ] = "small",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Another protocol for the data ('unmask list protocol'), or a text file.", metavar="PROTOCOL"
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs, measurements, tables and figures.")] = Path("reproduced"),
+    device: common.Device = None,
+    as_json: common.Json = False,
+) -> None:
+    """Train what is missing, evaluate it, and print the table beside the published figures.
+
+    Everything is kept in the folder OUT/SCALE. The same command goes on where an interrupted one stopped, and
+    experiments share their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
+    report.html.
+
+    Examples:
+
+        unmask reproduce list --scale small
+
+        unmask reproduce table1 --scale tiny
+
+        unmask reproduce table8 --scale small --on text8-74m --out reproduced
+
+        unmask reproduce all --scale tiny
+    """
+    from unmask.errors import UnmaskError, did_you_mean
+    from unmask.evaluation.tables import experiments, get_experiment
+    from unmask.evaluation.tables.base import SCALES
+
+    if scale not in SCALES:
+        raise UnmaskError(f"There is no scale named '{scale}'.{did_you_mean(scale, SCALES)}")
+    chosen: ScaleName = scale  # type: ignore[assignment]
+    if what == LIST:
+        _list(chosen, on, as_json)
+        return
+    names = list(experiments()) if what == ALL else [get_experiment(what).name]
+    _run(names, chosen, on, out / scale, device, as_json, report=what == ALL)
+
+
+def _run(
+    names: list[str], scale: ScaleName, on: str | None, folder: Path, device: str | None, as_json: bool, report: bool
+) -> None:
+    from unmask.evaluation.tables import get_experiment
+    from unmask.evaluation.tables.base import Workspace, run_experiment
+    from unmask.evaluation.tables.report import write_report
+    from unmask.training import Callback, Interrupted, make_progress
+
+    def on_run(label: str) -> list[Callback]:
+        common.error_console.print(f"Training {label}", markup=False)
+        return [make_progress(common.error_console, False)]
+
+    workspace = Workspace(folder, on_run, device=device)
+    tables = {}
+    for name in names:
+        try:
+            tables[name] = run_experiment(get_experiment(name), scale, on, workspace)
+        except Interrupted as stop:
+            common.error_console.print(
+                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command goes on from there.",
+                soft_wrap=True,
+            )
+            raise typer.Exit(stop.exit_code) from None
+        if not as_json:
+            _print_table(tables[name])
+            common.console.print(f"Written to {folder / name}", style="dim", soft_wrap=True)
+    if report:
+        page = write_report(folder, names)
+        common.error_console.print(f"Report: {page}", soft_wrap=True)
+    if as_json:
+        common.print_json({name: table.as_dict() for name, table in tables.items()})
+
+
+def _print_table(table: Table) -> None:
+    shown = RichTable(box=None, title=table.title, title_justify="left", header_style="bold", pad_edge=False)
+    first, *columns = table.header()
+    shown.add_column(first, no_wrap=True)
+    for column in columns:
+        shown.add_column(column, justify="right")
+    for line in table.lines():
+        shown.add_row(*line)
+    common.console.print(shown)
+    for note in table.notes:
+        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+
+
+def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
+    """Print every experiment with its runs, and how long they take at this machine's measured speed."""
+    from unmask.data.protocols import get_protocol
+    from unmask.evaluation.tables import experiments
+    from unmask.evaluation.tables.base import estimate_hours, measure_speed
+
+    speed = measure_speed()
+    rows: list[dict[str, Any]] = []
+    for name, experiment in experiments().items():
+        if scale not in experiment.scales:
+            continue
+        size = experiment.scale(scale)
+        protocol = get_protocol(on or size.protocol)
+        runs = experiment.runs(size, protocol)
+        hours = sum(estimate_hours(run.recipe, speed) for run in runs)
+        about = {"name": name, "about": experiment.about, "protocol": protocol.name}
+        rows.append({**about, "runs": len(runs), "hours": hours})
+    if as_json:
+        common.print_json({"scale": scale, "flops_per_second": speed, "experiments": rows})
+        return
+    shown = RichTable(box=None, header_style="bold", pad_edge=False)
+    for column in ("", "what", "data", "runs", "hours"):
+        shown.add_column(column, no_wrap=column == "", justify="right" if column in ("runs", "hours") else "left")
+    for row in rows:
+        shown.add_row(
+            str(row["name"]), str(row["about"]), str(row["protocol"]), str(row["runs"]), f"{row['hours']:.2g}"
+        )
+    common.console.print(shown)
+    common.console.print(
+        f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now.",
+        style="dim",
+        soft_wrap=True,
+    )

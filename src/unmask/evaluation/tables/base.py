@@ -1,0 +1,397 @@
+"""Experiments: the runs that a table needs, a workspace that trains and measures each of them once, and the table.
+
+Everything that a workspace does is kept in its folder: runs in `runs/`, measurements in `measurements/`. A second
+call finds what is there and goes on with the rest, whenever the first one was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from unmask import __version__
+from unmask.config import Recipe, parse_recipe
+from unmask.data.protocols import Protocol, get_protocol
+from unmask.errors import UnmaskError
+from unmask.io import atomic_text
+from unmask.likelihood import Bound
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
+    from unmask.training import Callback
+
+ScaleName = Literal["tiny", "small", "paper"]
+SCALES = get_args(ScaleName)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of an experiment.
+
+    protocol: the data, unless the user names others. recipe: what the runs share. seeds: training seeds of each run.
+    documents: of the test part to evaluate on, None for all. samples: generated texts per setting.
+    """
+
+    protocol: str
+    recipe: Mapping[str, Any]
+    seeds: int = 1
+    documents: int | None = None
+    samples: int = 64
+
+
+TINY: dict[str, Any] = {
+    "data": {"length": 64},
+    "model": {"size": "nano", "hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.0},
+    "optimizer": {"name": "adamw", "learning_rate": 0.003, "warmup": 10, "ema": 0.9},
+    "training": {"steps": 60, "batch_size": 16, "validate_every": 60, "validation_rows": 16, "save_every": 20},
+}
+"""Seconds on two cores: it shows that a command works, and nothing about the models."""
+SMALL: dict[str, Any] = {
+    "model": {"size": "tiny", "hidden_size": 384, "layers": 8, "heads": 6, "dropout": 0.0, "qk_norm": True},
+    "optimizer": {"name": "muon", "learning_rate": 0.007, "warmup": 100, "cooldown": 0.9, "ema": 0.99},
+    "training": {"steps": 3000, "batch_size": 256, "validate_every": 1000, "validation_rows": 512, "save_every": 500},
+}
+"""Minutes on one GPU."""
+PAPER: dict[str, Any] = {
+    "model": {"size": "small", "dropout": 0.1},
+    "optimizer": {"name": "adamw", "learning_rate": 0.0003, "warmup": 2500, "clip": 1.0, "ema": 0.9999},
+    "training": {
+        "steps": 1_000_000,
+        "batch_size": 512,
+        "validate_every": 10_000,
+        "validation_rows": 1024,
+        "save_every": 10_000,
+    },
+}
+"""The published hyper-parameters: days on many GPUs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of an experiment: a row of its table (`label`) with one training seed."""
+
+    label: str
+    recipe: Recipe
+    seed: int = 0
+
+    @property
+    def folder(self) -> str:
+        """A name that is the same for the same recipe, so that experiments share their runs."""
+        digest = blake2b(self.recipe.to_yaml().encode(), digest_size=5).hexdigest()
+        words = "".join(letter if letter.isalnum() else "-" for letter in self.label.lower())
+        return f"{words.strip('-')}-{digest}"
+
+
+def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested mappings; later ones win, and a mapping with another `name` replaces the earlier one."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            old = merged.get(key)
+            if isinstance(old, Mapping) and isinstance(value, Mapping):
+                other_name = "name" in old and "name" in value and old["name"] != value["name"]
+                value = value if other_name else merge(old, value)
+            merged[key] = value
+    return merged
+
+
+def make_run(label: str, protocol: Protocol, *parts: Mapping[str, Any], seed: int = 0) -> Run:
+    """A run on a protocol's data; `parts` are pieces of a recipe, whose model is a DiT unless they name another."""
+    recipe = merge({"data": protocol.data_config()}, *parts, {"training": {"seed": seed}})
+    recipe["model"] = {"name": "dit", **recipe["model"]}
+    return Run(label, parse_recipe(recipe), seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value of a table with its standard errors by name: `mc`, `data`, `seeds`. bound: it is an upper bound."""
+
+    value: float
+    errors: Mapping[str, float] = field(default_factory=dict)
+    bound: bool = False
+
+    def __str__(self) -> str:
+        shown = f"{'≤ ' if self.bound else ''}{_digits(self.value)}"
+        return " ± ".join([shown, *(_digits(error, self.value) for error in self.errors.values())])
+
+
+def _digits(value: float, like: float | None = None) -> str:
+    scale = abs(value if like is None else like)
+    return f"{value:.{3 if scale < 10 else 2 if scale < 100 else 1}f}"
+
+
+def bound_cell(bounds: Sequence[Bound], unit: str) -> Cell:
+    """The mean of a figure over training seeds, with the mean errors of its bounds and the spread over seeds."""
+    values = [getattr(bound, unit) for bound in bounds]
+    errors: dict[str, float] = {}
+    for name in ("mc", "data"):
+        each = [error for bound in bounds if (error := bound.error(unit, name)) is not None]
+        if each and not (name == "mc" and bounds[0].exact):
+            errors[name] = statistics.fmean(each)
+    if len(values) > 1:
+        errors["seeds"] = statistics.stdev(values)
+    return Cell(statistics.fmean(values), errors, bound=not bounds[0].exact)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a figure, with optional error bars."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    errors: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The result of an experiment. published: figures of the paper by row and column, where they exist.
+
+    comparable: whether the published figures are of the same data, and may stand in the same figure. curves: what the figure shows; without them it shows the first column. log_x: whether its axis is logarithmic.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Mapping[str, Cell | str]]
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    comparable: bool = False
+    curves: Sequence[Curve] = ()
+    axes: tuple[str, str] = ("", "")
+    log_x: bool = False
+
+    def header(self) -> list[str]:
+        """The columns; each with published figures is followed by one for them."""
+        found = {column for row in self.published.values() for column in row}
+        return ["", *(name for one in self.columns for name in ([one, "published"] if one in found else [one]))]
+
+    def lines(self) -> list[list[str]]:
+        """The rows as text, in the order of the header."""
+        found = {column for row in self.published.values() for column in row}
+        lines = []
+        for label, cells in self.rows.items():
+            line = [label]
+            for column in self.columns:
+                line.append(str(cells.get(column, "-")))
+                if column in found:
+                    value = self.published.get(label, {}).get(column)
+                    line.append("-" if value is None else f"{value:g}")
+            lines.append(line)
+        return lines
+
+    def markdown(self) -> str:
+        header, *lines = self.header(), *self.lines()
+        rows = [header, ["---"] * len(header), *lines]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        notes = "".join(f"\n{note}\n" for note in self.notes)
+        return f"## {self.title}\n\n{table}\n{notes}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows = {
+            label: {name: cell if isinstance(cell, str) else asdict(cell) for name, cell in cells.items()}
+            for label, cells in self.rows.items()
+        }
+        return {
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": rows,
+            "text": [self.header(), *self.lines()],
+            "published": {label: dict(row) for label, row in self.published.items()},
+            "notes": list(self.notes),
+            "curves": [asdict(curve) for curve in self.curves],
+        }
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of the paper, or of a claim in it.
+
+    runs: what it trains, for a scale and a protocol. measure: the table, of trained runs. protocols: scales that it
+    supports with their sizes.
+    """
+
+    name: str
+    about: str
+    scales: Mapping[ScaleName, Scale]
+    runs: Callable[[Scale, Protocol], Sequence[Run]]
+    measure: Callable[[Workspace, Scale, Protocol, Sequence[Run]], Table]
+
+    def scale(self, name: ScaleName) -> Scale:
+        if name not in self.scales:
+            raise UnmaskError(f"'{self.name}' has no scale '{name}'; choose one of: {', '.join(self.scales)}.")
+        return self.scales[name]
+
+
+class Workspace:
+    """A folder in which runs are trained and measured once.
+
+    on_run: called with the label before a run is trained, and returns the callbacks of its training. on_measure: called
+    with the name of a measurement before it is made, and returns a function that is told how many draws are done.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        on_run: Callable[[str], Sequence[Callback]] = lambda label: (),
+        on_measure: Callable[[str], Callable[[float], None] | None] = lambda name: None,
+        device: str | None = None,
+    ) -> None:
+        self.folder = folder
+        self.device = device
+        self._on_run, self._on_measure = on_run, on_measure
+        self.seconds: dict[str, float] = {}
+
+    def train(self, run: Run) -> Path:
+        """Train a run, or finish one that was stopped, and return its folder."""
+        from unmask.training import train
+        from unmask.training.checkpointing import find_latest, read_trainer_state
+
+        path = self.folder / "runs" / run.folder
+        latest = find_latest(path)
+        if latest is None or read_trainer_state(latest).step < run.recipe.training.steps:
+            train(run.recipe, path, resume="auto", callbacks=self._on_run(f"{run.label}, seed {run.seed}"))
+        latest = find_latest(path)
+        assert latest is not None
+        self.seconds[run.folder] = read_trainer_state(latest).seconds
+        return path
+
+    def load(self, run: Run) -> MaskedDiffusionLM:
+        from unmask.pipeline import load
+
+        return load(self.train(run), device=self.device)
+
+    def measure(
+        self, name: str, compute: Callable[[Callable[[float], None] | None], dict[str, Any]], **inputs: Any
+    ) -> dict[str, Any]:
+        """The result of `compute(progress)`, a JSON object, kept under `name` and its inputs."""
+        digest = blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=5).hexdigest()
+        path = self.folder / "measurements" / f"{name}-{digest}.json"
+        if path.is_file():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            start = time.perf_counter()
+            result = compute(self._on_measure(name))
+            kept = {"inputs": inputs, "seconds": time.perf_counter() - start, "result": result}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_text(path, json.dumps(kept, indent=1) + "\n")
+        self.seconds[f"{name}-{digest}"] = kept["seconds"]
+        return kept["result"]
+
+    def bound(self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, **options: Any) -> Bound:
+        """The bound of a run on the test part of a protocol; `options` are those of `unmask.likelihood.evaluate`."""
+        from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+
+        def compute(progress: Callable[[float], None] | None) -> dict[str, Any]:
+            lm = self.load(run)
+            rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
+            result = lm.evaluate(rows, seed=seed, progress=progress, **options)
+            discrete = next(iter(result.discrete.values()), None)
+            return (discrete or result.headline).as_dict()
+
+        self.train(run)
+        inputs = {"run": run.folder, "protocol": protocol.name, "documents": documents, "seed": seed, **options}
+        return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
+
+
+def run_experiment(experiment: Experiment, scale_name: ScaleName, on: str | None, workspace: Workspace) -> Table:
+    """Train what is missing, measure, and write the table as JSON, Markdown and a picture."""
+    from unmask.plots.tables import draw_table
+
+    scale = experiment.scale(scale_name)
+    protocol = get_protocol(on or scale.protocol)
+    workspace.seconds.clear()
+    table = experiment.measure(workspace, scale, protocol, experiment.runs(scale, protocol))
+    command = f"unmask reproduce {experiment.name} --scale {scale_name}{f' --on {on}' if on else ''}"
+    report = {
+        "experiment": experiment.name,
+        "command": command,
+        "scale": scale_name,
+        "protocol": protocol.name,
+        "stand_in": protocol.stand_in,
+        "versions": versions(),
+        "seconds_by_part": dict(workspace.seconds),
+        **table.as_dict(),
+    }
+    place = workspace.folder / experiment.name
+    place.mkdir(parents=True, exist_ok=True)
+    draw_table(table, place / "figure.png")
+    heading = f"`{command}`, protocol `{protocol.name}`"
+    atomic_text(place / "table.md", f"{table.markdown()}\n{heading}\n")
+    atomic_text(place / "table.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    return table
+
+
+def versions() -> dict[str, str]:
+    """The versions and the device behind a result."""
+    import torch
+    import transformers
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "unmask": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": device,
+    }
+
+
+# ---- how long an experiment takes -----------------------------------------------------------------------------------
+
+VOCABULARIES = {"char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
+"""Tokens of the protocols' tokenizers, the mask included."""
+SPEED_SECONDS = 2.0
+
+
+def measure_speed() -> float:
+    """Floating-point operations per second of training steps on this machine, measured for two seconds."""
+    import torch
+
+    from unmask.models.inference import select_device
+    from unmask.objectives.base import Noise
+    from unmask.process import Batch
+    from unmask.training.metrics import flops_per_token
+
+    device = select_device(None)
+    on_gpu = device.type == "cuda"
+    recipe = parse_recipe({"model": {"name": "dit", "size": "small" if on_gpu else "nano", "dropout": 0.0}})
+    rows, length, vocabulary = (64 if on_gpu else 8), recipe.data.length, 1024
+    network = recipe.model.build(vocabulary, vocabulary - 1, length).to(device)
+    batch = Batch.of(torch.randint(vocabulary - 1, (rows, length), device=device))
+    noise = Noise.draw(0, 0, torch.arange(rows, device=device), torch.rand(rows, device=device), length)
+    times: list[float] = []
+    while sum(times) < SPEED_SECONDS or len(times) < 3:
+        start = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            terms = recipe.objective.loss(network, batch, recipe.schedule, noise)
+        terms.loss.sum().backward()
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    flops = flops_per_token(network.config, length, recipe.objective, recipe.schedule)
+    assert flops is not None
+    return flops * rows * length / statistics.median(times)
+
+
+def estimate_hours(recipe: Recipe, speed: float) -> float:
+    """Hours of a training run at `speed` floating-point operations per second."""
+    import torch
+
+    from unmask.training.metrics import flops_per_token
+
+    data = recipe.data
+    tokenizer = data.tokenizer.model_dump()
+    vocabulary = VOCABULARIES.get(tokenizer.get("path", tokenizer["name"]), 50_258)
+    with torch.device("meta"):
+        config = recipe.model.build(vocabulary, vocabulary - 1, data.length).config
+    flops = flops_per_token(config, data.length, recipe.objective, recipe.schedule) or math.nan
+    return flops * recipe.training.steps * recipe.training.batch_size * data.length / speed / 3600

@@ -1,0 +1,263 @@
+"""Tables of likelihoods: the baselines (Tables 1 and 2), zero-shot (Table 3), ablations (Table 8) and options."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unmask.data.protocols import Protocol, get_protocol
+from unmask.evaluation.tables.base import (
+    PAPER,
+    SMALL,
+    TINY,
+    Cell,
+    Experiment,
+    Run,
+    Scale,
+    Table,
+    Workspace,
+    bound_cell,
+    make_run,
+    merge,
+)
+
+BASELINES: dict[str, dict[str, Any]] = {
+    "AR": {"model": {"name": "causal"}, "objective": "ar"},
+    "D3PM": {"objective": {"name": "d3pm", "steps": 1000}},
+    "SEDD": {"objective": "sedd"},
+    "MDLM": {"objective": "subs"},
+}
+"""The rows of Tables 1 and 2: what each model changes in the shared recipe. A new baseline is one more entry."""
+STEPS = 1000
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "MDLM": {"objective": "subs"},
+    "w/o continuous time": {"objective": {"name": "subs", "steps": STEPS}},
+    "& w/o carry-over": {"objective": {"name": "d3pm", "steps": STEPS, "zero_masking": True}},
+    "& w/o zero-masking": {"objective": {"name": "d3pm", "steps": STEPS}},
+}
+"""The rows of Table 8."""
+EVALUATION_SEEDS = 5
+LM1B_PUBLISHED = {"AR": 22.32, "D3PM": 76.90, "SEDD": 32.79, "MDLM": 27.04}
+OWT_PUBLISHED = {"AR": 17.54, "SEDD": 24.10, "MDLM": 23.21}
+TABLE8_PUBLISHED = dict(zip(ABLATIONS, (27.04, 27.19, 28.56, 28.51), strict=True))
+TABLE3_SETS = ("ptb", "wikitext-103-raw", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+TABLE3_PUBLISHED = {
+    "AR": (82.05, 25.75, 51.25, 51.28, 52.09, 49.01, 41.73),
+    "SEDD": (100.09, 34.28, 68.20, 49.86, 62.09, 44.53, 38.48),
+    "MDLM": (95.26, 32.83, 67.01, 47.52, 61.15, 41.89, 37.37),
+}
+
+
+def units(protocol: Protocol) -> dict[str, str]:
+    """The columns of a likelihood table and their units: bits per character where characters are the tokens."""
+    if protocol.tokenizer["name"] == "char":
+        return {"bits per character": "bits_per_char"}
+    return {"perplexity": "perplexity", "bits per byte": "bits_per_byte"}
+
+
+def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: Protocol) -> list[Run]:
+    """A run for each row and training seed. AR takes half of the steps, in which it predicts as many tokens."""
+    runs = []
+    for label, row in rows.items():
+        recipe = merge(scale.recipe, row)
+        if recipe.get("objective") == "ar":
+            recipe = merge(recipe, {"training": {"steps": recipe["training"]["steps"] // 2}})
+        runs += [make_run(label, protocol, recipe, seed=seed) for seed in range(scale.seeds)]
+    return runs
+
+
+def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each row."""
+    labels = dict.fromkeys(run.label for run in runs)
+    return {label: [run for run in runs if run.label == label] for label in labels}
+
+
+def bounds_table(
+    workspace: Workspace,
+    scale: Scale,
+    protocol: Protocol,
+    runs: Sequence[Run],
+    title: str,
+    published: Mapping[str, float] | None = None,
+    published_on: str | None = None,
+    notes: Sequence[str] = (),
+) -> Table:
+    """The bound of each row on the test part of the protocol, averaged over training seeds."""
+    columns = units(protocol)
+    rows = {}
+    for label, seeds in by_label(runs).items():
+        bounds = [workspace.bound(run, protocol, scale.documents) for run in seeds]
+        rows[label] = {column: bound_cell(bounds, unit) for column, unit in columns.items()}
+    return Table(
+        title,
+        list(columns),
+        rows,
+        {label: {"perplexity": value} for label, value in (published or {}).items()},
+        [*notes, error_note(scale)],
+        comparable=protocol.name == published_on,
+    )
+
+
+def error_note(scale: Scale) -> str:
+    """What the errors of a table are."""
+    seeds = f", ± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else ""
+    return f"± Monte-Carlo error (bounds only), ± data error over documents{seeds}."
+
+
+def _comparison(
+    name: str, about: str, published: Mapping[str, float], data: str, scales: dict[Any, Scale]
+) -> Experiment:
+    note = (
+        "Equal parameters, optimiser and predicted tokens: AR predicts every token of a row and takes half of the "
+        f"steps. The published figures are perplexities of the models in the paper on {data}."
+    )
+    return Experiment(
+        name,
+        f"AR, D3PM, SEDD and MDLM side by side; in the paper on {published_on}",
+        scales,
+        lambda scale, protocol: seeded_runs(BASELINES, scale, protocol),
+        lambda workspace, scale, protocol, runs: bounds_table(
+            workspace,
+            scale,
+            protocol,
+            runs,
+            f"AR, D3PM, SEDD and MDLM on {protocol.name}",
+            published,
+            published_on,
+            [note],
+        ),
+    )
+
+
+def _options(name: str, about: str, rows: Mapping[str, Mapping[str, Any]]) -> Experiment:
+    """An experiment that compares variants of MDLM by their bound."""
+    return Experiment(
+        name,
+        about,
+        {
+            "tiny": Scale("stdlib", TINY, documents=6),
+            "small": Scale("text8-74m", SMALL, seeds=3),
+            "paper": Scale("openwebtext", PAPER),
+        },
+        lambda scale, protocol: seeded_runs(rows, scale, protocol),
+        lambda workspace, scale, protocol, runs: bounds_table(
+            workspace, scale, protocol, runs, f"{about}, on {protocol.name}"
+        ),
+    )
+
+
+def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """Perplexity of models trained on one protocol on the test parts of others."""
+    sets = ZERO_SHOT_SETS[scale.protocol]
+    rows: dict[str, dict[str, Cell | str]] = {}
+    notes = [error_note(scale)]
+    for name in sets:
+        other = get_protocol(name)
+        if other.stand_in:
+            notes.append(f"{name} stands in for {other.stand_in}.")
+        for label, seeds in by_label(runs).items():
+            bounds = [workspace.bound(run, other, scale.documents) for run in seeds]
+            rows.setdefault(label, {})[name] = bound_cell(bounds, "perplexity")
+    published = {
+        label: {name: figure for name, figure in zip(TABLE3_SETS, figures, strict=True) if name in sets}
+        for label, figures in TABLE3_PUBLISHED.items()
+    }
+    if any(published.values()):
+        notes.append("The published models were trained on OpenWebText.")
+    comparable = protocol.name == "openwebtext"
+    return Table(f"Zero-shot perplexity of models trained on {protocol.name}", sets, rows, published, notes, comparable)
+
+
+def measure_table8(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """The ablations, each evaluated with several seeds."""
+    columns = units(protocol)
+    rows: dict[str, dict[str, Cell | str]] = {}
+    for label, seeds in by_label(runs).items():
+        rows[label] = {}
+        bounds = [
+            [workspace.bound(run, protocol, scale.documents, seed) for seed in range(EVALUATION_SEEDS)] for run in seeds
+        ]
+        for column, unit in columns.items():
+            values = [[getattr(bound, unit) for bound in some] for some in bounds]
+            means = [statistics.fmean(some) for some in values]
+            errors = {"evaluation": statistics.fmean(map(statistics.stdev, values))}
+            if len(means) > 1:
+                errors["seeds"] = statistics.stdev(means)
+            rows[label][column] = Cell(statistics.fmean(means), errors, bound=True)
+    seeds_note = f", ± over {scale.seeds} training seeds" if scale.seeds > 1 else ""
+    notes = [
+        f"± standard deviation over {EVALUATION_SEEDS} evaluation seeds{seeds_note}. Published: LM1B.",
+        "Rows after the first are bounds of the process with 1,000 steps.",
+    ]
+    published = {label: {"perplexity": value} for label, value in TABLE8_PUBLISHED.items()}
+    comparable = protocol.name == "lm1b"
+    return Table(f"Ablations of MDLM on {protocol.name}", list(columns), rows, published, notes, comparable)
+
+
+ZERO_SHOT_SETS = {
+    "stdlib": ["functions"],
+    "wiki": ["ptb", "wikitext-2", "lambada", "ag_news", "pubmedqa", "scitldr"],
+    "openwebtext": list(TABLE3_SETS),
+}
+"""The data sets of Table 3 by the protocol of a scale."""
+
+EXPERIMENTS = (
+    _comparison(
+        "table1",
+        LM1B_PUBLISHED,
+        "lm1b",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6),
+            "small": Scale("text8-74m", SMALL, seeds=2),
+            "paper": Scale("lm1b", PAPER),
+        },
+    ),
+    _comparison(
+        "table2",
+        OWT_PUBLISHED,
+        "openwebtext",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6),
+            "small": Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_size": 64}}), seeds=2),
+            "paper": Scale("openwebtext", PAPER),
+        },
+    ),
+    Experiment(
+        "table3",
+        "Zero-shot perplexity of AR, SEDD and MDLM",
+        {
+            "tiny": Scale("stdlib", TINY, documents=40),
+            "small": Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_size": 64}}), seeds=2),
+            "paper": Scale("openwebtext", PAPER),
+        },
+        lambda scale, protocol: seeded_runs(
+            {label: BASELINES[label] for label in ("AR", "SEDD", "MDLM")}, scale, protocol
+        ),
+        measure_table3,
+    ),
+    Experiment(
+        "table8",
+        "MDLM without continuous time, carry-over and zero-masking",
+        {
+            "tiny": Scale("stdlib", TINY, seeds=2, documents=6),
+            "small": Scale("text8-74m", SMALL, seeds=3),
+            "paper": Scale("lm1b", PAPER, seeds=2),
+        },
+        lambda scale, protocol: seeded_runs(ABLATIONS, scale, protocol),
+        measure_table8,
+    ),
+    _options(
+        "time-conditioning",
+        "MDLM with and without time conditioning",
+        {"not conditioned": {}, "conditioned": {"model": {"conditioned": True}}},
+    ),
+    _options(
+        "weights",
+        "Training on the bound and on the flat cross-entropy",
+        {
+            "bound": {"objective": {"name": "subs", "weight": "bound"}},
+            "flat": {"objective": {"name": "subs", "weight": "flat"}},
+        },
+    ),
+)

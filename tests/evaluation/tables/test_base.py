@@ -1,0 +1,115 @@
+"""A workspace trains and measures once, goes on after an interruption, and writes complete tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from unmask.data.protocols import get_protocol
+from unmask.evaluation.tables import experiments
+from unmask.evaluation.tables.base import TINY, Cell, Table, Workspace, bound_cell, estimate_hours, make_run, merge
+from unmask.evaluation.tables.report import write_report
+from unmask.likelihood import Bound
+from unmask.training import Callback, Interrupted
+from tests.runs import interrupt_at
+
+
+def tiny_run(label="MDLM", seed=0, **changes):
+    small = {"model": {"hidden_size": 16, "layers": 1, "heads": 1}, "training": {"steps": 4, "save_every": 2}}
+    return make_run(label, get_protocol("stdlib"), merge(TINY, small, changes), seed=seed)
+
+
+def test_merging_keeps_sizes_and_replaces_other_members():
+    merged = merge(TINY, {"model": {"name": "causal"}, "objective": {"name": "d3pm", "steps": 8}}, {"objective": "subs"})
+    assert merged["model"]["hidden_size"] == 64
+    assert merged["model"]["name"] == "causal"
+    assert merged["objective"] == "subs"
+    assert merge({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}}) == {"a": {"name": "y"}}
+
+
+def test_runs_and_measurements_are_made_once(tmp_path):
+    started = []
+
+    def on_run(label):
+        started.append(label)
+        return []
+
+    run, protocol = tiny_run(), get_protocol("stdlib")
+    first = Workspace(tmp_path, on_run).bound(run, protocol, documents=2)
+    again = Workspace(tmp_path, on_run).bound(run, protocol, documents=2)
+    assert again == first
+    assert started == ["MDLM, seed 0"]
+    other = Workspace(tmp_path, on_run).bound(run, protocol, documents=3)
+    assert other.tokens > first.tokens
+    assert started == ["MDLM, seed 0"]
+    assert tiny_run(seed=1).folder != run.folder
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    run, steps = tiny_run(), []
+
+    class Count(Callback):
+        def on_step(self):
+            steps.append(1)
+
+    with pytest.raises(Interrupted):
+        Workspace(tmp_path, lambda label: [interrupt_at(2)]).train(run)
+    path = Workspace(tmp_path, lambda label: [Count()]).train(run)
+    assert len(steps) == 2
+    assert (path / "model.safetensors").exists()
+
+
+def test_cells_average_seeds_and_keep_every_error():
+    def bound(nats, exact=False):
+        mc = 0.0 if exact else 2.0
+        return Bound("b", nats, 100, 100, 100, mc, {"nats": 5.0} if isinstance(DATA, dict) else 5.0, 16, exact=exact)
+
+    DATA = None
+    cell = bound_cell([bound(100.0), bound(120.0)], "bits_per_token")
+    assert cell.value == pytest.approx(1.1 / 0.6931471805599453)
+    assert cell.errors["seeds"] == pytest.approx(0.2 / 2**0.5 / 0.6931471805599453)
+    assert set(cell.errors) == {"mc", "data", "seeds"}
+    assert str(Cell(22.5, {"mc": 0.25}, bound=True)) == "≤ 22.50 ± 0.25"
+    assert set(bound_cell([bound(100.0, exact=True)], "perplexity").errors) == {"data"}
+
+
+def test_a_table_shows_published_figures_beside_their_column():
+    table = Table("T", ["perplexity", "bits"], {"A": {"perplexity": Cell(2.0), "bits": "n/a"}, "B": {}}, {"A": {"bits": 3}})
+    assert table.header() == ["", "perplexity", "bits", "published"]
+    assert table.lines() == [["A", "2.000", "n/a", "3"], ["B", "-", "-", "-"]]
+    assert "| A | 2.000 | n/a | 3 |" in table.markdown()
+
+
+def test_every_experiment_has_valid_recipes_at_every_scale():
+    found = experiments()
+    assert {"table1", "table2", "table3", "table8", "weights", "time-conditioning"} <= set(found)
+    for experiment in found.values():
+        assert "tiny" in experiment.scales
+        for scale in experiment.scales.values():
+            runs = experiment.runs(scale, get_protocol(scale.protocol))
+            assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_hours_grow_with_the_steps():
+    slow, fast = tiny_run(training={"steps": 8}), tiny_run()
+    assert estimate_hours(slow.recipe, 1e9) == pytest.approx(2 * estimate_hours(fast.recipe, 1e9))
+
+
+def test_reproduce_writes_table_figure_and_report(run, refused, tmp_path):
+    """The smallest experiment of all, as a user runs it."""
+    arguments = ("reproduce", "weights", "--scale", "tiny", "--out", tmp_path)
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    assert "flat" in out
+    assert "±" in out
+    report = json.loads((tmp_path / "tiny/weights/table.json").read_text())
+    assert report["command"] == "unmask reproduce weights --scale tiny"
+    assert (report["protocol"], set(report["rows"])) == ("stdlib", {"bound", "flat"})
+    assert (tmp_path / "tiny/weights/figure.png").read_bytes()[:4] == b"\x89PNG"
+    page = write_report(tmp_path / "tiny", ["weights"]).read_text()
+    assert "unmask reproduce weights --scale tiny" in page
+    assert "data:image/png;base64," in page
+    assert "Training" not in run(*arguments)[2]
+    assert "no experiment named 'wieghts'. Did you mean 'weights'?" in refused("reproduce", "wieghts", "--out", tmp_path)
+    assert "no scale named 'huge'" in refused("reproduce", "weights", "--scale", "huge", "--out", tmp_path)
