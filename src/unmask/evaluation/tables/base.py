@@ -153,9 +153,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Table:
-    """The result of an experiment. published: figures of the paper by row and column, where they exist.
+    """The result of an experiment.
 
-    comparable: whether the published figures are of the same data, and may stand in the same figure. curves: what the figure shows; without them it shows the first column. log_x: whether its axis is logarithmic.
+    published: figures of the paper by row and column, where they exist. comparable: whether they are of the same data
+    and may stand in the same figure. curves: what the figure shows; without them it shows the first column. log_x:
+    whether its axis is logarithmic.
     """
 
     title: str

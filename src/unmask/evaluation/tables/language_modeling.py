@@ -15,6 +15,7 @@ from unmask.evaluation.tables.base import (
     Experiment,
     Run,
     Scale,
+    ScaleName,
     Table,
     Workspace,
     bound_cell,
@@ -106,11 +107,11 @@ def error_note(scale: Scale) -> str:
 
 
 def _comparison(
-    name: str, about: str, published: Mapping[str, float], data: str, scales: dict[Any, Scale]
+    name: str, published: Mapping[str, float], published_on: str, scales: Mapping[ScaleName, Scale]
 ) -> Experiment:
     note = (
         "Equal parameters, optimiser and predicted tokens: AR predicts every token of a row and takes half of the "
-        f"steps. The published figures are perplexities of the models in the paper on {data}."
+        f"steps. Published: perplexities of the paper's models on {published_on}."
     )
     return Experiment(
         name,
