@@ -27,6 +27,10 @@ def test_every_member_is_a_documented_component_with_its_name(axis, name):
     member = registry.get(axis, name)
     assert issubclass(member, Component)
     assert member.model_fields["name"].default == name
+    options = dict.fromkeys(member.model_fields) | {"name": name}
+    assert registry.check_options(axis, options) == options, "the fields are found without importing the class"
+    with pytest.raises(UnmaskError, match="no option 'model_config'"):
+        registry.check_options(axis, {"name": name, "model_config": None})
     assert member.__doc__
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from unmask.data.sources import source_spec
+from unmask.data.sources import is_pattern, source_spec
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.registry import build, field, requirement
+from unmask.registry import build, check_options, field, requirement
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -80,16 +80,16 @@ class Recipe(Section):
     """The configuration of one run. Every component is validated by its class."""
 
     data: DataConfig = Field(default_factory=DataConfig)
-    model: field("model") = Field(default_factory=lambda: build("model", {"name": "dit", "size": "nano"}))  # type: ignore[valid-type]
-    objective: field("objective") = Field(default_factory=lambda: build("objective", "subs"))  # type: ignore[valid-type]
-    schedule: field("schedule") = Field(default_factory=lambda: build("schedule", "loglinear"))  # type: ignore[valid-type]
-    optimizer: field("optimizer") = Field(default_factory=lambda: build("optimizer", "adamw"))  # type: ignore[valid-type]
+    model: field("model") = Field(default={"name": "dit", "size": "nano"}, validate_default=True)  # type: ignore[valid-type]
+    objective: field("objective") = Field(default="subs", validate_default=True)  # type: ignore[valid-type]
+    schedule: field("schedule") = Field(default="loglinear", validate_default=True)  # type: ignore[valid-type]
+    optimizer: field("optimizer") = Field(default="adamw", validate_default=True)  # type: ignore[valid-type]
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     expect: Expectation = Field(default_factory=Expectation)
 
     @field_validator("optimizer", mode="before")
     @classmethod
-    def _default_to_adamw(cls, spec: Any) -> Any:
+    def default_to_adamw(cls, spec: Any) -> Any:
         return {"name": "adamw", **spec} if isinstance(spec, dict) else spec
 
     def to_yaml(self) -> str:
@@ -105,25 +105,60 @@ def shipped_recipes() -> list[str]:
 
 def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """Read a YAML file, a shipped recipe by name, or (None) the defaults, and apply ``key.sub=value`` overrides."""
+    return parse_recipe(_read_values(recipe, overrides))
+
+
+def _read_values(recipe: str | Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     values = _read_yaml(_find(str(recipe))) if recipe is not None else {}
     for override in overrides:
         _override(values, override)
-    return parse_recipe(values)
+    return values
 
 
 def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "default") -> Recipe:
     """Read a recipe (a YAML file or a shipped name), or apply the recipe ``for_text`` to the text that is named.
 
-    Text is a file or folder, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for standard input.
+    Text is a file, folder or pattern, ``hf:NAME`` for a dataset on the Hugging Face hub, or ``-`` for standard input.
     """
+    return parse_recipe(_values_for(what, overrides, for_text))
+
+
+def _values_for(what: str, overrides: Sequence[str], for_text: str) -> dict[str, Any]:
     if is_recipe(what):
-        return read_recipe(what, overrides)
+        return _read_values(what, overrides)
     if _is_text(what):
-        return read_recipe(for_text, [source_override(what), *overrides])
+        return _read_values(for_text, [source_override(what), *overrides])
     path = Path(what)
     near = difflib.get_close_matches(str(path), [str(entry) for entry in path.parent.glob("*")], n=1)
     choices = [*shipped_recipes(), *near]
     raise UnmaskError(f"'{what}' is neither a text file or folder nor a recipe.{did_you_mean(what, choices)}")
+
+
+class _DataAndTraining(Section):
+    """The sections of a recipe that are validated without torch; the others are not validated."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    expect: Expectation = Field(default_factory=Expectation)
+    model: Any = Recipe.model_fields["model"].default
+    objective: Any = Recipe.model_fields["objective"].default
+    schedule: Any = Recipe.model_fields["schedule"].default
+    optimizer: Any = Recipe.model_fields["optimizer"].default
+
+
+def check_recipe(what: str, overrides: Sequence[str], fine_tunes: bool) -> None:
+    """Raise `UnmaskError` for missing text, a missing field and most wrong keys, before anything imports torch."""
+    values = _values_for(what, overrides, "finetune" if fine_tunes else "default")
+    try:
+        recipe = _DataAndTraining(**values)
+    except ValidationError as error:
+        raise UnmaskError(_explain(error)) from error
+    if not fine_tunes:  # else they come from the checkpoint
+        check_options("model", recipe.model)
+        check_options("objective", recipe.objective)
+        check_options("schedule", recipe.schedule)
+    check_options("optimizer", Recipe.default_to_adamw(recipe.optimizer))
+    recipe.data.source.check()
 
 
 def is_recipe(what: str) -> bool:
@@ -139,8 +174,8 @@ def source_override(text: str) -> str:
 
 
 def _is_text(what: str) -> bool:
-    """Whether this is standard input, a dataset name or an existing path."""
-    return source_spec(what)["name"] != "text" or Path(what).exists()
+    """Whether this is standard input, a dataset name, a pattern or an existing path."""
+    return source_spec(what)["name"] != "text" or Path(what).exists() or is_pattern(what)
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:
@@ -182,7 +217,7 @@ def _override(values: dict[str, Any], override: str) -> None:
         raise UnmaskError(f"The override '{override}' is not of the form key.sub=value.")
     *path, last = key.split(".")
     at = values
-    default: Any = Recipe().model_dump(mode="json")
+    default: Any = _DataAndTraining().model_dump(mode="json")
     for part in path:
         default = default.get(part) if isinstance(default, dict) else None
         inner = at.get(part, default)

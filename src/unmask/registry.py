@@ -6,9 +6,12 @@ class validates it.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
@@ -107,35 +110,66 @@ def register(axis: str, name: str, member: str | type) -> None:
 
 def get(axis: str, name: str) -> Any:
     """Import and return the class registered under a name."""
-    members = _members(axis)
-    name = ALIASES.get(axis, {}).get(name, name)
-    if name not in members:
-        raise UnmaskError(f"There is no {axis} named '{name}'.{did_you_mean(name, members)}")
-    target = members[name]
+    _, target = _find(axis, name)
     if isinstance(target, str):
         module, _, attribute = target.partition(":")
         return getattr(importlib.import_module(module), attribute)
     return target
 
 
+def _find(axis: str, name: str) -> tuple[str, Any]:
+    """The present name of a member, and its class or where that is."""
+    members = _members(axis)
+    name = ALIASES.get(axis, {}).get(name, name)
+    if name not in members:
+        raise UnmaskError(f"There is no {axis} named '{name}'.{did_you_mean(name, members)}")
+    return name, members[name]
+
+
 def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
     """Turn a name, a ``{name: ..., option: ...}`` mapping or a component into a validated component."""
     if isinstance(spec, Component):
         return spec
+    spec = check_options(axis, spec)
+    try:
+        return get(axis, spec["name"])(**spec)
+    except ValidationError as error:
+        raise UnmaskError(f"{axis} '{spec['name']}': {explain(error)}") from error
+
+
+def check_options(axis: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a name or a mapping as a mapping, after checking its keys; this does not import the member, or torch."""
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise UnmaskError(f"A {axis} must be a name or a mapping {{name: ...}}, got {spec!r}.")
-    name = str(ALIASES.get(axis, {}).get(spec["name"], spec["name"]))
-    member = get(axis, name)
-    options = set(member.model_fields) - {"name"}
-    for key in spec:
-        if key != "name" and key not in options:
-            raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{key}'.{did_you_mean(key, options)}")
-    try:
-        return member(**{**spec, "name": name})
-    except ValidationError as error:
-        raise UnmaskError(f"{axis} '{spec['name']}': {explain(error)}") from error
+    name, target = _find(axis, spec["name"])
+    options = _options(*target.split(":")) if isinstance(target, str) else set(target.model_fields)
+    for key in spec.keys() - options:
+        choices = did_you_mean(str(key), options - {"name"})
+        raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{key}'.{choices}")
+    return {**spec, "name": name}
+
+
+@cache
+def _options(module: str, name: str) -> set[str]:
+    """The fields of a class, its base classes included, found in the source of the package without importing it."""
+    if not module.startswith("unmask."):
+        return set(getattr(importlib.import_module(module), name).model_fields)
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            return _options(str(node.module), name)
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for base in node.bases:
+                if isinstance(base, ast.Name) and base.id != "Component":
+                    found |= _options(module, base.id)
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+                    found.add(ast.unparse(field.target))
+    return found
 
 
 def explain(error: ValidationError) -> str:

@@ -57,13 +57,9 @@ def test_help_is_printed_once_without_arguments(run, group):
         (["ship", "{mdlm}", "out"], "run"),
         (["fill", "{mdlm}"], "is a checkpoint; add the text to fill"),
         (["fill", "no blanks"], "has no blank"),
-        (["fill", "nowhere", "a [MASK]"], "'nowhere'"),
         (["edit", "{mdlm}"], "is a checkpoint; add the text to edit"),
-        (["edit", "nowhere", "a text"], "'nowhere'"),
         (["score", "{mdlm}"], "is a checkpoint; add the text to score"),
         (["score", "one text", "another"], "'one text'"),
-        (["sample", "nowhere"], "'nowhere'"),
-        (["eval", "nowhere"], "'nowhere'"),
     ],
 )
 def test_bad_commands_are_one_sentence_and_exit_2(refused, mdlm_folder, arguments, words):
@@ -81,6 +77,60 @@ def test_torch_is_imported_only_by_verbs():
     assert results[0][1:] == ["False", "False"]
     helped = "import sys, unmask.cli; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", helped], text=True) == "False\n"
+
+
+EARLY = [
+    (["sample", "nowhere"], "no checkpoint at 'nowhere'"),
+    (["fill", "nowhere", "a [MASK]"], "no checkpoint at 'nowhere'"),
+    (
+        ["fill", "a [MASK]", "--match", "a.*"],
+        "--match needs the package interegular; run: pip install 'unmask[regex]'.",
+    ),
+    (["edit", "nowhere", "a"], "no checkpoint at 'nowhere'"),
+    (["score", "nowhere", "a"], "no checkpoint at 'nowhere'"),
+    (["eval", "nowhere"], "no checkpoint at 'nowhere'"),
+    (["eval", "--data", "nowhere.txt"], "nowhere.txt does not exist"),
+    (["eval", "--data", "a.csv", "--field", "bdy"], "a.csv has no field 'bdy'. Did you mean 'body'?"),
+    (["eval", "generation", "nowhere", "--judge", "x"], "no checkpoint at 'nowhere'"),
+    (["eval", "puzzles", "nowhere"], "no checkpoint at 'nowhere'"),
+    (["eval", "code", "nowhere"], "no checkpoint at 'nowhere'"),
+    (["plot", "order", "nowhere"], "no checkpoint at 'nowhere'"),
+    (["plot", "run", "nowhere"], "'nowhere'"),
+    (["train", "nowhere.txt"], "'nowhere.txt' is neither"),
+    (["train", "no*.txt"], "No file with text matches no*.txt"),
+    (["train", "a.txt", "--from", "nowhere"], "no checkpoint at 'nowhere'"),
+    (["train", "a.txt", "model.sise=nano"], "The model 'dit' has no option 'sise'. Did you mean 'size'?"),
+    (["train", "a.txt", "modle.size=nano"], "A recipe has no key 'modle'. Did you mean 'model'?"),
+    (["train", "a.txt", "schedule.powr=2"], "has no option 'powr'"),
+    (["train", "a.txt", "optimizer.learnig_rate=2"], "Did you mean 'learning_rate'?"),
+    (["train", "a.txt", "training.steps=0"], "training.steps must be greater than or equal to 1, got 0"),
+    (["train", "a.csv"], "name one, as in data.source.field=body (or --field body)."),
+    (["train", "a.csv", "data.source.field=bdy"], "a.csv has no field 'bdy'. Did you mean 'body'?"),
+    (["train", "a.parquet"], "needs the package pyarrow; run: pip install 'unmask[data]'."),
+]
+
+
+def test_missing_files_fields_and_extras_are_told_before_torch_is_imported(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "a.csv").write_text("body,title\ntwo,one\n")
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    program = """
+import json, sys
+from unmask.cli import main
+sys.modules["interegular"] = sys.modules["pyarrow"] = None
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["unmask", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        assert stop.code == 2, words
+    assert "torch" not in sys.modules, words
+"""
+    command = [sys.executable, "-c", program, json.dumps([words for words, _ in EARLY])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for (words, message), line in zip(EARLY, done.stderr.splitlines(), strict=True):
+        assert message in line, words
 
 
 def test_a_pipe_gets_no_progress_bar(mdlm_folder):
@@ -222,7 +272,7 @@ def test_particles_that_do_not_fit_are_to_be_lowered(refused, shipped_models, li
     assert message == "unmask: 50 particles do not fit into memory; lower --particles.\n"
 
 
-def test_list_shows_members_with_their_options(reported, printed, run):
+def test_list_shows_members_with_their_options(reported, printed):
     axes = reported("list")
     assert "loglinear" in axes["schedule"]
     assert "demo" in axes["recipe"]
@@ -230,4 +280,16 @@ def test_list_shows_members_with_their_options(reported, printed, run):
     out = printed("list", "schedule")
     polynomial = next(line for line in out.splitlines() if line.strip().startswith("polynomial"))
     assert polynomial.endswith("(power)") or "(power)" in out
-    assert "smoke" in run("list", "shipped")[1]
+    shipped = " ".join(printed("list", "shipped").split())
+    assert "57,129 parameters" in shipped
+    assert "(0.1 MB)" in shipped
+    recipes = " ".join(printed("list", "recipe").split())
+    assert "trained by `unmask demo` in about a minute on two cores. (nano, 500 steps of 8 rows)" in recipes
+
+
+def test_names_are_whole_at_40_columns(printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    for line in printed("list").splitlines():
+        assert len(line) <= 40
+    out = printed("list", "recipe")
+    assert all(f"  {name} " in out for name in ("stories-ar", "text8-speedrun", "paper/lm1b"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False)
+
+
+def check_checkpoint(name: str | None) -> str | None:
+    """Raise `UnmaskError` if there is no such checkpoint, before a verb imports torch."""
+    from unmask.checkpoint import find_checkpoint
+
+    find_checkpoint(name)
+    return name
+
 
 # ---- options of several verbs ---------------------------------------------------------------------------------------
 
@@ -57,6 +67,7 @@ Checkpoint = Annotated[
         help="Folder written by 'unmask train' or 'unmask convert', or the name of a shipped model "
         "('unmask list shipped'). Default: stories.",
         metavar="CKPT",
+        callback=check_checkpoint,
     ),
 ]
 Texts = Annotated[
@@ -168,6 +179,10 @@ class GenerationOptions(TokenOptions):
     order: Annotated[str | None, typer.Option(help=ORDER_HELP, metavar="ORDER")] = None
     sampler: Annotated[str | None, typer.Option(help=SAMPLER_HELP, metavar="SPEC")] = None
 
+    def __post_init__(self) -> None:
+        if self.match is not None and find_spec("interegular") is None:
+            raise UnmaskError("--match needs the package interegular; run: pip install 'unmask[regex]'.")
+
     def arguments(self, steps: int | None) -> dict[str, Any]:
         """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""
         from unmask.constraints import Characters, NoWords, Regex, Words
@@ -230,7 +245,8 @@ class HeldOutOptions:
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Held-out text in any format that 'unmask train' reads: files, folders, hf:NAME or '-' for stdin. "
+            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' "
+            "for stdin. "
             "Default: the validation split of the (first) checkpoint's training data."
         ),
     ] = None
@@ -240,6 +256,12 @@ class HeldOutOptions:
     field: Annotated[
         str | None, typer.Option(help="Field with the text in records of --data (JSON, CSV, Parquet, ...).")
     ] = None
+
+    def __post_init__(self) -> None:
+        from unmask.evaluation.perplexity import open_sources
+
+        for source in open_sources(self.data or (), separator=self.separator, field=self.field):
+            source.check()
 
 
 # ---- input ----------------------------------------------------------------------------------------------------------
@@ -261,6 +283,7 @@ def split_arguments(words: list[str], verb: str, blanks: bool = False) -> tuple[
             raise UnmaskError(f"'{words[0]}' is a checkpoint; add the text to {verb}.")
         elif blanks:
             raise UnmaskError(f"The text {words[0]!r} has no blank; mark one with [MASK] or [MASK:n].")
+    check_checkpoint(checkpoint)
     if texts == ["-"]:
         try:
             texts = [line.rstrip("\r\n") for line in sys.stdin or () if line.strip()]

@@ -49,6 +49,7 @@ def edit(
 
         unmask edit "The cat sat on the mat." --strength 0.6 --with fish --min-p 0.1
     """
+    checkpoint, texts = common.split_arguments(words, "edit")
     from unmask.infilling import DEFAULT_STRENGTH
     from unmask.random import check_seeds
 
@@ -62,7 +63,6 @@ def edit(
         strength = DEFAULT_STRENGTH
     places: dict[str, Any] = {"strength": strength, "keep": keep or None, "spans": spans or None}
     options = sampling.arguments(steps)
-    checkpoint, texts = common.split_arguments(words, "edit")
     check_seeds(seed, len(texts))
     lm = model.load(checkpoint)
     with (

@@ -33,6 +33,7 @@ Checkpoints = Annotated[
         help="Folders written by 'unmask train' or 'unmask convert', or shipped models. Default without --texts: "
         "stories.",
         metavar="CKPT",
+        callback=lambda names: [common.check_checkpoint(name) for name in names or []],
     ),
 ]
 TextFiles = Annotated[

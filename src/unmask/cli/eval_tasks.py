@@ -55,7 +55,12 @@ class StrategyOptions:
 @common.option_groups
 def puzzles(
     checkpoint: Annotated[
-        str, typer.Argument(help="A run of 'unmask train sudoku', 'sudoku-ar', 'paths' or 'paths-ar'.", metavar="CKPT")
+        str,
+        typer.Argument(
+            help="A run of 'unmask train sudoku', 'sudoku-ar', 'paths' or 'paths-ar'.",
+            metavar="CKPT",
+            callback=common.check_checkpoint,
+        ),
     ],
     *,
     twin: Annotated[str | None, typer.Option(help="Autoregressive checkpoint of the same puzzles.")] = None,
@@ -99,7 +104,12 @@ def puzzles(
 
 @common.option_groups
 def code(
-    checkpoint: Annotated[str, typer.Argument(help="A run of 'unmask train code' or 'code-ar'.", metavar="CKPT")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A run of 'unmask train code' or 'code-ar'.", metavar="CKPT", callback=common.check_checkpoint
+        ),
+    ],
     *,
     twin: Annotated[str | None, typer.Option(help="Autoregressive checkpoint of the same functions.")] = None,
     kind: Annotated[

@@ -48,11 +48,11 @@ def fill(
 
         cat lines.txt | unmask fill - --greedy --json
     """
+    checkpoint, texts = common.split_arguments(words, "fill", blanks=True)
     from unmask.generation_config import greedy_temperature
 
     temperature = greedy_temperature(greedy, sampling.temperature)
     options = replace(sampling, temperature=temperature).arguments(steps)
-    checkpoint, texts = common.split_arguments(words, "fill", blanks=True)
     lm = model.load(checkpoint)
     with (
         common.out_of_memory_advice(batch_size, sampling.particles),

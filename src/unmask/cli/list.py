@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+from itertools import takewhile
 from typing import Annotated
 
 import typer
@@ -43,12 +45,42 @@ def list_members(
     for name, known in members.items():
         console.print(f"[bold]{name}[/bold]")
         table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+        table.add_column(no_wrap=True)
         for member in known:
-            if name not in registry.AXES:
-                table.add_row(member)
-                continue
-            component = registry.get(name, member)
-            summary = " ".join((component.__doc__ or "").partition("\n\n")[0].split())
-            options = ", ".join(option for option in component.model_fields if option != "name")
-            table.add_row(member, Text.assemble(summary, (f"  ({options})" if options else "", "dim")))
+            about = {"recipe": _describe_recipe, "shipped": _describe_shipped}
+            summary, details = about[name](member) if name in about else _describe_member(name, member)
+            table.add_row(member, Text.assemble(summary, (f"  ({details})" if details else "", "dim")))
         console.print(table)
+
+
+def _describe_member(axis: str, name: str) -> tuple[str, str]:
+    """What a member is, from its docstring, and its options."""
+    from unmask import registry
+
+    member = registry.get(axis, name)
+    summary = (member.__doc__ or "").partition("\n\n")[0]
+    return " ".join(summary.split()), ", ".join(option for option in member.model_fields if option != "name")
+
+
+def _describe_recipe(name: str) -> tuple[str, str]:
+    """What a recipe is for, from the comment at its top, and its size and number of steps."""
+    import yaml
+
+    text = files("unmask").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8")
+    comment = takewhile(lambda line: line.startswith("# ") and not line.startswith("#   "), text.splitlines())
+    values = yaml.safe_load(text)
+    training, model = values["training"], values.get("model", {})
+    size = f"{model['layers']} blocks of {model['hidden_size']}" if "hidden_size" in model else model.get("size")
+    steps = f"{training['steps']:,} steps of {training['batch_size']} rows"
+    sentences = " ".join(line[2:] for line in comment).rpartition(".")[0]
+    return f"{sentences}.", f"{size}, {steps}" if size else steps
+
+
+def _describe_shipped(name: str) -> tuple[str, str]:
+    """What a shipped model is, from its card and the recipe of the same name, and its size on disk."""
+    from unmask.checkpoint import SHIPPED
+
+    card = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
+    about = next(line for line in card.splitlines() if line.startswith("A")).partition(", trained")[0]
+    megabytes = sum(file.stat().st_size for file in (SHIPPED / name).glob("*.safetensors")) / 1e6
+    return f"{about}. {_describe_recipe(name)[0]}", f"{megabytes:.1f} MB"

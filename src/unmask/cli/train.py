@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from unmask.cli.common import Json, error_console, format_bound, print_result
+from unmask.cli.common import Json, check_checkpoint, error_console, format_bound, print_result
+from unmask.data.sources import is_pattern
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ What = Annotated[
     str,
     typer.Argument(
         help="A recipe (name or .yaml); a file or folder of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet, .arrow or "
-        "FASTA, optionally compressed (.gz, .bz2, .xz, .zst); a saved dataset; hf:NAME for one on the Hugging Face "
-        "Hub; or '-' for stdin."
+        "FASTA, optionally compressed (.gz, .bz2, .xz, .zst); a pattern such as 'texts/**/*.md'; a saved dataset; "
+        "hf:NAME for one on the Hugging Face Hub; or '-' for stdin."
     ),
 ]
 Overrides = Annotated[
@@ -72,6 +73,8 @@ def train(
 
         unmask train books/ data.length=256 model.size=tiny training.steps=20000
 
+        unmask train 'notes/**/*.md' --out runs/notes
+
         unmask train reviews.csv data.source.field=body
 
         unmask train demo --out runs/mine schedule=cosine
@@ -86,14 +89,15 @@ def train(
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
+    recipe = _read_recipe(what, from_, overrides or [])
     from unmask.training import Interrupted, is_main, make_progress
     from unmask.training import train as run_training
 
-    recipe = _read_recipe(what, from_, overrides or [])
     if is_main() and (left_out := recipe.data.source.skipped_files()):
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
         error_console.print(f"Skipped files: {counts}.", soft_wrap=True, markup=False)
-    folder = out or Path("runs") / ("stdin" if what == "-" else Path(what).stem)
+    fixed = ["text", *(part for part in Path(what).parts if not is_pattern(part))]
+    folder = out or Path("runs") / ("stdin" if what == "-" else Path(fixed[-1]).stem)
     if resume not in RESUME:
         raise UnmaskError(f"--resume takes no value or 'auto', got '{resume}'.")
     try:
@@ -109,18 +113,22 @@ def train(
 
 
 def _read_recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:
-    """Read the recipe; a first override without '=' is the text to train on."""
-    from unmask.config import is_recipe, source_override
-    from unmask.training.fine_tuning import recipe_from
+    """Read the recipe; a first override without '=' is the text to train on. Torch is imported when it looks right."""
+    from unmask.config import check_recipe, is_recipe, source_override
 
     if overrides and "=" not in overrides[0]:
         text, *overrides = overrides
         if not is_recipe(what):
             raise UnmaskError(
                 f"Cannot train on both '{what}' and '{text}'; put them into one folder, or use "
-                f"data.source.paths='[{what}, {text}]' instead of '{text}'."
+                f"data.source.paths='[{what}, {text}]' instead of '{text}', or quote a pattern such as 'texts/*.md'."
             )
         overrides = [source_override(text), *overrides]
+    if from_ is not None:
+        check_checkpoint(from_)
+    check_recipe(what, overrides, fine_tunes=from_ is not None)
+    from unmask.training.fine_tuning import recipe_from
+
     return recipe_from(what, from_, overrides)
 
 

@@ -55,6 +55,11 @@ class MixtureSource(Source):
         """Whether every part can be read again."""
         return all(part.source.persistent for part in self.parts)
 
+    def check(self) -> None:
+        """Check every part."""
+        for part in self.parts:
+            part.source.check()
+
     def documents(self) -> Iterator[Document]:
         """Yield all documents, part by part."""
         return chain.from_iterable(part.source.documents() for part in self.parts)

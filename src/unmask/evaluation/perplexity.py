@@ -10,7 +10,7 @@ from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources import Document, source_spec
+from unmask.data.sources import Document, Source, source_spec
 from unmask.data.split import Corpus, prepare
 from unmask.errors import UnmaskError
 from unmask.registry import build
@@ -43,9 +43,14 @@ def evaluation_rows(
 
 def open_documents(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
     """A function that reads the documents of files, folders, datasets or standard input; `options`: see Source."""
-    given = {name: value for name, value in options.items() if value is not None}
-    sources = [build("source", {**source_spec(text), **given}) for text in texts]
+    sources = open_sources(texts, **options)
     return lambda: chain.from_iterable(source.documents() for source in sources)
+
+
+def open_sources(texts: Sequence[str], **options: str | None) -> list[Source]:
+    """The source of each text, with those of the options that are not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return [build("source", {**source_spec(text), **given}) for text in texts]
 
 
 def _training_corpus(lm: MaskedDiffusionLM) -> Corpus:

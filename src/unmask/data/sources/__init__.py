@@ -39,6 +39,9 @@ class Source(Component):
     def documents(self) -> Iterator[Document]:
         """Yield all documents from the start, in a fixed order."""
 
+    def check(self) -> None:
+        """Raise `UnmaskError` if something is wrong that is found quickly, such as a missing file or field."""
+
     def held_out(self, name: str) -> bool | None:
         """Return whether a document is for validation; None leaves the choice to the split."""
         return None
@@ -141,8 +144,13 @@ def is_saved_dataset(folder: Path) -> bool:
     return single or (folder / "dataset_dict.json").is_file()
 
 
+def is_pattern(path: str | Path) -> bool:
+    """Return whether a path has a wildcard."""
+    return any(wildcard in str(path) for wildcard in "*?[")
+
+
 def source_spec(argument: str) -> dict[str, Any]:
-    """Return the recipe's form of the source for ``-``, ``hf:NAME``, a file or a folder."""
+    """Return the recipe's form of the source for ``-``, ``hf:NAME``, a file, a folder or a pattern."""
     if argument == "-":
         return {"name": "stdin"}
     if argument.startswith(HUB_PREFIX):

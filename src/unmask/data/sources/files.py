@@ -24,14 +24,13 @@ from typing import Any, BinaryIO, ClassVar, TextIO
 
 from pydantic import field_validator
 
-from unmask.data.sources import Document, Source
+from unmask.data.sources import Document, Source, is_pattern
 from unmask.errors import UnmaskError, did_you_mean
 
 BUFFER_BYTES = 1 << 18
 ZSTD_BYTES = 1 << 12
 """Compressed bytes per call of zstd, which decompresses all of them at once, to up to 32,768 times as many."""
 SNIFFED_BYTES = 1 << 12
-WILDCARDS = frozenset("*?[")
 
 
 class ZstdFile(io.RawIOBase):
@@ -189,6 +188,10 @@ class FileSource(Source):
             raise UnmaskError("The source has no paths; give at least one file or folder.")
         return self._read([(path, self._files(path)) for path in paths])
 
+    def check(self) -> None:
+        """Read up to the first document."""
+        next(self.documents())
+
     def held_out(self, name: str) -> bool | None:
         """Return whether the file of a document matches ``validation_files``."""
         pattern = self.validation_files
@@ -220,7 +223,7 @@ class FileSource(Source):
             raise UnmaskError(
                 f"The folder {path} has no files to read ({', '.join(self.formats)}); name the files instead."
             )
-        if WILDCARDS & set(str(path)):
+        if is_pattern(path):
             raise UnmaskError(f"No file with text matches {path}; check the pattern.")
         hint = f" The folder {path.parent} does not exist either."
         if path.parent.is_dir():
@@ -231,9 +234,9 @@ class FileSource(Source):
     def _search(self, path: Path) -> list[tuple[InputFile, bool]]:
         """Find the files in a folder or of a pattern, sorted, each with whether it is read."""
         root, files = path, []
-        is_pattern = not path.exists()
-        if is_pattern:
-            root = next(folder for folder in path.parents if not WILDCARDS & set(str(folder)))
+        exists = path.exists()
+        if not exists:
+            root = next(folder for folder in path.parents if not is_pattern(folder))
             files = [Path(file) for file in glob.iglob(str(path), recursive=True)]
         else:
             for folder, folders, names in os.walk(path):
@@ -241,7 +244,7 @@ class FileSource(Source):
                 files += [Path(folder, name) for name in names if not name.startswith(".")]
         inner = sorted(file.relative_to(root) for file in files if file.is_file() or not file.exists())
         found = (InputFile(root / file, file.as_posix(), str(root / file)) for file in inner)
-        return [(file, self.reads(file, is_pattern)) for file in found]
+        return [(file, self.reads(file, not exists)) for file in found]
 
     def _read(self, found: list[tuple[Path, list[InputFile]]]) -> Iterator[Document]:
         for path, files in found:
