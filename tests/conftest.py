@@ -65,6 +65,7 @@ def shipped_models(mdlm_folder: Path, ar_folder: Path, tmp_path: Path, monkeypat
         "smoke": checkpoint.SHIPPED / "smoke",
     }.items():
         (root / name).symlink_to(folder)
+        (folder / "README.md").touch()
     monkeypatch.setattr(checkpoint, "SHIPPED", root)
     return root
 

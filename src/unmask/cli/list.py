@@ -81,6 +81,6 @@ def _describe_shipped(name: str) -> tuple[str, str]:
     from unmask.checkpoint import SHIPPED
 
     card = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
-    about = next(line for line in card.splitlines() if line.startswith("A")).partition(", trained")[0]
+    about = next((line for line in card.splitlines() if line.startswith("A")), "A model").partition(", trained")[0]
     megabytes = sum(file.stat().st_size for file in (SHIPPED / name).glob("*.safetensors")) / 1e6
     return f"{about}. {_describe_recipe(name)[0]}", f"{megabytes:.1f} MB"
