@@ -21,6 +21,8 @@ from unmask.errors import UnmaskError
 from unmask.training.callbacks import (
     Callback,
     CallbackList,
+    ProgressBar,
+    ProgressLines,
     RunLogger,
     Trackers,
     check_trackers,
@@ -92,9 +94,9 @@ def test_the_log_is_json_passed_on_and_truncated_on_resume(tmp_path: Path) -> No
     assert read_log(tmp_path / "elsewhere") == []
 
 
-def shown(terminal: bool, verbose: bool = False) -> str:
+def shown(terminal: bool, verbose: bool = False, width: int = 120) -> str:
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=120, color_system=None, legacy_windows=False)
+    console = Console(file=text, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
     progress = make_progress(console, verbose)
     progress.on_data("corpus", 1_200_000, 0)
     progress.on_data("train", 1_500_000, 3_000_000)
@@ -112,16 +114,52 @@ def test_a_terminal_shows_a_bar_with_samples_and_advice_above_it() -> None:
     output = shown(terminal=True)
     assert "encoding the train text: 1.5M of 3.0M characters" in output
     last = output.strip().split("\r")[-1]
-    for part in ("20/40", "3.210 bits/token", "2.987 ± 0.012", "12.3k tokens/s", ":"):
+    for part in ("20/40", "3.210 bits/token", "12.3k tokens/s"):
         assert part in last
     lines = [line.split("\r")[-1].replace("\x1b[2K", "") for line in output.splitlines()]
     (sample,) = [line for line in lines if "writes" in line]
     assert "step 20: writes “[b]a line and another word" in sample
+    assert any(line.endswith("step 20/40: validation 2.987 ± 0.012 bits/token") for line in lines)
     assert any(line.endswith("step 20: Something [is] wrong; do this.") for line in lines)
 
 
-def test_without_a_terminal_plain_lines_are_printed_if_verbose() -> None:
-    assert shown(terminal=False) == ""
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_bar_of_80_columns_has_step_loss_speed_and_time_left(width: int) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    bar, now = ProgressBar(console), 0.0
+    bar._clock = lambda: now
+    bar.on_begin(500_000, 1_000_000)
+    bar.on_step()
+    for _ in range(6):
+        now += 1.0
+        bar.on_step()
+    bar.on_log({**trained(500_007, 13.21049), "tokens_per_second": 123_456.0})
+    bar.on_log(VALIDATED)
+    bar.close()
+    last, _ = text.getvalue().split("\r")[-1].replace("\x1b[2K", "").split("\n")
+    assert last.startswith("step 500007/1000000 ")
+    assert last.endswith("13.210 bits/token, 123.5k tokens/s 5 days, 18:53:13 left")
+
+
+def test_without_a_terminal_a_line_now_and_then_tells_the_state() -> None:
+    text, now = io.StringIO(), 0.0
+    lines = ProgressLines(Console(file=text, width=120), verbose=False, clock=lambda: now)
+    lines.on_begin(10, 100)
+    for seconds in (40.0, 29.0, 1.0, 10.0, 20.0):  # the first step compiles
+        now += seconds
+        lines.on_step()
+        lines.on_log(trained(lines.step, 3.2))
+        lines.on_log(VALIDATED)
+    assert text.getvalue().splitlines() == [
+        "step 11/100",
+        "step 13/100: 3.200 bits/token, 12.3k tokens/s, 0:21:45 left",
+        "step 15/100: 3.200 bits/token, 12.3k tokens/s, 0:21:15 left",
+    ]
+
+
+def test_without_a_terminal_records_are_printed_if_verbose() -> None:
+    assert shown(terminal=False) == "step 20: Something [is] wrong; do this.\n"
     assert shown(terminal=False, verbose=True).splitlines() == [
         "step 20/40: 3.210 bits/token, 12.3k tokens/s",
         "step 20/40: validation 2.987 ± 0.012 bits/token, AUC 0.8000 (+0.2000 ± 0.0100)",

@@ -62,7 +62,10 @@ def train(
     from_: From = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME.")] = None,
     resume: Resume = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print progress lines without a terminal.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Without a terminal, print every log record as a line, not one line in 30 s."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a masked diffusion model, or any baseline that a recipe names.

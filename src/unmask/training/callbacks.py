@@ -14,10 +14,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, redirect_stdout
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 LOG = "log.jsonl"
 SHOWN_CHARACTERS = 100
 """Characters of a sample shown to people."""
+SECONDS_BETWEEN_LINES = 30.0
+MEASURED_SECONDS = 5.0
+"""Duration of steps that must be seen before the time left is estimated."""
 TRACKERS = "trackers"
 PROJECT = "unmask"
 
@@ -135,20 +141,46 @@ def _to_json(record: dict[str, Any]) -> str:
     return json.dumps(without_nan(record), allow_nan=False) + "\n"
 
 
-class ProgressBar(Callback):
-    """A progress bar for a terminal; samples and advice stay above it."""
+class TimeLeft(Callback):
+    """Estimates the time left from the steps after the first one, which may compile kernels.
+
+    `text` is empty until `MEASURED_SECONDS` of steps have been seen.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.step = self.steps = 0
+        self.text = ""
+        self._first: tuple[int, float] | None = None
+
+    def on_begin(self, step: int, steps: int) -> None:
+        self.step, self.steps = step, steps
+
+    def on_step(self) -> None:
+        now = self._clock()
+        self.step += 1
+        if self._first is None:
+            self._first = self.step, now
+        elif (seconds := now - self._first[1]) >= MEASURED_SECONDS:
+            left = seconds / (self.step - self._first[0]) * (self.steps - self.step)
+            self.text = f"{timedelta(seconds=round(left))} left"
+
+
+class ProgressBar(TimeLeft):
+    """A progress bar for a terminal; validations, samples and advice stay above it. The bar takes what room is left."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[loss]}{task.fields[validation]}{task.fields[speed]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("step {task.completed}/{task.total}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
             console=console,
+            expand=True,
         )
         self._status = console.status("")
-        self._task = self._bar.add_task("", loss="", validation="", speed="", visible=False)
+        self._task = self._bar.add_task("", figures="", left="", visible=False)
 
     def on_data(self, part: str, done: int, total: int) -> None:
         of = f"encoding the {part} text: {_short(done)} of {_short(total)}" if total else f"reading: {_short(done)}"
@@ -156,22 +188,21 @@ class ProgressBar(Callback):
         self._status.start()
 
     def on_begin(self, step: int, steps: int) -> None:
+        super().on_begin(step, steps)
         self._status.stop()
         self._bar.reset(self._task, total=steps, completed=step, visible=True)
         self._bar.start()
 
     def on_step(self) -> None:
-        self._bar.advance(self._task)
+        super().on_step()
+        self._bar.update(self._task, advance=1, left=self.text)
 
     def on_log(self, record: dict[str, Any]) -> None:
         if "loss" in record:
-            speed = f"{_short(record['tokens_per_second'])} tokens/s"
-            self._bar.update(self._task, loss=f"{record['bits_per_token']:.3f} bits/token  ", speed=speed)
-        elif "validation" in record:
-            self._bar.update(self._task, validation=f"validation {_bits(record)}{_planner_gain(record)}  ")
+            self._bar.update(self._task, figures=_figures(record))
         else:
-            style = "dim" if "samples" in record else "yellow"
-            line = f"[{style}]{escape(_describe(record))}[/{style}]"
+            style = "yellow" if "advice" in record else "dim"
+            line = f"[{style}]{escape(_describe(record, self.steps))}[/{style}]"
             self._bar.console.print(line, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -179,33 +210,43 @@ class ProgressBar(Callback):
         self._bar.stop()
 
 
-class ProgressLines(Callback):
-    """One plain line per record."""
+class ProgressLines(TimeLeft):
+    """Plain lines: every record if `verbose`, else the newest figures every `SECONDS_BETWEEN_LINES`, and advice."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, verbose: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._console = console
-        self._steps = 0
+        self._verbose = verbose
+        self._record: dict[str, Any] | None = None
+        self._printed_at = clock()
 
-    def on_begin(self, step: int, steps: int) -> None:
-        self._steps = steps
+    def on_step(self) -> None:
+        super().on_step()
+        if not self._verbose and self._clock() - self._printed_at >= SECONDS_BETWEEN_LINES:
+            figures = f": {_figures(self._record)}" if self._record else ""
+            self._print(f"step {self.step}/{self.steps}{figures}{', ' if self.text else ''}{self.text}")
 
     def on_log(self, record: dict[str, Any]) -> None:
-        line = _describe(record, self._steps)
+        if "loss" in record:
+            self._record = record
+        if self._verbose or "advice" in record:
+            left = f", {self.text}" if "loss" in record and self.text else ""
+            self._print(_describe(record, self.steps) + left)
+
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+        self._printed_at = self._clock()
 
 
 def make_progress(console: Console, verbose: bool = False) -> Callback:
-    """A progress bar on a terminal; otherwise plain lines if `verbose`, else nothing."""
-    if console.is_terminal:
-        return ProgressBar(console)
-    return ProgressLines(console) if verbose else Callback()
+    """A progress bar on a terminal; otherwise plain lines, all of them if `verbose`."""
+    return ProgressBar(console) if console.is_terminal else ProgressLines(console, verbose)
 
 
 def _describe(record: dict[str, Any], steps: int = 0) -> str:
     step = record["step"]
     if "loss" in record:
-        speed = _short(record["tokens_per_second"])
-        return f"step {step}/{steps}: {record['bits_per_token']:.3f} bits/token, {speed} tokens/s"
+        return f"step {step}/{steps}: {_figures(record)}"
     if "validation" in record:
         return f"step {step}/{steps}: validation {_bits(record)} bits/token{_planner_gain(record)}"
     if "samples" in record:
@@ -213,6 +254,10 @@ def _describe(record: dict[str, Any], steps: int = 0) -> str:
         shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
         return f"step {step}: writes “{shown}”"
     return f"step {step}: {record['advice']}"
+
+
+def _figures(record: dict[str, Any]) -> str:
+    return f"{record['bits_per_token']:.3f} bits/token, {_short(record['tokens_per_second'])} tokens/s"
 
 
 def _bits(record: dict[str, Any]) -> str:
