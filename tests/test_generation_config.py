@@ -1,7 +1,8 @@
-"""Generation options: types, bounds, combinations, and unknown names."""
+"""Generation options: types, bounds, combinations, unknown names, and the defaults of a checkpoint."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from unmask.constraints import Words
 from unmask.errors import UnmaskError
-from unmask.generation_config import MAX_COUNT, GenerationConfig
+from unmask.generation_config import FILE, MAX_COUNT, GenerationConfig, read_generation_config
 from unmask.samplers.token_sampling import TokenSampler
 
 
@@ -34,7 +35,6 @@ def test_numpy_scalars_are_numbers():
     [
         ({"temperature": -1}, "temperature must be greater than or equal to 0, got -1"),
         ({"temperature": math.inf}, "temperature must be a finite number, got inf"),
-        ({"temperature": None}, "temperature must be a valid number, got None"),
         ({"top_k": 0}, "top_k must be greater than or equal to 1, got 0"),
         ({"top_k": "5"}, "top_k must be a valid integer, got '5'"),
         ({"top_p": 0.0}, "top_p must be greater than 0, got 0.0"),
@@ -64,6 +64,8 @@ def test_numpy_scalars_are_numbers():
         ({"seed": 2**63}, "seed must be less than or equal to 9223372036854775807"),
         ({"constraint": 3}, "3"),
         ({"constraint": []}, "constraint"),
+        ({"constraint": Words("a"), "eos_rule": False}, "leave out eos_rule=False"),
+        ({"exact": 1}, "exact must be a valid boolean, got 1"),
         ({"temprature": 3}, "no option 'temprature'. Did you mean 'temperature'"),
         ({"lenght": 3}, "no option 'lenght'. Did you mean 'length'"),
         ({"zzz": 3}, "no option 'zzz'. Choose one of: .*top_p"),
@@ -87,3 +89,55 @@ def test_constraints_are_added():
     assert parse(constraint=one).with_constraints([other]).constraint == [one, other]
     assert parse().with_constraints([other]).constraint == [other]
     assert parse().with_constraints([]).constraint is None
+
+
+DEFAULTS = {"temperature": 0.8, "top_p": 0.9, "steps": 128, "sampler": "remdm"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, DEFAULTS),
+        ({"top_p": None, "steps": None}, DEFAULTS),
+        ({"top_p": 0.5}, {**DEFAULTS, "top_p": 0.5}),
+        ({"temperature": 1.0, "top_p": 1.0}, {**DEFAULTS, "temperature": 1.0, "top_p": 1.0}),
+        ({"steps": 4}, {**DEFAULTS, "steps": 4}),
+        ({"order": "margin"}, {"temperature": 0.8, "top_p": 0.9, "steps": None, "sampler": None}),
+        ({"sampler": "ancestral"}, {"temperature": 0.8, "top_p": 0.9, "steps": None, "sampler": "ancestral"}),
+        ({"rule": TokenSampler(top_k=2)}, {**DEFAULTS, "temperature": 1.0, "top_p": None}),
+        ({"exact": True}, {"temperature": 1.0, "top_p": None, "steps": None, "sampler": None}),
+        ({"exact": True, "top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5, "steps": None, "sampler": None}),
+    ],
+)
+def test_an_explicit_option_precedes_the_default(options, expected):
+    config = GenerationConfig.parse(options, parse, DEFAULTS)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_defaults_are_read_from_the_checkpoint(tmp_path):
+    assert read_generation_config(tmp_path) == {}
+    theirs = {"do_sample": True, "bos_token_id": 1, "transformers_version": "5", "top_k": 0, "min_p": None}
+    (tmp_path / FILE).write_text(json.dumps(theirs | DEFAULTS))
+    assert read_generation_config(tmp_path) == DEFAULTS
+    (tmp_path / FILE).write_text('{"do_sample": false, "temperature": 0.7}')
+    assert read_generation_config(tmp_path) == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "Expecting"),
+        (b"[1]", "it must be a JSON object"),
+        (b"\xff", "utf-8"),
+        (b"[" * 100_000, "recursion|nest"),
+        (b'{"top_p": 1.5}', "top_p must be less than or equal to 1, got 1.5"),
+        (b'{"temperature": "hot"}', "temperature must be a valid number, got 'hot'"),
+    ],
+)
+def test_a_bad_file_of_defaults_is_one_sentence(tmp_path, content, message):
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(
+        UnmaskError, match=rf"{FILE}' cannot be used \(.*({message}).*\); correct or delete it"
+    ) as caught:
+        read_generation_config(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import transformers
 from tests.conftest import LENGTH, make_checkpoint
 from unmask.constraints import Characters, Words
 from unmask.errors import UnmaskError
+from unmask.generation_config import FILE
 from unmask.pipeline import AutoregressiveLM, load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.token_sampling import TokenSampler
@@ -45,6 +48,69 @@ class DraftStreamer(Streamer):
 
     def put_draft(self, value):
         self.drafts.append((len(self.tokens), value.tolist()))
+
+
+# -- defaults of a checkpoint
+
+
+@pytest.fixture(scope="module")
+def with_defaults(mdlm_folder, tmp_path_factory):
+    """A checkpoint whose generation_config.json has a token rule and a remasking sampler."""
+    folder = tmp_path_factory.mktemp("defaults") / "model"
+    shutil.copytree(mdlm_folder, folder)
+    options = {"top_p": 0.5, "steps": 8, "sampler": {"name": "remdm", "strategy": "cap_conf", "eta": 0.2}}
+    (folder / FILE).write_text(json.dumps(options))
+    return load(folder, device="cpu")
+
+
+def test_every_method_uses_the_defaults_of_the_checkpoint(mdlm, with_defaults):
+    rule, sampler = {"top_p": 0.5}, {"name": "remdm", "strategy": "cap_conf", "eta": 0.2, "steps": 8}
+    lm = with_defaults
+    assert lm.generate(2, length=16) == mdlm.generate(2, length=16, sampler=sampler, **rule)
+    assert list(lm.stream(length=16))[-1] == list(mdlm.stream(length=16, sampler=sampler, **rule))[-1]
+    assert lm.fill("ab[MASK:4]cd") == mdlm.fill("ab[MASK:4]cd", **rule)
+    assert lm.edit("abcdefgh", strength=0.5) == mdlm.edit("abcdefgh", strength=0.5, **rule)
+    assert lm.rewrite("abcdefgh", "cd") == mdlm.rewrite("abcdefgh", "cd", **rule)
+    assert lm.fill_rows([[1, 2, lm.tokenizer.mask_token_id]]) == mdlm.fill_rows(
+        [[1, 2, lm.tokenizer.mask_token_id]], **rule
+    )
+
+
+def test_exact_sampling_ignores_the_defaults(mdlm, with_defaults):
+    for call in (
+        lambda lm, **options: lm.sample(2, length=16, **options),
+        lambda lm, **options: list(lm.stream(length=16, **options))[-1],
+        lambda lm, **options: lm.fill_details("ab[MASK:4]cd", **options),
+        lambda lm, **options: lm.edit_details("abcdefgh", strength=0.5, **options),
+    ):
+        assert call(with_defaults, exact=True) == call(mdlm) != call(with_defaults)
+
+
+def test_the_default_sampler_gives_way_to_particles_and_streamers(mdlm, with_defaults):
+    options = {"length": 12, "top_p": 0.5}
+    particles = {"particles": 2, "constraint": Characters(4, 40)}
+    assert with_defaults.generate(length=12, **particles) == mdlm.generate(**options, **particles)
+    assert with_defaults.generate(length=12, streamer=Streamer()) == mdlm.generate(**options, streamer=Streamer())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": "remdn"}, "no sampler named 'remdn'"),
+        ({"steps": 0}, "steps must be greater than or equal to 1, got 0"),
+        ({"order": "confidence", "sampler": "ancestral"}, "exclude each other"),
+    ],
+)
+def test_a_default_sampler_is_checked_when_the_checkpoint_is_opened(mdlm_folder, tmp_path, options, message):
+    shutil.copytree(mdlm_folder, tmp_path / "model")
+    (tmp_path / "model" / FILE).write_text(json.dumps(options))
+    with pytest.raises(UnmaskError, match=rf"{FILE}' cannot be used \(.*{message}.*correct or delete it"):
+        load(tmp_path / "model", device="cpu")
+
+
+def test_transformers_opens_a_checkpoint_with_defaults(with_defaults):
+    assert transformers.AutoModelForMaskedLM.from_pretrained(with_defaults.path).num_parameters() > 0
+    assert transformers.GenerationConfig.from_pretrained(with_defaults.path).top_p == 0.5
 
 
 # -- generate

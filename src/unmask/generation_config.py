@@ -1,12 +1,15 @@
-"""`GenerationConfig`: the options of `generate`, `fill`, `edit`, `rewrite` and `stream`, validated once."""
+"""`GenerationConfig`: the options of `generate`, `fill`, `edit`, `rewrite` and `stream`, validated once, and their
+defaults in the `generation_config.json` of a checkpoint."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from inspect import signature
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 Constraints = Constraint | Sequence[Constraint] | None
 
+FILE = "generation_config.json"
+TOKEN_FIELDS = frozenset(TokenSampler.model_fields)
+SAMPLER_FIELDS = frozenset({"steps", "order", "sampler"})
 MAX_COUNT = 1_000_000
 """Largest number of texts, of tokens in a text, or of particles."""
 
@@ -37,7 +43,12 @@ class GenerationConfig(BaseModel):
     text satisfies the `constraint`. `guidance` is the weight of classifier-free guidance on the prompt. `score`, a
     function of a text, selects the best of `best_of` texts or weights `particles`. Texts longer than the model are
     generated in windows, each `stride` tokens after the last one (default: half of the model's length). `steps`,
-    `order` and `sampler` select the sampler; sequence i has the seed `seed + i`.
+    `order` and `sampler` select the sampler; sequence i has the seed `seed + i`. `exact` ignores the defaults of the
+    checkpoint.
+
+    A model with learnt padding fills the row after a text with EOS. `eos_rule` draws tokens such that only EOS follows
+    EOS. Without it every token is drawn as the network predicts it, which with one token per call is the law of
+    infinitely many steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -58,6 +69,8 @@ class GenerationConfig(BaseModel):
     steps: Any = None
     order: Any = None
     sampler: Any = None
+    exact: bool = False
+    eos_rule: bool = True
     seed: Integer = Field(default=0, ge=MIN_SEED, le=MAX_SEED)
     batch_size: Integer | None = Field(default=None, ge=1)
 
@@ -67,15 +80,27 @@ class GenerationConfig(BaseModel):
         return {name: value for name, value in arguments.items() if name in cls.model_fields}
 
     @classmethod
-    def parse(cls, options: dict[str, Any], method: Callable[..., Any]) -> GenerationConfig:
-        """Validate the options of a method; an unknown name is answered with the closest one of both."""
+    def parse(
+        cls, options: dict[str, Any], method: Callable[..., Any], defaults: Mapping[str, Any] | None = None
+    ) -> GenerationConfig:
+        """Validate the options of a method; an unknown name is answered with the closest one of both.
+
+        An option of tokens or of the sampler that is None has its default: that of `defaults` unless the options are
+        `exact`. A `rule` replaces all defaults of tokens, an `order` or a `sampler` also the number of steps.
+        """
         known = set(cls.model_fields)
         for name in options:
             if name not in known:
                 own = {one.name for one in signature(method).parameters.values() if one.kind is not one.VAR_KEYWORD}
                 raise UnmaskError(f"There is no option '{name}'.{did_you_mean(name, known | own - {'self'})}")
+        unset = {name for name in TOKEN_FIELDS | SAMPLER_FIELDS if options.get(name) is None}
+        given = {name: value for name, value in options.items() if name not in unset}
+        replaced = TOKEN_FIELDS if given.get("rule") is not None else frozenset()
+        replaced |= SAMPLER_FIELDS if given.keys() & {"order", "sampler"} else frozenset()
+        if not given.get("exact"):
+            given = {name: value for name, value in (defaults or {}).items() if name not in replaced} | given
         try:
-            return cls(**options)
+            return cls(**given)
         except ValidationError as error:
             raise UnmaskError(explain(error)) from error
 
@@ -89,6 +114,8 @@ class GenerationConfig(BaseModel):
             raise UnmaskError(explain(error)) from error
         if self.constraint is not None:
             as_constraints(self.constraint)
+            if not self.eos_rule:
+                raise UnmaskError("A constraint needs the rule that only EOS follows EOS; leave out eos_rule=False.")
         if self.score is None and self.best_of > 1:
             raise UnmaskError(f"best_of={self.best_of} needs a score to compare the texts; give score=.")
         if self.best_of > 1 and self.particles > 1:
@@ -162,6 +189,34 @@ class GenerationConfig(BaseModel):
         return float(value)
 
 
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The defaults in the generation_config.json of a checkpoint; none without the file.
+
+    Fields that only transformers has are passed over; `do_sample: false` is temperature 0, `top_k: 0` no top-k.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it must be a JSON object")
+        defaults = {name: content[name] for name in TOKEN_FIELDS | SAMPLER_FIELDS if content.get(name) is not None}
+        if defaults.get("top_k") == 0:
+            del defaults["top_k"]
+        if content.get("do_sample") is False:
+            defaults["temperature"] = 0.0
+        GenerationConfig.parse(defaults, read_generation_config)
+    except (ValueError, RecursionError, UnmaskError) as error:
+        raise invalid_file(file, error) from error
+    return defaults
+
+
+def invalid_file(file: Path, error: Exception) -> UnmaskError:
+    """The error for a generation_config.json that does not fit."""
+    return UnmaskError(f"'{file}' cannot be used ({str(error).rstrip('.')}); correct or delete it.")
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise `UnmaskError` unless a value is an integer from 1 to `MAX_COUNT`."""
     if not hasattr(value, "__index__"):
@@ -170,8 +225,8 @@ def check_count(name: str, value: Any) -> None:
         raise UnmaskError(f"{name} must be from 1 to {MAX_COUNT}, got {value}.")
 
 
-def greedy_temperature(greedy: bool, temperature: float) -> float:
+def greedy_temperature(greedy: bool, temperature: float | None) -> float | None:
     """Temperature 0 if `greedy`, which excludes another temperature."""
-    if greedy and temperature not in (0, 1):
+    if greedy and temperature not in (None, 0, 1):
         raise UnmaskError(f"greedy means temperature=0, got temperature={temperature}; give one of them.")
     return 0.0 if greedy else temperature

@@ -17,7 +17,16 @@ from unmask.checkpoint import CheckpointConfig, load_checkpoint
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
-from unmask.generation_config import Constraints, GenerationConfig, check_count, greedy_temperature
+from unmask.generation_config import (
+    FILE,
+    SAMPLER_FIELDS,
+    Constraints,
+    GenerationConfig,
+    check_count,
+    greedy_temperature,
+    invalid_file,
+    read_generation_config,
+)
 from unmask.infilling import DEFAULT_STRENGTH, TemplateLayout, mask_around, mask_spans, mask_unlikely
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
@@ -74,7 +83,13 @@ def load(
         cast_trunk_to_bf16(network)
     causal = checkpoint.config.objective.causal
     engine = InferenceEngine(network) if selected.type == "cuda" and not causal else None
-    return build_pipeline(network, checkpoint.tokenizer, checkpoint.config, checkpoint.path, engine)
+    lm = build_pipeline(network, checkpoint.tokenizer, checkpoint.config, checkpoint.path, engine)
+    lm.generation_config = read_generation_config(checkpoint.path)
+    try:
+        lm.resolve({}, lm.sample)
+    except UnmaskError as error:
+        raise invalid_file(checkpoint.path / FILE, error) from error
+    return lm
 
 
 def build_pipeline(
@@ -108,6 +123,8 @@ class MaskedDiffusionLM:
         self.path = path
         self.text_processor = TextProcessor(tokenizer, denoiser.config, config)
         self.row_length = self.text_processor.row_length
+        self.generation_config: dict[str, Any] = {}
+        """Default options of `generate`, `fill`, `edit` and `stream`, from generation_config.json."""
         self._engine = engine
 
     @property
@@ -135,7 +152,7 @@ class MaskedDiffusionLM:
         stride: int | None = None,
         steps: int | None = None,
         seed: int = 0,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -147,6 +164,8 @@ class MaskedDiffusionLM:
         particles: int = 1,
         order: str | None = None,
         sampler: SamplerSpec | None = None,
+        exact: bool = False,
+        eos_rule: bool = True,
         guidance: float = 0.0,
         best_of: int = 1,
         score: Callable[[str], float] | None = None,
@@ -155,9 +174,11 @@ class MaskedDiffusionLM:
     ) -> list[Any]:
         """Generate `n` texts (for each of the `prompts`) of `length` tokens, prompt and suffix included.
 
-        `steps=None` writes one token per network call, which samples the model exactly; `steps=T` makes at most T
-        calls. Sequence i has the seed `seed + i` and does not depend on the others. Texts longer than the model are
-        generated in windows of its length, each `stride` tokens after the last one.
+        `steps=T` makes at most T network calls. Options of tokens and sampler that are None have the defaults of the
+        checkpoint (`lm.generation_config`). `exact=True` ignores those and samples the model exactly: temperature 1, no
+        truncation, one token per call. Models with learnt padding also follow a rule, that only EOS follows EOS;
+        `eos_rule=False` switches it off. Sequence i has the seed `seed + i` and does not depend on the others. Texts
+        longer than the model are generated in windows of its length, each `stride` tokens after the last one.
 
         Every text satisfies the `constraint` (one of `unmask.constraints`, or several); with many `particles` the texts
         are distributed as the model's, given the constraint. `guidance=w` uses (1 + w) times the logits with the prompt
@@ -193,7 +214,7 @@ class MaskedDiffusionLM:
         `options` are fields of `GenerationConfig`. `progress` is called after every network call with the fraction of
         texts it completed, `on_batch` after every batch with its size.
         """
-        config, sampler = self._parse(options, self.sample)
+        config, sampler = self.resolve(options, self.sample, whole_texts=streamer is None)
         processor = self.text_processor
         check_count("n", n)
         every_prompt = _check_prompts(prompt, prompts)
@@ -227,7 +248,7 @@ class MaskedDiffusionLM:
         yielded, since the particle is selected at the end.
         """
         options |= {"steps": steps, "seed": seed, "order": order, "sampler": sampler}
-        config, chosen = self._parse(options, self.stream)
+        config, chosen = self.resolve(options, self.stream)
         if config.best_of != 1:
             raise UnmaskError(f"A stream shows one text, got {config.best_of} to generate.")
         rows, length = self._prompt_rows([prompt], suffix, length, config, chosen)
@@ -246,7 +267,7 @@ class MaskedDiffusionLM:
         steps: int | None = None,
         seed: int = 0,
         greedy: bool = False,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -258,6 +279,8 @@ class MaskedDiffusionLM:
         particles: int = 1,
         order: str | None = None,
         sampler: SamplerSpec | None = None,
+        exact: bool = False,
+        eos_rule: bool = True,
     ) -> str | list[str]:
         """Fill the blanks of one or several texts: `[MASK]` is one token, `[MASK:3]` three.
 
@@ -272,7 +295,7 @@ class MaskedDiffusionLM:
         self, texts: str | Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[Generation]:
         """Like `fill`, with the order and confidence of every token; text i has the seed `seed + i`."""
-        config, sampler = self._parse(options, self.fill_details)
+        config, sampler = self.resolve(options, self.fill_details, whole_texts=False)
         checked = check_texts(texts, "fill")
         for text in checked:
             if not BLANK.search(text):
@@ -297,7 +320,7 @@ class MaskedDiffusionLM:
         """
         if not isinstance(rows, Sequence) or not rows or not all(hasattr(row, "__len__") and len(row) for row in rows):
             raise UnmaskError("rows must be a non-empty list of non-empty lists of token ids.")
-        config, sampler = self._parse(options, self.fill_rows)
+        config, sampler = self.resolve(options, self.fill_rows, whole_texts=False)
         check_seeds(config.seed, len(rows))
         processor = self.text_processor
         checked = [processor.check_ids(list(row)) for row in rows]
@@ -348,7 +371,7 @@ class MaskedDiffusionLM:
     ) -> Generation:
         """Like `edit` and `rewrite`, with the order and confidence of every token."""
         processor = self.text_processor
-        config, sampler = self._parse(options, self.edit_details)
+        config, sampler = self.resolve(options, self.edit_details, whole_texts=False)
         if sum(one is not None for one in (spans, strength, keep)) > 1:
             raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
         ids = processor.encode([check_text(text)])[0]
@@ -419,15 +442,25 @@ class MaskedDiffusionLM:
     def sampler(
         self, steps: int | None = None, order: str | None = None, sampler: SamplerSpec | None = None
     ) -> Sampler:
-        """The sampler that `generate` uses with these options."""
+        """The sampler with these options; without any, one token per call in uniform order."""
         schedule, predicts_scores = self.config.schedule, self.config.objective.predicts_scores
         chosen = choose_sampler(schedule, steps, order, sampler, predicts_scores)
         if chosen.needs_planner and getattr(self.denoiser, "planner", None) is None:
             raise missing_planner_error(self.path)
         return chosen
 
-    def _parse(self, options: dict[str, Any], method: Callable[..., Any]) -> tuple[GenerationConfig, Sampler]:
-        config = GenerationConfig.parse(options, method)
+    def resolve(
+        self, options: dict[str, Any], method: Callable[..., Any], whole_texts: bool = True
+    ) -> tuple[GenerationConfig, Sampler]:
+        """The options of a method with the defaults of the checkpoint, and the sampler.
+
+        The default sampler is for `whole_texts` without particles, since it may mask tokens again. Otherwise the
+        default is one token per call.
+        """
+        defaults = self.generation_config
+        if not whole_texts or options.get("particles") not in (None, 1):
+            defaults = {name: value for name, value in defaults.items() if name not in SAMPLER_FIELDS}
+        config = GenerationConfig.parse(options, method, defaults)
         return config, self.sampler(config.steps, config.order, config.sampler)
 
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
@@ -486,7 +519,7 @@ class MaskedDiffusionLM:
             score if config.score is not None and config.particles > 1 else None,
             windows,
             processor.end_token_id,
-            self.config.policy.supervises_padding,
+            self.config.policy.supervises_padding and config.eos_rule,
         )
         run = configure_sampler(sampler, options, self.device)
         steps = getattr(sampler, "steps", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from dataclasses import asdict
 from functools import partial
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from unmask.cli import common, terminal
 from unmask.constraints import Regex
+from unmask.generation_config import FILE
 from unmask.pipeline import MaskedDiffusionLM
 
 SMALL = ("--length", 16, "--steps", 4, "--seed", 3)
@@ -82,6 +84,19 @@ def test_constraints_apply_together(sample):
     assert result["constraints"][:2] == ["Regex(pattern='[a-z ]+')", "Words(words=('cat', 'do'), whole=True)"]
     (one,) = sample("--characters", "13", "--length", 14, "--steps", 5)["texts"]
     assert len(one["text"]) == 13
+
+
+def test_defaults_are_those_of_the_checkpoint_unless_exact(reported, mdlm_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(mdlm_folder, folder)
+    (folder / FILE).write_text('{"top_p": 0.5, "steps": 3, "sampler": "remdm"}')
+    verbs = {"sample": (folder, "--length", 6), "fill": (folder, "a[MASK:2]b"), "edit": (folder, "abcdef")}
+    for verb, words in verbs.items():
+        by_default, exact = reported(verb, *words), reported(verb, *words, "--exact")
+        assert (by_default["rule"]["top_p"], exact["rule"]["top_p"]) == (0.5, None)
+        assert by_default["sampler"]["name"] == ("remdm" if verb == "sample" else "ancestral")
+        assert (exact["sampler"]["name"], exact["sampler"]["steps"]) == ("ancestral", None)
+        assert reported(verb, *words, "--top-p", 0.7)["rule"]["top_p"] == 0.7
 
 
 def test_orders_and_samplers_apply(sample):

@@ -79,7 +79,17 @@ def test_a_story_is_likelier_than_its_words_backwards(name):
     assert story.bits_per_char < backwards.bits_per_char - 1 - 4 * error
 
 
+def test_the_default_model_has_defaults_for_good_texts_and_its_card_names_them():
+    lm = load(device="cpu")
+    config, sampler = lm.resolve({}, lm.sample)
+    assert (config.top_p, sampler.name, sampler.strategy, sampler.steps) == (0.9, "remdm", "cap_conf", 128)
+    card = (SHIPPED / DEFAULT_MODEL / "README.md").read_text(encoding="utf-8")
+    assert "top-p 0.9" in card
+    assert f"strategy: cap_conf, eta: {sampler.eta}" in card
+    assert "exact=True" in card
+
+
 def test_generated_stories_resemble_the_data():
-    texts = load(device="cpu").generate(2, steps=64, seed=0, top_p=0.9)
+    texts = load(device="cpu").generate(2, seed=0)
     assert all(len(text) > 200 and text.isascii() for text in texts)
     assert len({*STORY.lower().split()} & {*" ".join(texts).lower().split()}) > 15

@@ -556,10 +556,10 @@ def guidance_particles_windows() -> Any:
 def stories() -> Any:
     lm = model("stories")
     return {
-        "steps": generated(lm, 1, length=32, steps=4, prompt="Once upon a time"),
-        "confidence": generated(lm, 1, length=24, steps=4, order="confidence", top_p=0.9),
-        "short": generated(lm, 1, length=12),
-        "suffix": generated(lm, 1, length=20, steps=3, prompt="The cat", suffix=" the end."),
+        "steps": generated(lm, 1, exact=True, length=32, steps=4, prompt="Once upon a time"),
+        "confidence": generated(lm, 1, exact=True, length=24, steps=4, order="confidence", top_p=0.9),
+        "short": generated(lm, 1, exact=True, length=12),
+        "suffix": generated(lm, 1, exact=True, length=20, steps=3, prompt="The cat", suffix=" the end."),
     }
 
 
@@ -650,7 +650,7 @@ def regexes() -> Any:
         **constrained_texts({"regex": c.Regex("(ab|cd)+[e-h]*"), "several": several}),
         "prompt": generated(lm, 2, constraint=c.Regex("ab[gh]*.*cd"), prompt="ab", suffix="cd", length=14),
         "fill open length": lm.fill("ab[MASK:2-6]cd", constraint=c.Regex("ab(gh)+cd"), seed=3),
-        "stories": generated(model("stories"), 1, **story),
+        "stories": generated(model("stories"), 1, exact=True, **story),
         "cli": verb(*shlex.split("sample smoke -n 2 --length 16 --match [a-d]+ --particles 2 --device cpu")),
     }
 
@@ -660,10 +660,12 @@ def constrained_stories() -> Any:
     lm = model("stories")
     c = unmask.constraints
     return {
-        "words": generated(lm, 1, length=16, steps=4, constraint=c.Words("dog", "ball")),
-        "characters": generated(lm, 1, length=16, steps=4, constraint=c.Characters(30, 40)),
-        "none of": generated(lm, 1, length=16, steps=4, constraint=c.NoWords("the", "a", "was")),
-        "cli": verb(*shlex.split("sample stories -n 1 --length 16 --steps 3 --with cat --without dog --device cpu")),
+        "words": generated(lm, 1, exact=True, length=16, steps=4, constraint=c.Words("dog", "ball")),
+        "characters": generated(lm, 1, exact=True, length=16, steps=4, constraint=c.Characters(30, 40)),
+        "none of": generated(lm, 1, exact=True, length=16, steps=4, constraint=c.NoWords("the", "a", "was")),
+        "cli": verb(
+            *shlex.split("sample stories --exact -n 1 --length 16 --steps 3 --with cat --without dog --device cpu")
+        ),
     }
 
 
@@ -736,7 +738,9 @@ def fills() -> Any:
         "details": verb("fill", "smoke", ragged[2], "--device", "cpu"),
         "open": verb("fill", "smoke", ragged[3], "--greedy", "--device", "cpu"),
         "stdin": verb("fill", "smoke", "-", "--device", "cpu", stdin="ab[MASK:3]\n[MASK:2]cd\n"),
-        "stories": model("stories").fill(["The [MASK] sat on the [MASK:2].", "Tom [MASK:1-3] happy."], greedy=True),
+        "stories": model("stories").fill(
+            ["The [MASK] sat on the [MASK:2].", "Tom [MASK:1-3] happy."], greedy=True, exact=True
+        ),
     }
 
 
@@ -753,8 +757,10 @@ def edits() -> Any:
         "rewrite all": lm.rewrite(text, [], steps=4),
         "details": verb("edit", "smoke", text, "--strength", 0.4, "--device", "cpu"),
         "keep": verb("edit", "smoke", text, "--keep", "cde", "--device", "cpu"),
-        "stories": model("stories").edit("Once upon a time there was a little dog.", steps=3, seed=1),
-        "stories rewrite": model("stories").rewrite("The dog ran to the park with Tom.", ["dog", "park"], steps=3),
+        "stories": model("stories").edit("Once upon a time there was a little dog.", steps=3, seed=1, exact=True),
+        "stories rewrite": model("stories").rewrite(
+            "The dog ran to the park with Tom.", ["dog", "park"], steps=3, exact=True
+        ),
     }
 
 
@@ -781,7 +787,7 @@ def streams() -> Any:
     return {
         "smoke": frames(model("smoke"), "abc", length=12, steps=4, seed=3),
         "remasked": frames(model("smoke"), length=10, sampler={"name": "remdm", "steps": 5, "eta": 0.3}),
-        "stories": frames(model("stories"), "Once", suffix=" end.", length=12, steps=3),
+        "stories": frames(model("stories"), "Once", suffix=" end.", length=12, steps=3, exact=True),
         "left to right": frames(model("stories-ar"), "Once", length=8),
         "streamers": {name: one.received for name, one in streamers.items()},
     }

@@ -126,6 +126,18 @@ def test_the_length_policy_decides_whether_eos_fills_rows(tmp_path, policy, monk
         assert all(tail == {eos} for tail in tails) == (policy == "supervised_eos")
 
 
+def test_without_the_rule_tokens_are_drawn_as_predicted(tmp_path, monkeypatch):
+    """Networks with the same logits, with and without learnt padding, then generate the same."""
+    rows = {}
+    for policy in ("padded", "supervised_eos"):
+        lm = load(make_checkpoint(tmp_path / policy, policy=policy), device="cpu")
+        head, eos = lm.denoiser.head, lm.tokenizer.eos_token_id
+        bias = 5.0 * (torch.arange(lm.denoiser.config.vocab_size) == eos)
+        monkeypatch.setattr(lm.denoiser, "head", lambda *args, head=head, bias=bias: head(*args) + bias)
+        rows[policy] = [lm.sample(6, steps=steps, seed=1, eos_rule=False) for steps in (3, None)]
+    assert rows["padded"] == rows["supervised_eos"]
+
+
 def scores_of_all_canvases(score: str, tokens: AnyTokenSampler) -> Tensor:
     """[V^L, L] the scores of a random table."""
     table, canvas = random_table(3), Canvas.of(all_canvases(V, L), MASK)

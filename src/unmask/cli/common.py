@@ -47,7 +47,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Seed = Annotated[int, typer.Option(help="Random seed; sequence i uses seed + i.")]
 Steps = Annotated[
     int | None,
-    typer.Option(min=1, help="Maximum number of network calls. Default: one token per call, which is exact."),
+    typer.Option(
+        min=1, help="Maximum number of network calls. Default: one token per call, unless the checkpoint has another."
+    ),
 ]
 BoundSteps = Annotated[
     list[int] | None,
@@ -85,6 +87,11 @@ ORDER_HELP = (
     "Order in which positions are unmasked: confidence, margin, entropy, planner (see 'unmask train planner'), "
     "left_to_right or uniform in --steps calls; threshold or entropy_bounded in as few calls as the network's "
     "confidence allows. Default: uniform."
+)
+EXACT_HELP = (
+    "Sample the model exactly, with temperature 1, no truncation and one token per call, unless other options say "
+    "otherwise. Without it the defaults are those of the checkpoint, if it has a generation_config.json: top-p 0.9 for "
+    "'stories', and for whole texts 128 calls of a sampler that masks unlikely tokens again."
 )
 SAMPLER_HELP = "Sampler by name ('unmask list sampler') or with options: 'name: remdm, strategy: loop, eta: 0.05'."
 
@@ -146,19 +153,24 @@ class ModelOptions:
 class TokenOptions:
     """How tokens are sampled."""
 
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy. Default: 1.")
+    ] = None
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling: total probability, in (0, 1].")] = None
     min_p: Annotated[float | None, typer.Option(help="Lowest fraction of the highest probability, in [0, 1].")] = None
     greedy_tail: Annotated[float | None, typer.Option(help="Last fraction of calls that are greedy, in [0, 1].")] = None
     greedy_above: Annotated[float | None, typer.Option(help="Greedy above this probability, in [0, 1].")] = None
 
+    def token_options(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in fields(TokenOptions)}
+
     def token_sampler(self) -> TokenSampler:
         """Validate the options."""
         from unmask.generation_config import GenerationConfig
 
-        options = {field.name: getattr(self, field.name) for field in fields(TokenOptions)}
-        return GenerationConfig.parse(options, TokenOptions).token_sampler
+        return GenerationConfig.parse(self.token_options(), TokenOptions).token_sampler
 
 
 @dataclass(frozen=True)
@@ -178,6 +190,10 @@ class GenerationOptions(TokenOptions):
     ] = 1
     order: Annotated[str | None, typer.Option(help=ORDER_HELP, metavar="ORDER")] = None
     sampler: Annotated[str | None, typer.Option(help=SAMPLER_HELP, metavar="SPEC")] = None
+    exact: Annotated[bool, typer.Option("--exact", help=EXACT_HELP)] = False
+    eos_rule: Annotated[
+        bool, typer.Option(help="Let only EOS follow EOS, in models that learnt to fill rows with EOS.")
+    ] = True
 
     def __post_init__(self) -> None:
         if self.match is not None and find_spec("interegular") is None:
@@ -199,25 +215,29 @@ class GenerationOptions(TokenOptions):
             if found is None:
                 raise UnmaskError(f"--characters must be a length such as 50 or 40-60, got '{self.characters}'.")
             constraints.append(Characters(int(found[1]), int(found[2] or found[1])))
+        self.token_sampler()  # validates the options
         return {
+            **self.token_options(),
             "steps": steps,
             "order": self.order,
             "sampler": None if self.sampler is None else parse_sampler(self.sampler),
-            "rule": self.token_sampler(),
             "constraint": constraints or None,
             "particles": self.particles,
+            "exact": self.exact,
+            "eos_rule": self.eos_rule,
         }
 
 
 def generation_report(
-    lm: MaskedDiffusionLM, arguments: dict[str, Any], texts: list[Generation], **more: Any
+    lm: MaskedDiffusionLM, arguments: dict[str, Any], texts: list[Generation], whole_texts: bool = False, **more: Any
 ) -> dict[str, Any]:
     """Return texts and the `GenerationOptions.arguments` that they were sampled with as JSON values."""
+    config, sampler = lm.resolve(arguments, lm.sample, whole_texts)
     return {
-        "sampler": lm.sampler(arguments["steps"], arguments["order"], arguments["sampler"]).model_dump(),
-        "rule": arguments["rule"].model_dump(),
+        "sampler": sampler.model_dump(),
+        "rule": config.token_sampler.model_dump(),
         "constraints": [str(constraint) for constraint in arguments["constraint"] or []],
-        "particles": arguments["particles"],
+        "particles": config.particles,
         **more,
         "texts": [asdict(text) for text in texts],
     }

@@ -116,7 +116,7 @@ def sample(
                 rest, seed=seed + len(texts), batch_size=batch_size, progress=advance, **canvas, **options
             )
     if as_json:
-        common.print_json(common.generation_report(lm, options, texts, guidance=guidance))
+        common.print_json(common.generation_report(lm, options, texts, whole_texts=True, guidance=guidance))
     else:
         for text in texts:
             common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")

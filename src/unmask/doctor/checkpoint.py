@@ -302,7 +302,7 @@ class CheckpointCheck:
         """Generate a text and encode it; random tokens if that gives too few."""
         length = max(1, min(LENGTH, self.lm.row_length - PADS))
         try:
-            text = self.lm.generate(1, length=length, steps=None if self.lm.causal else length // 2 or 1)[0]
+            text = self.lm.generate(1, length=length, exact=True, steps=None if self.lm.causal else length // 2 or 1)[0]
             ids = encode(self.lm.text_processor.tokenizer, [text])[0][:length]
         except UnmaskError:
             ids = []

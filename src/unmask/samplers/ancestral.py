@@ -3,7 +3,8 @@
 Under SUBS the time at which a position is unmasked does not depend on the network (eq. 7), so all times are drawn
 first. Positions with a time in the same one of T steps are revealed together, from the canvas before that step. A step
 that reveals nothing leaves the canvas unchanged, so its network call is skipped. With `steps=None` positions are
-revealed one at a time in decreasing order of their times, which is exactly the limit T -> infinity.
+revealed one at a time in decreasing order of their times, which is exactly the limit T -> infinity if tokens are drawn
+as the network predicts them; see `unmask.samplers.ending` for models with learnt padding.
 """
 
 from __future__ import annotations
