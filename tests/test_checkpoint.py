@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import unmask
 from tests.conftest import make_checkpoint
 from unmask import checkpoint
 from unmask.errors import UnmaskError
+from unmask.io import find_damage
 
 
 def test_without_a_name_the_default_model_is_loaded(shipped_models):
@@ -36,14 +43,8 @@ def test_an_unknown_name_is_answered_with_the_shipped_models(shipped_models, nam
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
-    cut = make_checkpoint(tmp_path / "cut")
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:1000])
-    bad = make_checkpoint(tmp_path / "bad")
-    (bad / "unmask.json").write_text("{")
     for options, message in (
         ({"path": tmp_path}, r"no unmask\.json"),
-        ({"path": cut}, "cannot be opened"),
-        ({"path": bad}, r"unmask\.json' cannot be read"),
         ({"path": 5}, "must be a path or a name, got 5"),
         ({"path": b"smoke"}, "must be a path or a name, got b'smoke'"),
         ({"path": "smoke", "dtype": "float16"}, "dtype must be one of auto, float32, bf16, got 'float16'"),
@@ -53,6 +54,104 @@ def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "nothing")
     with pytest.raises(UnmaskError, match=r"'stories'.*none"):
         unmask.load()
+
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def flip(folder: Path, name: str = WEIGHTS) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[-5] ^= 64
+    (folder / name).write_bytes(content)
+
+
+def change_weights(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change a tensor, as if the folder had no checksums."""
+    (folder / "checksums.json").unlink()
+    tensors = load_file(folder / WEIGHTS)
+    tensors["output_layer.linear.bias"] = change(tensors["output_layer.linear.bias"])
+    save_file(tensors, folder / WEIGHTS)
+
+
+def edit(folder: Path, name: str, **fields: Any) -> None:
+    content = {**json.loads((folder / name).read_text()), **fields}
+    (folder / name).write_text(json.dumps(content))
+
+
+def index(folder: Path, name: str) -> None:
+    (folder / WEIGHTS).rename(folder / "elsewhere.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"vocab_embed.embedding": name}}))
+
+
+def normalise(folder: Path) -> None:
+    steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": 10 * "a"}] * 9
+    edit(folder, "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a flipped bit": (flip, r"The weights are damaged: '.*model.safetensors' does not match its checksum; restore"),
+    "cut off": (lambda p: (p / WEIGHTS).write_bytes((p / WEIGHTS).read_bytes()[:1000]), "The weights are damaged: "),
+    "not a number": (lambda p: change_weights(p, lambda b: b / 0), "output_layer.linear.bias in .* not finite; rest"),
+    "integers": (lambda p: change_weights(p, lambda b: b.to(torch.int8)), r"as torch\.int8"),
+    "another shape": (lambda p: change_weights(p, lambda b: b[:5]), r"bias has the shape \[5\], not \[258\]"),
+    "no weights": (lambda p: (p / WEIGHTS).unlink(), r"has no weights \(model\.safetensors\)"),
+    "a pickle": (lambda p: (p / WEIGHTS).rename(p / "pytorch_model.bin"), "a pickle can run code; .* 'unmask convert'"),
+    "an index that leads out": (lambda p: index(p, "../other.safetensors"), "files of its own folder"),
+    "a missing shard": (
+        lambda p: index(p, "model-00001-of-00002.safetensors"),
+        "incomplete: there is no file",
+    ),
+    "layers": (lambda p: edit(p, "config.json", num_hidden_layers=10**12), "1000000000000 layers for 25 tensors"),
+    "vocabulary": (lambda p: edit(p, "config.json", vocab_size=10**10, mask_token_id=3), "vocab_embed.embedding has"),
+    "width": (lambda p: edit(p, "config.json", hidden_size=2**62), "do not fit its config.json"),
+    "heads": (lambda p: edit(p, "config.json", num_attention_heads="2"), "num_attention_heads must be int, got '2'"),
+    "length": (lambda p: edit(p, "config.json", max_length=10**12), "max_length must be at most"),
+    "another network": (lambda p: edit(p, "config.json", model_type="bert"), "no network of the type 'bert'"),
+    "no type": (lambda p: edit(p, "config.json", model_type=[]), r"no network of the type \[\]"),
+    "not UTF-8": (lambda p: (p / "config.json").write_bytes(b'{"a": "\xff"}'), r"config\.json' cannot be read .*utf-8"),
+    "deep": (lambda p: (p / "config.json").write_text(100_000 * "["), r"config\.json' cannot be read .*recursion"),
+    "a list": (lambda p: (p / "config.json").write_text("[]"), "holds a list, not an object"),
+    "half a file": (lambda p: (p / "unmask.json").write_text("{"), r"unmask\.json' cannot be read"),
+    "a huge number": (lambda p: (p / "unmask.json").write_text('{"length": ' + 9999 * "9"), "cannot be read"),
+    "a word": (lambda p: edit(p, "unmask.json", length="long"), r"unmask\.json' cannot be read \(length: "),
+    "a causal objective": (lambda p: edit(p, "unmask.json", objective={"name": "ar"}), "masked, which does not fit"),
+    "a damaged tokenizer": (lambda p: flip(p, "tokenizer.json"), "The tokenizer is damaged: |cannot be read"),
+    "a normaliser": (normalise, "its normalizer can make a text more than 1000 times as long"),
+    "a token": (lambda p: edit(p, "tokenizer_config.json", mask_token=[5]), r"mask_token must be a token, got \[5\]"),
+    "another mask": (lambda p: edit(p, "tokenizer_config.json", mask_token="<m>"), "259 tokens with the mask at 258"),
+    "checksums": (lambda p: (p / "checksums.json").write_text("[]"), r"checksums\.json' cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path, damage):
+    folder = make_checkpoint(tmp_path / "model")
+    unmask.load(folder, device="cpu")
+    change, message = DAMAGE[damage]
+    change(folder)
+    with pytest.raises(UnmaskError, match=message) as refusal:
+        unmask.load(folder, device="cpu")
+    assert "\n" not in str(refusal.value)
+
+
+def test_edited_settings_open_with_a_warning_and_folders_without_checksums_open(tmp_path):
+    folder = make_checkpoint(tmp_path / "model")
+    (folder / "README.md").write_text("mine")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unmask.load(folder, device="cpu")
+    edit(folder, "config.json", dropout=0.5)
+    with pytest.warns(UserWarning, match=r"config\.json' has changed since the checkpoint was written"):
+        assert unmask.load(folder, device="cpu").denoiser.config.dropout == 0.5
+    (folder / "checksums.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unmask.load(folder, device="cpu")
+
+
+def test_shipped_models_have_checksums():
+    for name in checkpoint.shipped_models():
+        assert find_damage(checkpoint.SHIPPED / name) is None, "write them again with unmask.io.write_checksums"
 
 
 def test_the_smoke_model_ships():

@@ -6,19 +6,20 @@ unmask.json is the `CheckpointConfig`: schedule, objective, length policy and pr
 
 from __future__ import annotations
 
-import json
+import warnings
 from dataclasses import dataclass
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from unmask import __version__
-from unmask.data.tokenizers import framed_tokenizer
-from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, write_checksums
+from unmask.data.encoding import vocabulary_size
+from unmask.data.tokenizers import framed_tokenizer, open_tokenizer
+from unmask.errors import UnmaskError, reading
+from unmask.io import atomic_folder, is_intact, read_json, write_checksums
 from unmask.registry import build, field
 
 SHIPPED = Path(str(files("unmask") / "shipped"))
@@ -118,40 +119,38 @@ def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: Chec
 
 
 def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
-    """Load a checkpoint folder, the last checkpoint of a run folder, or a shipped model; weights become float32."""
-    import torch
+    """Load a checkpoint folder, the last checkpoint of a run folder, or a shipped model; weights become float32.
 
+    Nothing in the folder is run. Weights and tokenizer.json must match their checksums, if these are recorded; the
+    other files may be edited, with a warning.
+    """
     from unmask.models.build import load_network
 
     path = find_checkpoint(folder)
-    config = read_checkpoint_config(path)
-    model = load_network(path, causal=config.objective.causal, dtype=torch.float32)
-    return Checkpoint(model.eval(), _open_tokenizer(path), config, path)
+    latest = path / "latest"  # training may replace it at any time, so it is resolved once
+    source = latest.resolve() if (latest / CONFIG_FILE).is_file() else path
+    config = read_checkpoint_config(source)
+    model = load_network(source, causal=config.objective.causal)
+    tokenizer = open_tokenizer(source) if (source / "tokenizer_config.json").exists() else None
+    if tokenizer is not None:
+        size, mask = vocabulary_size(tokenizer), tokenizer.mask_token_id
+        if size > model.config.vocab_size or mask not in (None, model.config.mask_token_id):
+            raise UnmaskError(
+                f"The tokenizer in '{path}' has {size} tokens with the mask at {mask}, but its network has "
+                f"{model.config.vocab_size} with the mask at {model.config.mask_token_id}; restore the tokenizer."
+            )
+    for name in ("config.json", "tokenizer_config.json", CONFIG_FILE):
+        if (source / name).is_file() and not is_intact(source / name):
+            warnings.warn(f"'{path / name}' has changed since the checkpoint was written.", stacklevel=2)
+    return Checkpoint(model.eval(), tokenizer, config, path)
 
 
 def read_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read unmask.json of a checkpoint folder."""
-    from unmask.models.build import first_line
-
     file = path / CONFIG_FILE
     if not file.is_file():
         raise UnmaskError(
             f"'{path}' is not a checkpoint, it has no {CONFIG_FILE}; create one with 'unmask train' or 'convert'."
         )
-    try:
-        return CheckpointConfig(**json.loads(file.read_text(encoding="utf-8")))
-    except (ValidationError, json.JSONDecodeError, TypeError) as error:
-        raise UnmaskError(f"'{file}' cannot be read ({first_line(error)}); restore it or train again.") from error
-
-
-def _open_tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    from unmask.models.build import first_line
-
-    if not (path / "tokenizer_config.json").is_file():
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except Exception as error:
-        raise UnmaskError(f"The tokenizer in '{path}' cannot be opened ({first_line(error)}).") from error
+    with reading(f"'{file}' cannot be read", "restore it or train again"):
+        return CheckpointConfig(**read_json(file))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages of torch's CPU allocator, of CUDA and of cuBLAS, which do not raise `torch.OutOfMemoryError`."""
@@ -15,6 +16,28 @@ class UnmaskError(ValueError):
 
 class LoneError(UnmaskError):
     """An error of one process that the other processes do not know of. The command line prints it on any rank."""
+
+
+@contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """Raise ``WHAT (REASON); REMEDY.`` for every error of a block that reads a file from elsewhere.
+
+    Rust extensions raise a `BaseException` of their own when they panic.
+    """
+    try:
+        yield
+    except (UnmaskError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UnmaskError(f"{what} ({first_line(error)}); {remedy}.") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error message, at most 200 characters; of a Pydantic error, the first field."""
+    if callable(details := getattr(error, "errors", None)):
+        first = details()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

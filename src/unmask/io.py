@@ -12,14 +12,18 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, reading
 
 CHECKSUMS = "checksums.json"
 STATE_CHECKSUMS = "state/checksums.json"
 """Where earlier versions kept the checksums of a training run."""
 CHUNK = 1 << 22
+MAX_JSON = 1 << 28
+"""Bytes of the largest JSON file that is read; the largest tokenizers have about a tenth of it."""
 
 
 @contextmanager
@@ -84,6 +88,23 @@ def _write_error(path: Path, reason: object) -> UnmaskError:
     )
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of standard JSON, without NaN and infinities."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    with reading(f"'{path}' cannot be read", "restore it or fetch it again"):
+        if not path.is_file():  # reading a pipe would wait for ever
+            raise OSError("it is not a file")
+        if path.stat().st_size > MAX_JSON:
+            raise ValueError(f"it is larger than {MAX_JSON >> 20} MiB")
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds a {type(content).__name__}, not an object")
+    return content
+
+
 def write_checksums(folder: Path) -> None:
     """Write the size and CRC-32 of every file of a complete folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
@@ -93,14 +114,33 @@ def write_checksums(folder: Path) -> None:
 
 def find_damage(folder: Path) -> str | None:
     """The first problem of a folder in words, or None if its checksums match."""
-    path = folder / CHECKSUMS
     try:
-        sums = json.loads((path if path.exists() else folder / STATE_CHECKSUMS).read_text(encoding="utf-8"))
+        sums = json.loads(_checksum_file(folder).read_text(encoding="utf-8"))
         wrong = [name for name, expected in sums.items() if _checksum(folder / name) != expected]
     except (OSError, ValueError, AttributeError) as error:
         missing = getattr(error, "filename", None)
         return f"{Path(missing).name} cannot be read" if missing else f"{CHECKSUMS} cannot be parsed"
     return f"{wrong[0]} does not match its checksum" if wrong else None
+
+
+def is_intact(file: Path) -> bool:
+    """Whether a file has the checksum that is recorded beside it, if there is one.
+
+    A file is read once in a process, and again when its size or time changes.
+    """
+    recorded = _checksum_file(file.parent)
+    expected = read_json(recorded).get(file.name) if recorded.is_file() else None
+    stat = file.stat()
+    return expected is None or expected == _cached_checksum(file.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache
+def _cached_checksum(path: Path, size: int, time: int) -> list[int]:
+    return _checksum(path)
+
+
+def _checksum_file(folder: Path) -> Path:
+    return folder / (CHECKSUMS if (folder / CHECKSUMS).exists() else STATE_CHECKSUMS)
 
 
 def _checksum(path: Path) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -14,8 +13,9 @@ import pytest
 import torch
 
 import unmask.doctor
-from tests.conftest import make_checkpoint
+from tests.conftest import LENGTH, make_checkpoint
 from unmask import laws
+from unmask.checkpoint import save_checkpoint
 from unmask.doctor import CheckResult
 from unmask.pipeline import load
 from unmask.schedules import LogLinear
@@ -99,22 +99,30 @@ def test_a_broken_law_is_named_and_exits_with_1(doctor, few_laws, monkeypatch, m
     assert schedules["closest"]["share"] is None
 
 
-def test_a_damaged_checkpoint_exits_with_1_and_a_remedy(doctor, tmp_path):
+def test_a_checkpoint_that_fails_a_check_exits_with_1_and_a_remedy(doctor, tmp_path):
     folder = make_checkpoint(tmp_path / "damaged")
     lm = load(folder, device="cpu")
     with torch.no_grad():
-        lm.denoiser.output_layer.linear.bias[3] = math.nan
-    lm.denoiser.save_pretrained(folder)
+        lm.denoiser.output_layer.linear.bias[3] = 3e38
+    save_checkpoint(folder, lm.denoiser, lm.tokenizer, lm.config.model_copy(update={"length": 2 * LENGTH}))
     code, out, _ = doctor("--quick", "--checkpoint", folder)
     assert code == 1
-    assert "✗ weights are finite: weights that are not finite, the first in output_layer.linear.bias: 1 (at most" in out
-    assert "next: go back to an earlier checkpoint" in out
+    assert f"✗ card fits: rows of {2 * LENGTH} tokens for a network of {LENGTH}" in out
+    assert "next: correct unmask.json" in out
     assert "checks failed" in out
     code, out, _ = doctor("--quick", "--checkpoint", folder, "--json")
     assert code == 1
     found = json.loads(out)
     assert found["passed"] is False
-    assert found["failures"] == sum(one["passed"] is False for one in found["checkpoint"]["findings"]) > 1
+    assert found["failures"] == sum(one["passed"] is False for one in found["checkpoint"]["findings"]) > 0
+
+
+def test_damaged_weights_are_called_so(refused, tmp_path):
+    folder = make_checkpoint(tmp_path / "damaged")
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-5] ^= 64
+    (folder / "model.safetensors").write_bytes(weights)
+    assert "weights are damaged" in refused("doctor", "--quick", "--checkpoint", folder)
 
 
 def test_a_missing_extra_is_not_a_failure_but_a_wrong_package_is(doctor, monkeypatch):

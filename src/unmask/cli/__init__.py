@@ -8,6 +8,8 @@ import platform
 import sys
 import tempfile
 import traceback
+import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -61,6 +63,7 @@ def main() -> None:
             stream.reconfigure(errors=ASCII_ERRORS)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    warnings.formatwarning = _format_warning
     try:
         code = app(prog_name="unmask", standalone_mode=False)
         sys.stdout.flush()
@@ -90,6 +93,14 @@ def main() -> None:
     if code == INTERRUPTED:
         sys.stderr.write("\nunmask: interrupted.\n")
     sys.exit(code)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours is a sentence."""
+    ours = Path(filename).is_relative_to(Path(__file__).parents[1])
+    return f"unmask: {message}\n" if ours else f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _exit_with(message: str, every_process: bool = False, code: int = 2) -> NoReturn:

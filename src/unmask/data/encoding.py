@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.sources import Document
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,6 +34,7 @@ CONTEXT_CHARACTERS = 64
 BATCH_CHARACTERS = 1 << 21
 LEADING_SPACES = "Ġ▁"
 """A leading space in the vocabularies of byte-level BPE and SentencePiece."""
+USE_ANOTHER = "restore tokenizer.json, or use another tokenizer"
 
 WORD_END = re.compile(r"(?<=\S)(?=[ \n])")
 
@@ -203,7 +204,8 @@ class Encoder:
         return np.concatenate(own), np.array([len(ids) for ids in own], dtype=np.int64)
 
     def _encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        with reading("The tokenizer cannot encode the text", USE_ANOTHER):
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def _is_boundary(self, left: str, right: str) -> bool:
@@ -272,7 +274,8 @@ def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encoder:
     """Return the tokenizer's encoder, made once (0.2 s for GPT-2) and again after tokens are added."""
     state = len(tokenizer), tokenizer.mask_token_id
     if tokenizer not in _ENCODERS or _ENCODERS[tokenizer][0] != state:
-        _ENCODERS[tokenizer] = state, Encoder(tokenizer)
+        with reading("The tokenizer cannot be used", USE_ANOTHER):
+            _ENCODERS[tokenizer] = state, Encoder(tokenizer)
     return _ENCODERS[tokenizer][1]
 
 

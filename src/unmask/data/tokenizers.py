@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,11 +21,12 @@ from unmask.data.encoding import (
     character_pre_tokenizer,
     end_after_word,
     split_into_chunks,
+    vocabulary_size,
 )
 from unmask.data.sources import CorpusDigest, Document
 from unmask.data.sources.fasta import LETTERS
-from unmask.errors import UnmaskError
-from unmask.io import atomic_text, build_once, cache_dir
+from unmask.errors import UnmaskError, reading
+from unmask.io import CHECKSUMS, atomic_text, build_once, cache_dir, is_intact, read_json
 from unmask.registry import Component
 
 if TYPE_CHECKING:
@@ -38,6 +40,12 @@ MASK = "[MASK]"
 TEXT8_ALPHABET = " " + string.ascii_lowercase
 BPE_FORMAT = 1
 BPE_FILE = "tokenizer.json"
+SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "padding_side", "truncation_side", "chat_template",
+            "extra_special_tokens", "model_input_names")  # fmt: skip
+"""What is read from tokenizer_config.json besides the special tokens."""
+MAX_GROWTH = 1000
+NFKC_GROWTH = 18
+"""The longest replacement of a character in Unicode's compatibility forms."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -214,18 +222,70 @@ class HuggingFaceTokenizer(TokenizerComponent):
         return tokenizer
 
 
+def open_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a checkpoint, from tokenizer.json and the ordinary settings of tokenizer_config.json.
+
+    The class that the settings name is not used, nor are other files, so that none of them has an effect.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    file = folder / "tokenizer.json"
+    settings = read_json(folder / "tokenizer_config.json")
+    check_tokenizer_file(file)
+    if not is_intact(file):
+        raise UnmaskError(
+            f"The tokenizer is damaged: '{file}' does not match its checksum; restore the file or fetch it again. If "
+            f"you changed it yourself, delete {CHECKSUMS}."
+        )
+    with reading(f"The tokenizer in '{folder}' cannot be opened", "restore tokenizer.json and tokenizer_config.json"):
+        for name in {*SPECIAL_TOKENS} & settings.keys():
+            if not isinstance(settings[name], str | dict | None):
+                raise TypeError(f"{name} must be a token, got {settings[name]!r:.80}")
+        known = {name: settings[name] for name in (*SPECIAL_TOKENS, *SETTINGS) if name in settings}
+        known = PreTrainedTokenizerFast.convert_added_tokens(known)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)), **known)
+        vocabulary_size(tokenizer)
+    return tokenizer
+
+
+def check_tokenizer_file(file: Path) -> None:
+    """Raise `UnmaskError` if tokenizer.json is not an object or multiplies the length of a text.
+
+    Nine replacements of a character by ten would make a billion characters of one.
+    """
+
+    def growth(part: Any) -> int:
+        if isinstance(part, list):
+            return math.prod(map(growth, part))
+        if not isinstance(part, dict):
+            return 1
+        inner = math.prod(growth(part.get(name)) for name in ("normalizers", "pretokenizers", "decoders"))
+        if part.get("type") == "Precompiled":
+            return inner * NFKC_GROWTH
+        if part.get("type") != "Replace":
+            return inner
+        written, literal = len(part["content"]), part["pattern"].get("String")
+        return inner * (max(1, -(-written // max(1, len(literal)))) if literal is not None else 1 + written)
+
+    content = read_json(file)
+    with reading(f"'{file}' cannot be used", "restore it"):
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            if growth(content.get(name)) > MAX_GROWTH:
+                raise ValueError(f"its {name} can make a text more than {MAX_GROWTH} times as long")
+
+
 def _load_published(path: str) -> PreTrainedTokenizerFast:
     """Load with AutoTokenizer and convert to the base class, so that checkpoints do not depend on a special one."""
     from transformers import AutoTokenizer
 
-    try:
+    if (file := Path(path, "tokenizer.json")).exists():
+        check_tokenizer_file(file)
+    with reading(
+        f"No tokenizer could be loaded from '{path}', neither as a local folder nor as a name on the Hugging Face hub",
+        "check the name, and the network if it is on the hub",
+    ):
         published = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        raise UnmaskError(
-            f"No tokenizer could be loaded from '{path}', neither as a local folder nor as a name on the Hugging Face "
-            f"hub ({type(error).__name__}: {reason}); check the name, and the network if it is on the hub."
-        ) from error
     if getattr(published, "backend_tokenizer", None) is None:
         raise UnmaskError(f"The tokenizer '{path}' has no fast version (tokenizer.json); choose one that has.")
     tokens = {name: getattr(published, name) for name in SPECIAL_TOKENS if getattr(published, name, None) is not None}

@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.data.encoding import encode, vocabulary_size
 from unmask.data.rows import Integers, RowBatch, Rows
 from unmask.doctor import CheckResult
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 from unmask.laws import describe, exact
 from unmask.laws.exact import MAX_OPEN, AnyOrder
 from unmask.likelihood import AGREEMENT, Bound, estimate_bound, eval_mode
@@ -64,14 +64,16 @@ class CheckpointCheck:
         self._bounds: dict[tuple[str, int], Bound] = {}
 
     def run(self) -> Iterator[CheckResult]:
-        """Run every check; one that raises an exception has failed."""
+        """Run every check; one that raises an exception has failed. None but the first applies to damaged weights."""
+        damaged = False
         for name, check in self.checks().items():
             try:
-                yield replace(check(), name=name)
+                result = replace(not_applicable("the weights are damaged") if damaged else check(), name=name)
             except Exception as error:
-                reason = next(iter(str(error).strip().splitlines()), "no message")
-                words = f"the check raised {type(error).__name__}: {reason}"
-                yield CheckResult(name, False, words, "fix the cause that the message names, or report it")
+                words = f"the check raised {type(error).__name__}: {first_line(error)}"
+                result = CheckResult(name, False, words, "fix the cause that the message names, or report it")
+            damaged |= result.passed is False and name in ("weights are finite", "logits are finite")
+            yield result
 
     def checks(self) -> dict[str, Check]:
         """Return the checks that apply to this kind of model, by name."""
@@ -105,13 +107,17 @@ class CheckpointCheck:
         parameters = self.lm.denoiser.named_parameters()
         bad = {name: count for name, p in parameters if (count := int((~p.isfinite()).sum()))}
         where = f", the first in {next(iter(bad))}" if bad else ""
-        remedy = "go back to an earlier checkpoint of the run, and lower learning_rate or clip if it happens again"
+        remedy = (
+            "the weights are damaged; go back to an earlier checkpoint of the run, and lower learning_rate or clip if "
+            "it happens again"
+        )
         return at_most(sum(bad.values()), 0, f"weights that are not finite{where}", remedy)
 
     def check_logits(self) -> CheckResult:
         """Logits, including that of the mask token, are finite."""
         bad = int((~self._logits(self.canvas[None]).isfinite()).sum())
-        return at_most(bad, 0, "logits that are not finite", "check the weights; in half precision, try float32")
+        remedy = "the weights are damaged or too large; restore them, and in half precision try float32"
+        return at_most(bad, 0, "logits that are not finite", remedy)
 
     def check_determinism(self) -> CheckResult:
         """The same input gives the same logits after another input."""

@@ -17,11 +17,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 import unmask.models  # noqa: F401  (registers our networks with the Auto classes)
-from unmask.checkpoint import DEFAULT_AR_MODEL, find_checkpoint, is_checkpoint, shipped_models
+from unmask.checkpoint import DEFAULT_AR_MODEL, find_checkpoint, is_checkpoint, load_checkpoint, shipped_models
 from unmask.data.encoding import encode
-from unmask.errors import UnmaskError
+from unmask.data.tokenizers import check_tokenizer_file
+from unmask.errors import UnmaskError, reading
 from unmask.evaluation.statistics import Values
-from unmask.models.build import first_line, is_causal_config, read_config, silence_transformers
+from unmask.models.build import check_published_sizes, is_causal_config, silence_transformers
 from unmask.models.inference import Dtype, select_dtype
 
 if TYPE_CHECKING:
@@ -157,29 +158,32 @@ def open_judge(name: str, device: str | torch.device | None = None, dtype: Dtype
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         raise UnmaskError(f"There is no judge at '{name}'; give the folder or hub name of a causal language model.")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if is_checkpoint(path) and not is_causal_config(read_config(path)):
-        raise UnmaskError(
-            f"The judge '{name}' is a masked diffusion model; give a causal language model, such as {DEFAULT_AR_MODEL}."
-        )
+    precision = select_dtype(dtype, place)
+    if is_checkpoint(path):
+        checkpoint = load_checkpoint(path)
+        if not checkpoint.config.objective.causal:
+            raise UnmaskError(
+                f"The judge '{name}' is a masked diffusion model; give a causal language model, such as "
+                f"{DEFAULT_AR_MODEL}."
+            )
+        if checkpoint.tokenizer is None:
+            raise UnmaskError(f"The judge '{name}' has no tokenizer; convert it again with --tokenizer.")
+        return Judge(checkpoint.model.to(place, precision), checkpoint.tokenizer, name)
+    if path.is_dir():
+        check_published_sizes(path)
     location = str(path) if path.is_dir() else name
-    model = _load_model(location, name, select_dtype(dtype, place))
-    return Judge(model.to(place), _load_tokenizer(location, name), name)
+    return Judge(_load_model(location, name, precision).to(place), _load_tokenizer(location, name), name)
 
 
 def _load_model(location: str, name: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
-    try:
-        with silence_transformers():
-            model, report = auto.from_pretrained(
-                location, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
-    except Exception as error:
-        raise UnmaskError(
-            f"The judge '{name}' cannot be opened ({first_line(error)}); give the folder or hub name of a causal "
-            "language model with safetensors weights."
-        ) from error
+    remedy = "give the folder or hub name of a causal language model with safetensors weights"
+    with silence_transformers(), reading(f"The judge '{name}' cannot be opened", remedy):
+        model, report = auto.from_pretrained(
+            location, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
     if missing := [*report["missing_keys"], *report["mismatched_keys"]]:
         raise UnmaskError(
             f"The judge '{name}' lacks fitting weights for {missing[0]} and {len(missing) - 1} more, so it is not a "
@@ -191,10 +195,8 @@ def _load_model(location: str, name: str, dtype: torch.dtype) -> Any:
 def _load_tokenizer(location: str, name: str) -> Any:
     from transformers import AutoTokenizer
 
-    try:
-        with silence_transformers():
-            return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
-    except Exception as error:
-        raise UnmaskError(
-            f"The tokenizer of the judge '{name}' cannot be opened ({first_line(error)}); save it beside the weights."
-        ) from error
+    if (file := Path(location, "tokenizer.json")).exists():
+        check_tokenizer_file(file)
+    what = f"The tokenizer of the judge '{name}' cannot be opened"
+    with silence_transformers(), reading(what, "save it beside the weights"):
+        return AutoTokenizer.from_pretrained(location, trust_remote_code=False)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from unmask.errors import UnmaskError, did_you_mean
+from unmask.errors import UnmaskError, did_you_mean, reading
+from unmask.io import CHECKSUMS, is_intact, read_json
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
@@ -150,7 +155,7 @@ class CheckpointSpec(Component):
         if not causal:
             config.mask_logit = options.get("mask_logit", False)
             config.planner_width = None
-        network = load_network(Path(self.path), causal, config=config, dtype=torch.float32)
+        network = load_network(Path(self.path), causal, config)
         if self.absolute_positions and not causal:
             network.add_absolute_positions()
         if self.planner is not None:
@@ -217,19 +222,64 @@ def merged_state_dict(network: nn.Module, state: Mapping[str, Tensor] | None = N
 
 # ---- reading checkpoints --------------------------------------------------------------------------------------------
 
+WEIGHTS = "model.safetensors"
+WEIGHT_INDEX = "model.safetensors.index.json"
+MAX_LENGTH = 1 << 24
+"""Tokens of the longest sequence that a config.json may ask for."""
+
 
 def read_config(path: Path) -> Any:
-    """The network configuration in a checkpoint folder."""
-    if not (path / "config.json").is_file():
+    """The network configuration in a checkpoint folder.
+
+    Only the arguments of the configuration class are read, so that nothing else in the file, such as `auto_map` or
+    `quantization_config`, has an effect.
+    """
+    file = path / "config.json"
+    if not file.is_file():
         raise UnmaskError(
             f"There is no checkpoint at '{path}'; give the folder that 'unmask train' or 'convert' wrote."
         )
+    fields = read_json(file)
+    with reading(f"'{file}' cannot be read", "restore it"):
+        kind = fields.get("model_type")
+        config_class: Any = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING.keys() else None  # noqa: SIM118
+        if config_class is None or _network_class(config_class) is None:
+            raise ValueError(f"unmask has no network of the type {kind!r}")
+        hints: dict[str, Any] = {"pad_token_id": int | None, "eos_token_id": int | None}
+        for parent in config_class.__mro__[: config_class.__mro__.index(PretrainedConfig)]:
+            hints |= get_type_hints(parent.__init__) if "__init__" in vars(parent) else {}
+        values = {name: value for name, value in fields.items() if name in hints.keys() - {"kwargs", "return"}}
+        for name, value in values.items():
+            if not _is_valid(value, hints[name]):
+                raise ValueError(f"{name} must be {getattr(hints[name], '__name__', hints[name])}, got {value!r:.80}")
+        config = config_class(**values)
+        for name in ("max_length", "row_length"):
+            if (getattr(config, name, None) or 0) > MAX_LENGTH:
+                raise ValueError(f"{name} must be at most {MAX_LENGTH}, got {getattr(config, name)}")
+    return config
+
+
+def _is_valid(value: Any, hint: Any) -> bool:
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
-    except UnmaskError:
-        raise
-    except Exception as error:
-        raise UnmaskError(f"'{path / 'config.json'}' cannot be read ({first_line(error)}); restore it.") from error
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def _network_class(config_class: type, causal: bool | None = None) -> Any:
+    """The denoiser that is registered with the Auto classes for a configuration, or None; `causal`: only of this kind.
+
+    A network of transformers itself, which has no `hidden` and `head`, is not one.
+    """
+    mappings = {False: AutoModelForMaskedLM._model_mapping, True: AutoModelForCausalLM._model_mapping}
+    for mapping in mappings.values() if causal is None else [mappings[causal]]:
+        network = mapping.get(config_class, None)
+        if hasattr(network, "hidden") and hasattr(network, "head"):
+            return network
+    return None
 
 
 def is_causal_config(config: Any) -> bool:
@@ -237,24 +287,102 @@ def is_causal_config(config: Any) -> bool:
     return isinstance(config, CausalConfig)
 
 
-def load_network(path: Path, causal: bool, **options: Any) -> Any:
-    """The network in a folder, whose weights must fit its config; `options` go to `from_pretrained`."""
-    auto_class: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
-    try:
-        with silence_transformers():
-            model, report = auto_class.from_pretrained(path, output_loading_info=True, local_files_only=True, **options)
-    except UnmaskError:
-        raise
-    except Exception as error:
-        raise UnmaskError(
-            f"The weights in '{path}' cannot be opened ({first_line(error)}); the file may be damaged."
-        ) from error
+def load_network(path: Path, causal: bool, config: Any = None) -> Any:
+    """The network in a folder, in float32. Its weights must be intact and finite and fit `config`, or config.json.
+
+    Names and shapes are compared before anything is allocated.
+    """
+    config = read_config(path) if config is None else config
+    network = _network_class(type(config), causal)
+    if network is None:
+        kind = "masked" if causal else "autoregressive"
+        raise UnmaskError(f"The network in '{path}' is {kind}, which does not fit the objective in its unmask.json.")
+    files = weight_files(path)
+    with reading(f"The weights in '{path}' do not fit its config.json", "restore the file that is wrong"):
+        shapes = {name: shape for file in files for name, shape in read_shapes(file).items()}
+        if config.num_hidden_layers > len(shapes):
+            raise ValueError(f"{config.num_hidden_layers} layers for {len(shapes)} tensors")
+        with torch.device("meta"):
+            wanted = {name: list(tensor.shape) for name, tensor in network(config).state_dict().items()}
+        for name in wanted:
+            if shapes.get(name, wanted[name]) != wanted[name]:
+                raise ValueError(f"{name} has the shape {shapes[name]}, not {wanted[name]}")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        weights |= _read_weights(file)
+    with silence_transformers(), reading(f"The weights in '{path}' cannot be used", "restore them or train again"):
+        model, report = network.from_pretrained(
+            None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+        )
     wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
     if wrong:
         raise UnmaskError(
             f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys."
         )
     return model
+
+
+def check_published_sizes(path: Path) -> None:
+    """Raise `UnmaskError` unless the numbers of layers and labels in a Hugging Face folder suit its weights.
+
+    transformers would build them all, and run for hours.
+    """
+    fields = read_json(path / "config.json")
+    tensors = sum(len(read_shapes(file)) for file in weight_files(path))
+    for name, value in fields.items():
+        if ("layer" in name or name == "num_labels") and isinstance(value, int) and value > max(tensors, 1000):
+            raise UnmaskError(f"'{path / 'config.json'}' has {name}={value} for {tensors} tensors; restore it.")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder: model.safetensors, or the files that its index names."""
+    if (path / WEIGHTS).exists():
+        names = [WEIGHTS]
+    elif (path / WEIGHT_INDEX).exists():
+        weight_map = read_json(path / WEIGHT_INDEX).get("weight_map")
+        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
+        if not names or any(Path(name).name != name for name in names):
+            raise UnmaskError(f"'{path / WEIGHT_INDEX}' does not list files of its own folder; restore it.")
+    elif (path / "pytorch_model.bin").exists():
+        raise UnmaskError(
+            f"The weights in '{path}' are pickled (pytorch_model.bin), and a pickle can run code; "
+            "use safetensors, which 'unmask convert' writes from published weights."
+        )
+    else:
+        raise UnmaskError(f"The folder '{path}' has no weights ({WEIGHTS}); restore them or train again.")
+    for name in names:
+        if not (path / name).is_file():
+            raise UnmaskError(f"The weights in '{path}' are incomplete: there is no file {name}; restore it.")
+    return [path / name for name in names]
+
+
+def read_shapes(file: Path) -> dict[str, list[int]]:
+    """Names and shapes of the tensors in a safetensors file, from its header alone."""
+    with (
+        reading(f"The weights are damaged: '{file}' cannot be read", RESTORE),
+        safe_open(file, framework="pt") as opened,
+    ):
+        return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+
+
+RESTORE = "restore the file, fetch it again, or go back to an earlier checkpoint"
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    if not is_intact(file):
+        raise UnmaskError(
+            f"The weights are damaged: '{file}' does not match its checksum; {RESTORE}. If you changed it yourself, "
+            f"delete {CHECKSUMS}."
+        )
+    with reading(f"The weights are damaged: '{file}' cannot be read", RESTORE):
+        weights = load_file(file)
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            raise UnmaskError(f"'{file}' has {name} as {weight.dtype}, not as floating-point numbers; restore it.")
+        weights[name] = weight.float()
+        if not weights[name].isfinite().all():
+            raise UnmaskError(f"The weights are damaged: {name} in '{file}' has values that are not finite; {RESTORE}.")
+    return weights
 
 
 @contextmanager
@@ -268,8 +396,3 @@ def silence_transformers() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message, at most 200 characters."""
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
