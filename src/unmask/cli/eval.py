@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from unmask.cli import common
 from unmask.cli.eval_generation import generation
+from unmask.cli.eval_harness import harness
 from unmask.cli.eval_tasks import code, puzzles
 from unmask.cli.eval_zero_shot import zero_shot
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command("code")(code)
 app.command("generation")(generation)
+app.command("harness")(harness)
 app.command("puzzles")(puzzles)
 app.command("zero-shot")(zero_shot)
 
