@@ -15,10 +15,11 @@ from unmask.data.encoding import encode
 from unmask.data.puzzles import PathsSource
 from unmask.errors import UnmaskError
 from unmask.evaluation.tasks import (
+    TOKEN_RULES,
     PuzzleEvaluation,
     Strategy,
     make_strategies,
-    parse_rules,
+    parse_choices,
     puzzle_rows,
     puzzle_source,
     solve,
@@ -137,6 +138,6 @@ def test_bad_input_is_refused(lm, mdlm):
         puzzle_source(mdlm)
     with pytest.raises(UnmaskError, match="--count must be at most 120"):
         PuzzleEvaluation.of(lm, 121)
-    assert parse_rules(["stochastic", "greedy", "greedy"]) == ["greedy", "stochastic"]
-    with pytest.raises(UnmaskError, match="Did you mean 'greedy'"):
-        parse_rules(["gredy"])
+    assert parse_choices(["stochastic", "greedy", "greedy"], TOKEN_RULES, "rule") == ["greedy", "stochastic"]
+    with pytest.raises(UnmaskError, match=r"no rule 'gredy'\. Did you mean 'greedy'"):
+        parse_choices(["gredy"], TOKEN_RULES, "rule")

@@ -43,9 +43,10 @@ class StrategyOptions:
     ) -> list[tuple[MaskedDiffusionLM, list[Strategy]]]:
         """Validate the options, and load the checkpoints with the strategies that apply to each."""
         from unmask.evaluation.generation import parse_steps
-        from unmask.evaluation.tasks import ORDERS, make_strategies, parse_rules
+        from unmask.evaluation.tasks import ORDERS, TOKEN_RULES, make_strategies, parse_choices
 
-        rules, counts = parse_rules(self.rule or ["greedy", "stochastic"]), parse_steps(self.steps or ["none"])
+        rules = parse_choices(self.rule or list(TOKEN_RULES), TOKEN_RULES, "token rule")
+        counts = parse_steps(self.steps or ["none"])
         orders = self.order or ([] if self.sampler else list(ORDERS))
         samplers = [common.parse_sampler(text) for text in self.sampler or []]
         models = [model.load(path) for path in (checkpoint, twin) if path is not None]
@@ -144,11 +145,12 @@ def code(
 
         unmask eval code runs/code --kind line --order margin --order left_to_right --count 100 --json
     """
-    from unmask.evaluation.code import CodeEvaluation, parse_kinds
+    from unmask.evaluation.code import SIZES, CodeEvaluation
+    from unmask.evaluation.tasks import parse_choices
     from unmask.plots.evaluation import draw_code
 
     common.check_outputs(out, plot)
-    kinds = parse_kinds(kind or ["expression", "line", "lines"])
+    kinds = parse_choices(kind or list(SIZES), SIZES, "blank of the kind")
     entries = strategies.load(model, checkpoint, twin)
     evaluation = CodeEvaluation.of(entries[0][0], kinds, count, seed, batch_size)
     _run(evaluation, entries, "filling", batch_size, quiet=as_json)

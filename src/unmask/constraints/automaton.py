@@ -201,16 +201,12 @@ def word_characters() -> Bools:
     Above U+00FF a whole block counts as what most of its characters are: a decision per character would multiply the
     states for partly read characters.
     """
-
-    def vote(character: str) -> int:
-        return 1 if character.isalnum() else -1 if unicodedata.category(character)[0] in "PSZ" else 0
-
     is_word = np.zeros(UNICODE, dtype=bool)
     is_word[:0x100] = [chr(code).isalnum() for code in range(0x100)]
     for begin, end, size in BLOCKS:
-        code = np.arange(begin, end)
-        votes = np.bincount(code // size, weights=[vote(chr(one)) for one in code])
-        is_word[begin:end] = votes[code // size] > 0
+        code, characters = np.arange(begin, end), [chr(code) for code in range(begin, end)]
+        votes = [1 if c.isalnum() else -1 if unicodedata.category(c)[0] in "PSZ" else 0 for c in characters]
+        is_word[begin:end] = np.bincount(code // size, weights=votes)[code // size] > 0
     return is_word
 
 

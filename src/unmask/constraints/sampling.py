@@ -26,18 +26,13 @@ MANY_ARCS = 4096
 MAX_LOG_RANGE = 600.0
 """Nats between the largest and the smallest factor for which float64 can hold the products."""
 
-Reduce = Callable[[Tensor], Tensor]
 Head = Callable[[Tensor], Tensor]
 
 
-def logsumexp_last(x: Tensor) -> Tensor:
-    """The total log-probability over the last dimension."""
-    return x.logsumexp(-1)
-
-
-def max_last(x: Tensor) -> Tensor:
-    """The largest log-probability over the last dimension: paths become the most likely ones."""
-    return x.amax(-1)
+def log_total(x: Tensor, greedy: bool) -> Tensor:
+    """The log of the summed probabilities over the last dimension; if `greedy` the log of the largest one, with which
+    paths become the most likely ones."""
+    return x.amax(-1) if greedy else x.logsumexp(-1)
 
 
 class GroupReduce:
@@ -59,10 +54,10 @@ class GroupReduce:
             size = len(index) // GROUP_WIDTH
             group, member = np.repeat(np.arange(groups), parts), np.arange(size)
 
-    def __call__(self, x: Tensor, reduce: Reduce) -> Tensor:
-        """[..., G] from x [..., size]; -inf for a group without members."""
+    def __call__(self, x: Tensor, greedy: bool) -> Tensor:
+        """[..., G] `log_total` of x [..., size]; -inf for a group without members."""
         for index in self._levels:
-            x = reduce(torch.nn.functional.pad(x, (0, 1), value=-torch.inf)[..., index])
+            x = log_total(torch.nn.functional.pad(x, (0, 1), value=-torch.inf)[..., index], greedy)
         return x
 
 
@@ -84,7 +79,7 @@ class AutomatonPaths:
         self._many_arcs = bool((self._labels < self.labels).sum() > MANY_ARCS)
         self._accepting = torch.as_tensor(np.where(automaton.accepting, 0.0, -np.inf), device=device)
 
-    def log_accept(self, log_m_BLA: Tensor, read_BL: Tensor, reduce: Reduce = logsumexp_last) -> Tensor:
+    def log_accept(self, log_m_BLA: Tensor, read_BL: Tensor, greedy: bool = False) -> Tensor:
         """[L + 1, B, S] the log-probability of acceptance from each state before each position.
 
         `log_m_BLA` are the log-probabilities of the labels. Positions outside `read_BL` are skipped.
@@ -98,25 +93,22 @@ class AutomatonPaths:
         padded = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
         for position in reversed(range(length)):
             after = log_accept[position + 1]
-            before = self._step_back(padded[:, position], after, reduce)
+            before = self._step_back(padded[:, position], after, greedy)
             log_accept[position] = torch.where(read_BL[:, position, None], before, after)
         return log_accept
 
-    def _step_back(self, log_m: Tensor, after: Tensor, reduce: Reduce) -> Tensor:
+    def _step_back(self, log_m: Tensor, after: Tensor, greedy: bool) -> Tensor:
         """[B, S] the log-probability of acceptance before a position from that `after` [B, S] it."""
         out = torch.empty_like(after)
-        if (
-            self._many_arcs
-            and reduce is logsumexp_last
-            and (_log_range(log_m) + _log_range(after)).amax() < MAX_LOG_RANGE
-        ):
+        in_logs = greedy or not self._many_arcs
+        if not in_logs and (_log_range(log_m) + _log_range(after)).amax() < MAX_LOG_RANGE:
             top_m, top_after = _finite_max(log_m), _finite_max(after)
             mass, accept = (log_m - top_m).exp(), (after - top_after).exp()
             for states, labels, ends in self._widths:
                 out[:, states] = (mass[:, labels] * accept[:, ends]).sum(dim=-1)
             return out.log() + top_m + top_after
         for states, labels, ends in self._widths:
-            out[:, states] = reduce(log_m[:, labels] + after[:, ends])
+            out[:, states] = log_total(log_m[:, labels] + after[:, ends], greedy)
         return out
 
     def sample_labels(
@@ -220,7 +212,6 @@ class ConstrainedTokenSampler(JointTokenSampler):
         self.eos = eos
         self.end = end
         self.paths = AutomatonPaths(automaton, device)
-        self.reduce = max_last if self.greedy else logsumexp_last
         token = automaton.token_class.argsort(kind="stable")
         token = token[automaton.token_class[token] >= 0]
         self.class_mass = GroupReduce(
@@ -233,13 +224,13 @@ class ConstrainedTokenSampler(JointTokenSampler):
         read, seeds = self._read_positions(state), state.canvas.seeds
         lifted = torch.zeros_like(seeds, dtype=torch.bool)
         log_m = self._label_masses(head, prediction, state, lifted)
-        log_accept = self.paths.log_accept(log_m, read, self.reduce)
+        log_accept = self.paths.log_accept(log_m, read, self.greedy)
         lost = log_accept[0, :, 0].isneginf()
         worthless = self._lost_particles(state, lost)
         if bool(lost.any()):
             lifted = lost
             log_m = self._label_masses(head, prediction, state, lifted)
-            log_accept = self.paths.log_accept(log_m, read, self.reduce)
+            log_accept = self.paths.log_accept(log_m, read, self.greedy)
         if bool(log_accept[0, :, 0].isneginf().any()):
             raise UnmaskError("The network gives every canvas that satisfies the constraint probability 0; relax it.")
         labels = self.paths.sample_labels(log_accept, log_m, read, seeds, state.call, self.greedy)[targets]
@@ -266,9 +257,9 @@ class ConstrainedTokenSampler(JointTokenSampler):
         """[B, L, A] log-probabilities of the labels: as predicted at masks, 0 or -inf at known tokens."""
         log_m, allowed = self._known_labels(state.ids), self._allowed_classes(state.ids.shape[1])
         for row, column, log_p in self._predictions(head, prediction.hidden, prediction.at):
-            mass = self.class_mass(self._log_weights(log_p, state, row, lifted), self.reduce).double()
+            mass = self.class_mass(self._log_weights(log_p, state, row, lifted), self.greedy).double()
             mass = mass.masked_fill(~allowed[column], -torch.inf)
-            log_m[row, column] = self.paths.label_mass(mass, self.reduce)
+            log_m[row, column] = self.paths.label_mass(mass, self.greedy)
         return log_m
 
     def _predictions(self, head: Head, hidden: Tensor, at: Positions) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

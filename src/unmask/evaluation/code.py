@@ -16,7 +16,7 @@ import numpy as np
 from unmask.data.encoding import encode
 from unmask.data.sources import Document
 from unmask.data.stdlib import FunctionsSource, parse_function, parse_module
-from unmask.errors import UnmaskError, did_you_mean
+from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate
 from unmask.evaluation.tasks import (
     TOKEN_RULES,
@@ -41,14 +41,6 @@ Span = tuple[int, int]
 MAX_FUNCTIONS = 500
 """Held-out functions per kind of blank used by default."""
 RATES = ("parses", "exact", "same_tokens")
-
-
-def parse_kinds(words: Sequence[str]) -> list[BlankKind]:
-    """Values of --kind without repetitions."""
-    for word in words:
-        if word not in SIZES:
-            raise UnmaskError(f"There is no blank of the kind '{word}'.{did_you_mean(word, SIZES)}")
-    return [kind for kind in SIZES if kind in words]
 
 
 def body_spans(text: str, kind: BlankKind) -> tuple[list[Span], int]:

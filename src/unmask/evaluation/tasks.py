@@ -46,6 +46,7 @@ MAX_PUZZLES = 1000
 
 Columns = dict[str, Values]
 """Measurements by name, [n] each: one value per item."""
+C = TypeVar("C", bound=str)
 S = TypeVar("S", bound=Source)
 
 
@@ -88,12 +89,12 @@ def make_strategies(
     return [replace(one, rule=rule) for rule in rules for one in strategies]
 
 
-def parse_rules(words: Sequence[str]) -> list[TokenRule]:
-    """Values of --rule without repetitions."""
+def parse_choices(words: Sequence[str], choices: Mapping[C, Any], what: str) -> list[C]:
+    """The chosen keys, each once and in their own order; raise `UnmaskError` for a word that is none of them."""
     for word in words:
-        if word not in TOKEN_RULES:
-            raise UnmaskError(f"There is no token rule '{word}'.{did_you_mean(word, TOKEN_RULES)}")
-    return [rule for rule in TOKEN_RULES if rule in words]
+        if word not in choices:
+            raise UnmaskError(f"There is no {what} '{word}'.{did_you_mean(word, choices)}")
+    return [choice for choice in choices if choice in words]
 
 
 def default_batch_size(lm: MaskedDiffusionLM) -> int:

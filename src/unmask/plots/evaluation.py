@@ -12,11 +12,7 @@ from unmask.plots.style import GREY, INK, colour, dashes, error_bars, legend, op
 if TYPE_CHECKING:
     from unmask.evaluation.generation import GenerationResult
     from unmask.evaluation.statistics import Estimate
-if TYPE_CHECKING:
     from unmask.evaluation.tasks import TaskResult
-
-    Series = dict[tuple[str, str], list[TaskResult]]
-
 
 SIZE = (8.4, 3.6)
 CORNERS = ((5, 4), (5, -4), (-5, 4), (-5, -4))
@@ -33,7 +29,10 @@ def draw_frontier(rows: Sequence[GenerationResult], path: Path) -> None:
         for curve in curves:
             style = {"color": INK} if curve[0].kind == "data" else _style(models.index(curve))
             if curve[0].kind == "data":
-                _draw_levels(by_calls, curve)
+                for level in (_estimate(row, "perplexity") for row in curve):  # held-out data took no calls
+                    by_calls.axhline(level.value, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+                    if level.low is not None:
+                        by_calls.axhspan(level.low, level.high, color=INK, alpha=0.08, linewidth=0, zorder=0)
             else:
                 generated = [row for row in curve if row.metrics["calls"]]
                 _draw_points(
@@ -63,15 +62,6 @@ def _estimate(row: GenerationResult, name: str) -> Estimate:
     estimate = row.metrics[name]
     assert estimate is not None
     return estimate
-
-
-def _draw_levels(panel: Any, rows: Sequence[GenerationResult]) -> None:
-    """Held-out data took no calls: a horizontal line with its interval."""
-    for row in rows:
-        perplexity = _estimate(row, "perplexity")
-        panel.axhline(perplexity.value, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        if perplexity.low is not None:
-            panel.axhspan(perplexity.low, perplexity.high, color=INK, alpha=0.08, linewidth=0, zorder=0)
 
 
 def _draw_points(panel: Any, rows: Sequence[GenerationResult], metric: str, **style: Any) -> None:
@@ -105,7 +95,6 @@ def _label_ends(panel: Any, curves: Sequence[Sequence[GenerationResult]]) -> Non
                 label.remove()
 
 
-PUZZLE_SIZE = (8.4, 3.6)
 CODE_WIDTH, CODE_HEIGHT = 3.0, 2.5
 CODE_RATES = {"parses": "functions that parse", "exact": "blanks filled exactly"}
 MARKERS: dict[str, dict[str, Any]] = {
@@ -121,7 +110,7 @@ def draw_puzzles(rows: Sequence[TaskResult], title: str, path: Path) -> None:
     series = _series(rows)
     names = list(dict.fromkeys(name for name, _ in series))
     rules = [rule for rule in MARKERS if any(rule == other for _, other in series)]
-    with open_figure(path, PUZZLE_SIZE) as figure:
+    with open_figure(path, SIZE) as figure:
         by_strategy, by_calls = figure.subplots(1, 2)
         for (name, rule), results in series.items():
             ink = _ink(results, names.index(name))
@@ -186,9 +175,9 @@ def draw_line(panel: Any, results: Sequence[TaskResult], rate: str, ink: str, la
     )  # fmt: skip
 
 
-def _series(rows: Sequence[TaskResult]) -> Series:
+def _series(rows: Sequence[TaskResult]) -> dict[tuple[str, str], list[TaskResult]]:
     """Rows by the name of the strategy and the token rule."""
-    series: Series = {}
+    series: dict[tuple[str, str], list[TaskResult]] = {}
     for row in rows:
         name = "autoregressive" if row.causal else row.strategy.replace("_", " ")
         series.setdefault((name, row.rule), []).append(row)
