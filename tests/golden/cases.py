@@ -62,13 +62,8 @@ OLD = HERE / "old_run"
 
 def schedule_values(schedule: Any, t: torch.Tensor) -> dict[str, torch.Tensor]:
     """alpha, its derivative, the weight, the mask rate and the inverse."""
-    return {
-        "alpha": schedule.alpha(t),
-        "dalpha": schedule.dalpha(t),
-        "weight": schedule.weight(t),
-        "mask_rate": schedule.mask_rate(t),
-        "inverse": schedule.inverse(schedule.alpha(t)),
-    }
+    values = {name: getattr(schedule, name)(t) for name in ("alpha", "dalpha", "weight", "mask_rate")}
+    return {**values, "inverse": schedule.inverse(values["alpha"])}
 
 
 def network_for(objective: Any, **options: Any) -> Any:
@@ -416,30 +411,30 @@ def objectives() -> Any:
     batch = small_batch()
     for spec in OBJECTIVES:
         objective = build("objective", spec)
-        settings: list[dict[str, Any]] = [{}, {"qk_norm": True}]
-        if not objective.causal:
-            settings += [{"conditioned": True, "cond_dim": 8}, {"absolute_positions": True}]
-        for options in settings:
-            for schedule in ("loglinear", "cosine") if not options else ("loglinear",):
-                network = network_for(objective, **options)
-                t = draw_times(0, 1, torch.arange(5), 5)
-                noise = Noise.draw(0, 1, torch.arange(5), t, 20)
-                terms = objective.loss(network, batch, build("schedule", schedule), noise)
-                terms.loss.backward()
-                grads = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
-                kept = ("diffusion", "reconstruction", "prior", "cross_entropy", "counted", "masked", "mask_rate")
-                values = {name: getattr(terms, name) for name in kept}
-                found[f"{spec} {options} {schedule}"] = {
-                    **{name: None if value is None else array(value) for name, value in values.items()},
-                    "trained": float(terms.loss.detach()),
-                    "total": float(terms.total.detach()),
-                    "count": int(terms.count),
-                    "per_token": float(terms.per_token.detach()),
-                    "gradients": tensors(grads),
-                    "estimators": {k: v.model_dump(mode="json") for k, v in objective.estimators().items()},
-                    "needs": [objective.needs_mask_logit, objective.needs_visible_rows, objective.causal],
-                }
+        for options, schedule in [({}, "cosine"), *((options, "loglinear") for options in network_options(objective))]:
+            network = network_for(objective, **options)
+            noise = Noise.draw(0, 1, torch.arange(5), draw_times(0, 1, torch.arange(5), 5), 20)
+            terms = objective.loss(network, batch, build("schedule", schedule), noise)
+            terms.loss.backward()
+            kept = ("diffusion", "reconstruction", "prior", "cross_entropy", "counted", "masked", "mask_rate")
+            values = {name: getattr(terms, name) for name in kept}
+            found[f"{spec} {options} {schedule}"] = {
+                **{name: None if value is None else array(value) for name, value in values.items()},
+                "trained": float(terms.loss.detach()),
+                "total": float(terms.total.detach()),
+                "count": int(terms.count),
+                "per_token": float(terms.per_token.detach()),
+                "gradients": tensors({n: p.grad for n, p in network.named_parameters() if p.grad is not None}),
+                "estimators": {k: v.model_dump(mode="json") for k, v in objective.estimators().items()},
+                "needs": [objective.needs_mask_logit, objective.needs_visible_rows, objective.causal],
+            }
     return found
+
+
+def network_options(objective: Any) -> list[dict[str, Any]]:
+    """The kinds of network that an objective trains."""
+    bidirectional = [{"conditioned": True, "cond_dim": 8}, {"absolute_positions": True}]
+    return [{}, {"qk_norm": True}, *([] if objective.causal else bidirectional)]
 
 
 @case("mathematics")
@@ -447,16 +442,14 @@ def networks() -> Any:
     """Logits of every kind of network, with and without pads."""
     found = {}
     batch = small_batch()
-    for options in ({}, {"qk_norm": True}, {"conditioned": True, "cond_dim": 8}, {"absolute_positions": True}):
-        for causal in (False, True):
-            if causal and not set(options) <= {"qk_norm"}:
-                continue
-            network = network_for(build("objective", "ar" if causal else "subs"), **options)
-            more = {} if causal else {"alpha": torch.tensor([0.1, 0.4, 0.5, 0.9, 1.0])}
+    for name, objective in {"dit": build("objective", "subs"), "causal": build("objective", "ar")}.items():
+        for options in network_options(objective):
+            network = network_for(objective, **options)
+            more = {} if objective.causal else {"alpha": torch.tensor([0.1, 0.4, 0.5, 0.9, 1.0])}
             with torch.no_grad():
                 logits = network(batch.input_ids, attention_mask=batch.attention_mask, **more).logits
                 plain = network(batch.input_ids, **more).logits
-            found[f"{'causal' if causal else 'dit'} {options}"] = {
+            found[f"{name} {options}"] = {
                 "padded": array(logits[batch.attention_mask]),
                 "plain": array(plain),
                 "parameters": {name: list(one.shape) for name, one in network.state_dict().items()},
@@ -907,24 +900,24 @@ def write_formats() -> dict[str, dict[str, Any]]:
         Path(name).write_bytes(content)
     pq.write_table(pa.Table.from_pylist(records), "a.parquet")
     feather.write_feather(pa.Table.from_pylist(records), "a.arrow", compression="uncompressed")
-    names = [*contents, "a.parquet", "a.arrow"]
-    found: dict[str, dict[str, Any]] = {name: {"name": "text", "paths": name} for name in names}
-    found["paragraphs"] = {"name": "text", "paths": "a.txt", "separator": "paragraph"}
-    found["lines"] = {"name": "text", "paths": "a.txt", "separator": "line"}
-    found["field"] = {"name": "text", "paths": "a.jsonl", "field": "other"}
     Path("folder/inner").mkdir(parents=True)
     for name in ("a.txt", "a.csv", "a.jsonl.gz"):
         shutil.copy(name, "folder/inner")
     shutil.copy("a.md", "folder/z.md")
     Path("folder/left.bin").write_bytes(b"\0\1")
-    found["folder"] = {"name": "text", "paths": "folder"}
-    found["two, one held out"] = {"name": "text", "paths": ["a.txt", "a.csv"], "validation_files": "*.csv"}
-    found["genome"] = {"name": "fasta", "paths": "a.fasta"}
-    found["genome, both strands"] = {"name": "fasta", "paths": "a.fasta", "reverse_complement": True}
-    found["hub"] = {"name": "huggingface", "path": "records", "split": "train", "field": "text"}
     Path("records").mkdir()
     Path("records/train.jsonl").write_bytes(lines)
-    return found
+    return {
+        **{name: {"name": "text", "paths": name} for name in (*contents, "a.parquet", "a.arrow")},
+        "paragraphs": {"name": "text", "paths": "a.txt", "separator": "paragraph"},
+        "lines": {"name": "text", "paths": "a.txt", "separator": "line"},
+        "field": {"name": "text", "paths": "a.jsonl", "field": "other"},
+        "folder": {"name": "text", "paths": "folder"},
+        "two, one held out": {"name": "text", "paths": ["a.txt", "a.csv"], "validation_files": "*.csv"},
+        "genome": {"name": "fasta", "paths": "a.fasta"},
+        "genome, both strands": {"name": "fasta", "paths": "a.fasta", "reverse_complement": True},
+        "hub": {"name": "huggingface", "path": "records", "split": "train", "field": "text"},
+    }
 
 
 @case("data")
