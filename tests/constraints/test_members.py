@@ -64,12 +64,6 @@ def test_only_letters_and_digits_of_any_script_continue_a_word(single):
             assert accepts(present, f"{text} cat".encode()), text
 
 
-def test_words_may_overlap(single):
-    automaton = compile_constraints([Words("ab a", "a b")], single, [])
-    assert accepts(automaton, b"ab a b")
-    assert not accepts(automaton, b"ab a bb")
-
-
 def test_tokens_by_position(single):
     for ids in ([0, 120, 0, 5], [0, 120, 0, 6], [120, 0, 0, 5]):
         assert accepts(Fixed({1: "x", 3: 5}).automaton(single), ids) == (ids[1] == 120 and ids[3] == 5)

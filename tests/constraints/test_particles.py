@@ -135,13 +135,6 @@ def test_the_states_are_those_of_one_particle_and_sequences_are_independent(step
                 assert ((before.ids == after.ids) | (after.order == before.call)).all()
 
 
-def test_one_particle_is_sampling_without_particles():
-    tokens = ConstrainedTokenSampler(TokenSampler(), automaton_of(Words([2, 3])), CPU, 1)
-    canvas = Canvas.of(BLANK.expand(20, -1), MASK)
-    *_, last = run_particles(AncestralSampler(), random_table(), canvas, tokens, 1)
-    assert torch.equal(last.ids, sample(AncestralSampler(), random_table(), canvas, tokens).ids)
-
-
 @pytest.mark.parametrize(
     ("log_weight", "parents"), [([0.0, -9.0, -9.0, -9.0], [0] * 4), ([0.0, -0.1, 0.0, 0.1], [0, 1, 2, 3])]
 )
@@ -191,10 +184,3 @@ def test_the_best_of_several_texts_has_the_highest_score(mdlm):
         assert letters(low.text) <= letters(own.text) <= letters(high.text), "the plain text is among them"
     assert sum(letters(one.text) for one in best) > sum(letters(one.text) for one in plain)
     assert mdlm.sample(1, best_of=6, score=letters, **(options | {"seed": 6}))[0].ids == best[1].ids
-
-
-def test_particles_raise_the_score(mdlm):
-    options = {"length": 16, "steps": 8, "seed": 5}
-    plain = sum(map(letters, mdlm.generate(6, **options)))
-    weighted = sum(map(letters, mdlm.generate(6, particles=8, score=lambda text: 2 * letters(text), **options)))
-    assert weighted > plain + 6

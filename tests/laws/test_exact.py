@@ -52,13 +52,6 @@ def test_chunks_change_nothing(conditioned, monkeypatch):
     assert (float(chunked.nll), float(chunked.bound)) == (float(whole.nll), float(whole.bound))
 
 
-@pytest.mark.parametrize("conditioned", [False, True])
-def test_likelihoods_of_all_texts_sum_to_one(conditioned):
-    table = tables.random_table(seed=2, conditioned=conditioned)
-    texts = exact.outcomes(torch.full((3,), 1), 4, 1)
-    assert float((-exact.any_order(table, texts, ALL).nll).exp().sum()) == pytest.approx(1.0, abs=1e-8)
-
-
 def test_clock_of_a_conditioned_denoiser_is_the_limit_of_many_steps():
     table = tables.random_table(seed=2, conditioned=True)
     start = torch.full((3,), 1)
