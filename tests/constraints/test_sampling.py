@@ -85,9 +85,13 @@ def test_confidence_is_the_unmodified_probability():
         assert float(after.confidence[0, position]) == pytest.approx(float(p[after.ids[0, position]]), rel=1e-5)
 
 
-def test_greedy_gives_the_most_likely_canvas_that_matches():
-    tokens = constrained(Words([2, 3]), temperature=0)
-    for seed in range(6):
+@pytest.mark.parametrize("constraint", [NoWords([2, 2], [3, 0]), Words([2])])
+@pytest.mark.parametrize("many_arcs", [0, 4096])
+def test_greedy_gives_the_most_likely_canvas_that_matches(constraint, many_arcs, monkeypatch):
+    """Among many tables there are some in which the most likely class of tokens is not on the most likely path."""
+    monkeypatch.setattr(sampling, "MANY_ARCS", many_arcs)
+    tokens = constrained(constraint, temperature=0)
+    for seed in range(60):
         best = completions(random_table(seed), BLANK, matches(tokens.automaton)).argmax()
         state = sample(AncestralSampler(steps=1), random_table(seed), Canvas.of(BLANK[None], MASK), tokens)
         assert int(canvas_index(state.ids[0], V)) == int(best)

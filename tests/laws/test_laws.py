@@ -31,7 +31,7 @@ UNUSUAL = {
         {"name": "remdm", "steps": 4, "eta": 1.0, "strategy": "cap_conf"},
         {"name": "remdm-conf", "steps": 4},
         {"name": "remdm-conf", "steps": 4, "schedule": "cosine"},
-        {"name": "remdm", "steps": 5, "eta": 0.5, "strategy": "loop", "t_on": 0.8, "t_off": 0.2, "alpha_on": 0.6},
+        {"name": "remdm", "steps": 5, "eta": 0.5, "strategy": "loop", "t_on": 0.8, "t_off": 0.3, "alpha_on": 0.6},
         {"name": "corrector", "steps": 5, "fraction": 0.5},
         {"name": "corrector", "steps": 4, "fraction": 1.0},
     ],
