@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from unmask.data.length_policies import Padded, SupervisedEOS, rows_of_texts
+from unmask.data.rows import POSITIONS, TEXT_TOKENS
 from unmask.errors import UnmaskError
-from unmask.laws.exact import any_order
+from unmask.evaluation.statistics import bootstrap_weights
+from unmask.laws.exact import any_order, continuous_bound, step_bound
+from unmask.laws.tables import random_table
 from unmask.likelihood import (
     OFFSETS,
     Bound,
@@ -18,10 +22,14 @@ from unmask.likelihood import (
     NatTotals,
     agree,
     estimate_bound,
+    evaluate,
+    format_tokens,
     format_with_errors,
     summarise,
 )
 from unmask.objectives.subs import MaskCount, Subs
+from unmask.pipeline import MaskedDiffusionLM
+from unmask.schedules import Cosine, Learned, LinearSigma, LogLinear, Polynomial, Schedule
 
 TEXTS = ["abc", "hello, world", "one more text of some length"]
 
@@ -67,14 +75,58 @@ def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
     assert 0.6 < spread / claimed < 1.6
 
 
+def summary_of(nats_RD, texts, mdlm) -> Bound:
+    """The bound of texts with these nats; a text counts its bytes and one end as tokens."""
+    rows, sizes = mdlm.text_processor.scored_rows(texts, None), [len(text) + 1.0 for text in texts]
+    return summarise("known", NatTotals(np.array(nats_RD), np.array(sizes)), rows, Draws(offsets=len(nats_RD)))
+
+
 def test_both_errors_of_known_totals(mdlm):
-    rows = mdlm.text_processor.scored_rows(["ab", "abcd"], None)
-    totals = NatTotals(np.array([[1.0, 5.0], [3.0, 9.0]]), np.array([3.0, 5.0]))
-    bound = summarise("known", totals, rows, Draws(offsets=2))
+    bound = summary_of([[1.0, 5.0], [3.0, 9.0]], ["ab", "abcd"], mdlm)
     assert (bound.nats, bound.tokens, bound.characters) == (9.0, 8, 6)
     assert bound.mc_stderr == pytest.approx(3.0)  # sqrt(18) / sqrt(2), the totals of the offsets being 6 and 12
-    residual = 2.0 - 9 / 8 * 3
-    assert bound.data_stderr == pytest.approx(math.sqrt(2 * 2 * residual**2))
+    # Residuals per character are 1 - 6 / 6 * 2 and 3 - 12 / 6 * 2 for the first text, the opposite for the second:
+    # a mean of -1 in both offsets, without noise. Those per token, 1 - 6 / 8 * 3 and 3 - 12 / 8 * 3, have some.
+    assert bound.character_data_stderr == pytest.approx(math.sqrt(2 * 2 * 1.0))
+    noise = (1.5 - 1.25) ** 2 / 2 / 2
+    assert bound.data_stderr == pytest.approx(math.sqrt(2 * 2 * (1.375**2 - noise)))
+
+
+def test_the_data_error_of_every_unit_is_that_of_a_bootstrap_over_documents(mdlm):
+    texts = ["x" * size for size in (200, 600, 250, 550)]
+    bound = summary_of([[70.0] * 4], texts, mdlm)
+    weights = bootstrap_weights(4, 4000)
+    characters = np.array([len(text) for text in texts])
+    ratios = (weights @ np.full(4, 70.0)) / (weights @ characters) / math.log(2)
+    assert bound.error("bits_per_char", "data") == pytest.approx(ratios.std(), rel=0.1)
+    assert bound.error("bits_per_char", "data") == pytest.approx(0.0644, abs=1e-4)
+
+
+def test_the_data_error_has_no_noise_of_the_draws(mdlm):
+    generator = np.random.default_rng(0)
+    texts = ["x" * int(size) for size in generator.integers(20, 60, 40)]
+    true = generator.gamma(9.0, 10.0, 40)
+    expected = summary_of([true], texts, mdlm)
+    noisy = [summary_of(true + generator.normal(0, 100, (16, 40)), texts, mdlm) for _ in range(20)]
+    for unit in ("bits_per_token", "bits_per_char"):
+        mean_square = np.mean([bound.error(unit, "data") ** 2 for bound in noisy])
+        assert math.sqrt(mean_square) == pytest.approx(expected.error(unit, "data"), rel=0.1)
+
+
+def test_learnt_padding_adds_nats_but_no_tokens(mdlm):
+    config = mdlm.config.model_copy(update={"policy": SupervisedEOS()})
+    filled = MaskedDiffusionLM(mdlm.denoiser, mdlm.tokenizer, config)
+    long = "0123456789" * 9
+    for text, given, tokens in (("some text", None, 10), ("cd", "ab", 3), (long, None, 91)):
+        bound = filled.score(text, given, precision=None)
+        assert (bound.tokens, bound.denominator) == (tokens, TEXT_TOKENS)
+        assert bound.nats > 1.5 * mdlm.score(text, given, precision=None).nats or text == long
+    rows = filled.text_processor.scored_rows(["some text"], None)
+    everything = Bound.from_dict({**filled.evaluate(rows).headline.as_dict(), "tokens": rows.length})
+    assert everything.perplexity < filled.evaluate(rows).headline.perplexity
+    old = {key: value for key, value in everything.as_dict().items() if key != "denominator"}
+    assert Bound.from_dict(old).denominator == POSITIONS
+    assert format_tokens(Bound.from_dict(old)) == f"{rows.length} positions"
 
 
 def test_discrete_bounds_converge_to_the_continuous_one(mdlm):
@@ -85,6 +137,62 @@ def test_discrete_bounds_converge_to_the_continuous_one(mdlm):
     )
     assert abs(fine.nats - continuous.nats) <= 4 * math.hypot(fine.mc_stderr, continuous.mc_stderr)
     assert coarse.nats != pytest.approx(continuous.nats, rel=1e-3)
+
+
+TABLE, TABLE_TEXT = random_table(), torch.tensor([[2, 0, 3]])
+TABLE_ROWS = rows_of_texts(Padded(), TABLE_TEXT.tolist() * 8, 3, eos_id=None)
+"""Eight times the same text."""
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Polynomial(power=8)], ids=lambda schedule: schedule.name)
+def test_the_bound_of_t_steps_is_that_of_t_steps_and_of_the_schedule(schedule):
+    found = evaluate(TABLE, Subs(), schedule, TABLE_ROWS, steps=(1, 2), precision=0.01, batch_size=4096).discrete
+
+    def off(T: int, schedule: Schedule, grid: int) -> float:
+        """Standard errors between the estimate of T steps and the enumerated bound of `grid` steps."""
+        rates = schedule.mask_rate(torch.arange(grid + 1, dtype=torch.float64) / grid)
+        exact = step_bound(TABLE, TABLE_TEXT, torch.ones(3, dtype=torch.bool), rates, mask_logit=False, carry_over=True)
+        return abs(found[T].nats - 8 * float(exact.sum())) / (found[T].mc_stderr + 1e-3)
+
+    assert off(1, schedule, 1) < 4
+    assert off(2, schedule, 2) < 4
+    if schedule == LogLinear():
+        assert off(1, schedule, 2) > 6
+    else:
+        assert off(2, LogLinear(), 2) > 6
+
+
+def test_the_two_estimators_are_drawn_independently():
+    pairs = [evaluate(TABLE, Subs(), LogLinear(), TABLE_ROWS, seed=seed, offsets=2).bounds for seed in range(400)]
+    one, other = np.array([[bounds[name].nats for bounds in pairs] for name in ("mask-count", "continuous")])
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.15, "three standard errors of a correlation of 0"
+
+
+SCHEDULES = [Polynomial(power=0.5), LinearSigma(), LogLinear(), Cosine(), Learned()]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_the_errors_of_the_continuous_estimator_hold_for_every_schedule(schedule):
+    exact = 8 * float(continuous_bound(TABLE, TABLE_TEXT, torch.ones(3, dtype=torch.bool)).sum())
+    estimator = Subs().estimators()["continuous"]
+    found = [estimate_bound(TABLE, estimator, schedule, TABLE_ROWS, seed=seed) for seed in range(200)]
+    z = np.array([(bound.nats - exact) / bound.mc_stderr for bound in found])
+    assert abs(z.mean()) < 0.3
+    assert 0.8 < z.std() < 1.25
+    assert (abs(z) > 4).sum() <= 2
+
+
+def test_a_disagreement_by_chance_is_drawn_again_and_a_wrong_weight_is_found(monkeypatch):
+    # with two offsets the errors are so rough that many evaluations disagree at first
+    found = [evaluate(TABLE, Subs(), LogLinear(), TABLE_ROWS.spread(1), seed=seed, offsets=2) for seed in range(30)]
+    again = sum(one.bounds["continuous"].draws > 2 for one in found)
+    assert 0 <= sum(one.disagreement is not None for one in found) < again
+    monkeypatch.setattr(LogLinear, "raw_weight", lambda self, t: 1.1 / t)
+    bounds = [
+        estimate_bound(TABLE, estimator, LogLinear(), TABLE_ROWS, passes=128, batch_size=4096, stream=stream)
+        for stream, estimator in enumerate(Subs().estimators().values())
+    ]
+    assert not agree(*bounds)
 
 
 def test_given_text_is_read_but_not_counted(mdlm):

@@ -27,7 +27,7 @@ from unmask.training.callbacks import read_log
 
 SMALL = ["model.hidden_size=32", "model.layers=2", "model.heads=2", "training.steps=4", "training.batch_size=8"]
 SHORT = ["data.source.count=64", "training.log_every=2", "training.validate_every=4", "training.validation_rows=4"]
-BOUND = Bound("mask-count", 700.0, 1000, 3000, 3000, 2.0, 9.0, 16)
+BOUND = Bound("mask-count", 700.0, 1000, 3000, 3000, 2.0, 9.0, 16, denominator="text tokens")
 ESTIMATE = {"value": 20.25, "low": 18.5, "high": 22.125}
 ROW = {"name": "tiny", "kind": "samples", "steps": 64, "texts": 8, "empty": 0, **dict.fromkeys(METRICS, ESTIMATE)}
 JUDGED = {"judge": {"name": "/somewhere/judges/llama"}, "n": 8, "seed": 5, "rule": {"temperature": 1.0, "top_p": 0.9}}
@@ -120,10 +120,13 @@ def test_the_card_has_the_figures_of_the_given_files(run_folder, tmp_path):
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     (tmp_path / "entropy.json").write_text(json.dumps({"bits_per_char": 0.1, "stderr": 0.002, "how": "by its maker"}))
     (tmp_path / "data.md").write_text("Letters of a chain.\n")
+    earlier = tmp_path / "earlier.json"
+    names = ("estimator", "nats", "tokens", "bytes", "characters", "mc_stderr", "data_stderr", "draws", "exact")
+    earlier.write_text(json.dumps({"headline": {name: getattr(BOUND, name) for name in names}}))
     ship(
         run_folder,
         tmp_path / "out",
-        bounds=[evaluated(BOUND, tmp_path / "held-out.json")],
+        bounds=[evaluated(BOUND, tmp_path / "held-out.json"), earlier],
         judged=tmp_path / "judged.json",
         entropy=tmp_path / "entropy.json",
         about=tmp_path / "data.md",
@@ -132,6 +135,7 @@ def test_the_card_has_the_figures_of_the_given_files(run_folder, tmp_path):
     for words in (
         "Letters of a chain.",
         "| held-out | 1,000 | ≤ 0.337 ± 0.001 ± 0.004 | ≤ 1.010 ± 0.003 ± 0.013 | ≤ 2.014 ± 0.004 ± 0.018 |",
+        "| earlier | 1,000 positions | ≤ 0.337 ± 0.001 ± 0.004 | ≤ 1.010 ± 0.003 ± 0.013 |",
         "| entropy of the source |  | 0.100 ± 0.002 |",
         "It is 0.237 ± 0.005 bits per character above",
         "Entropy of the source: by its maker.",

@@ -152,7 +152,7 @@ class FewRows:
 
     def __getitem__(self, index):
         ids = self.ids[index]
-        return RowBatch(ids, ids >= 0, ids * 0, ids < 0)
+        return RowBatch(ids, ids >= 0, ids * 0, ids < 0, ids < 0)
 
 
 class TrueOutcomes:

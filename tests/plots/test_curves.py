@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from unmask.errors import UnmaskError
-from unmask.plots.curves import draw_runs, read_run, read_runs, smooth
+from unmask.plots.curves import RunSeries, draw_runs, read_run, read_runs, smooth
 
 LOGS = Path(__file__).parents[1] / "logs"
 RECIPE = {"training": {"batch_size": 32}, "data": {"length": 128}, "optimizer": {"clip": 1.0}}
@@ -72,7 +72,7 @@ def test_one_run_is_drawn_as_logged(folder, drawn) -> None:
     assert panels["Gradient"].get_yscale() == "log"
     assert panels["Speed"].get_ylim()[0] == 0
     assert len(panels["Cross-entropy"].lines) == 10
-    assert legend == ["healthy, training", "validation"]
+    assert legend == ["healthy (per position), training", "validation"]
     low, high = panels["Bound"].get_ylim()
     assert (low < 4.5, high < 5.5) == (True, True), "the first steep fall leaves the frame"
 
@@ -80,7 +80,7 @@ def test_one_run_is_drawn_as_logged(folder, drawn) -> None:
 def test_several_runs_share_the_panels(folder, drawn) -> None:
     runs = [folder("healthy"), folder("healthy-flat"), folder("healthy-ar")]
     panels, legend = drawn(*runs)
-    assert legend == ["healthy", "healthy-flat", "healthy-ar"]
+    assert legend == [f"{name} (per position)" for name in ("healthy", "healthy-flat", "healthy-ar")]
     assert len({line.get_color() for line in panels["Gradient"].lines[:3]}) == 3
     profiles = panels["Cross-entropy"].lines
     assert len(profiles) == 2, "an autoregressive model has no mask rates"
@@ -95,7 +95,7 @@ def test_a_short_run_is_drawn_with_markers(folder, drawn, lines: int) -> None:
     panels, legend = drawn(folder(lines=lines))
     assert len(panels["Bound"].lines[1].get_xdata()) == lines
     assert panels["Bound"].lines[1].get_marker() == "o"
-    assert legend == ["healthy, training"]
+    assert legend == ["healthy (per position), training"]
 
 
 def test_the_horizontal_axis(folder, drawn) -> None:
@@ -171,3 +171,9 @@ def test_the_suffix_gives_the_format_and_equal_figures_equal_bytes(folder, tmp_p
 def test_reading_a_log_does_not_import_torch() -> None:
     program = "import sys, unmask.plots.curves; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(("per_token", "shown"), [((0, 1, 2), "run"), ((2,), "run (per position to step 2)")])
+def test_a_log_of_an_earlier_version_is_labelled(per_token: tuple[int, ...], shown: str) -> None:
+    lines = [{"step": i + 1, **({"denominator": "text tokens"} if i in per_token else {})} for i in range(3)]
+    assert RunSeries("run", Path("run"), lines, [], [], {}).label == shown

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from unmask.data.length_policies import Packed, Padded, SupervisedEOS, rows_of_texts
-from unmask.training.advice import CALM, Advisor, Baseline, advice_on_data, entropy_bits, noise
+from unmask.data.rows import TEXT_TOKENS
+from unmask.objectives.subs import Subs
+from unmask.optimizers.base import AdamW
+from unmask.training.advice import CALM, Advisor, Baseline, History, advice_on_data, entropy_bits, noise
 
 LOGS = Path(__file__).parents[1] / "logs"
 BYTES = Baseline(uniform_bits=8.006, unigram_bits=4.734, warmup=100, clip=1.0)
@@ -146,6 +149,20 @@ def test_similar_healthy_runs_get_no_advice(records: list[Any]) -> None:
 
 def test_learned_padding_may_be_known_at_full_mask() -> None:
     assert advise(VISIBLE, Baseline(8.0, 4.5, 20, 1.0, blind_at_full_mask=False)) == []
+
+
+def test_figures_of_earlier_versions_are_converted() -> None:
+    rows = rows_of_texts(SupervisedEOS(), [[1, 2, 3]] * 8, 16, eos_id=0)
+    baseline = Baseline.of(rows, SupervisedEOS(), 9, Subs(), AdamW())
+    assert baseline.positions_per_token == 4
+    assert baseline.uniform_bits == pytest.approx(4 * 3)
+    history = History(baseline)
+    for record in (trained(1, 2.0), {**trained(2, 2.0), "bits_per_token": 8.0, "denominator": TEXT_TOKENS}):
+        history.add(record)
+    assert history.losses.tolist() == pytest.approx([8.0, 8.0])
+    assert history.levels.tolist() == pytest.approx([8.0, 8.0])
+    history.add(validated(3, 2.0))
+    assert history.validations == []
 
 
 def test_jumps_over_steady_cross_entropies_come_from_the_weights() -> None:

@@ -8,9 +8,11 @@ import re
 import socket
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from unmask.data.rows import POSITIONS, TEXT_TOKENS
 from unmask.errors import UnmaskError
 from unmask.training.checkpointing import (
     TrainerState,
@@ -25,11 +27,11 @@ from unmask.training.checkpointing import (
 )
 
 
-def make(out: Path, step: int, bits: float | None = None) -> Path:
+def make(out: Path, step: int, bits: float | None = None, **more: Any) -> Path:
     path = checkpoint_path(out, step)
     (path / "state").mkdir(parents=True)
     (path / "config.json").write_text(str(step))
-    state = TrainerState(step, step, 0.0, 0.0, "", {}, bits)
+    state = TrainerState(step, step, 0.0, 0.0, "", {"data": {"policy": "supervised_eos"}}, bits, **more)
     (path / "state" / "trainer.json").write_text(json.dumps(asdict(state)))
     return path
 
@@ -45,14 +47,14 @@ def test_the_newest_checkpoint_has_the_most_steps(tmp_path: Path) -> None:
 
 
 def test_the_folder_shows_the_latest_and_the_best(tmp_path: Path) -> None:
-    assert improves(tmp_path, 9.0)
+    assert improves(tmp_path, 9.0, POSITIONS)
     for step, bits in ((1, 3.0), (2, 2.5), (3, None)):
         publish(tmp_path, make(tmp_path, step, bits), keep=3, keep_best=1)
         assert (tmp_path / "config.json").read_text() == str(step)
     assert (tmp_path / "latest").resolve() == checkpoint_path(tmp_path, 3)
     assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
-    assert improves(tmp_path, 2.4)
-    assert not improves(tmp_path, 2.5)
+    assert improves(tmp_path, 2.4, POSITIONS)
+    assert not improves(tmp_path, 2.5, POSITIONS)
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert (moved / "config.json").read_text() == "3"
 
@@ -65,7 +67,7 @@ def test_a_damaged_older_checkpoint_is_not_the_best_one(tmp_path: Path, content:
     else:
         text = state.read_text().replace("1.0", '"1.0"') if content == "3.0" else content
         state.write_bytes(text.encode("latin-1"))
-    assert improves(tmp_path, 9.0)
+    assert improves(tmp_path, 9.0, POSITIONS)
     publish(tmp_path, make(tmp_path, 2, 3.0), keep=2, keep_best=1)
     assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
 
@@ -76,6 +78,18 @@ def test_old_and_half_written_checkpoints_are_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / ".step-00000011.x.tmp" / "state").mkdir(parents=True)
     publish(tmp_path, last, keep=1, keep_best=1)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000010"]
+
+
+def test_bounds_of_two_denominators_are_not_compared(tmp_path: Path) -> None:
+    publish(tmp_path, make(tmp_path, 1, 1.5), keep=1, keep_best=1)
+    assert improves(tmp_path, 2.2, TEXT_TOKENS), "the first bound per token, after one per position"
+    for step, bits in ((2, 2.2), (3, 2.3)):
+        publish(tmp_path, make(tmp_path, step, bits, denominator=TEXT_TOKENS), keep=1, keep_best=1)
+    assert not improves(tmp_path, 2.25, TEXT_TOKENS)
+    assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
+    assert len(all_checkpoints(tmp_path)) == 3, "the best per position is kept too"
+    packed = TrainerState(1, 1, 0.0, 0.0, "", {"data": {"policy": {"name": "packed"}}}, 1.5)
+    assert packed.divides_by(TEXT_TOKENS), "without learnt padding both are the same"
 
 
 def test_a_run_without_a_checkpoint_is_removed_and_other_folders_are_kept(tmp_path: Path) -> None:

@@ -235,11 +235,16 @@ def test_advice_on_data_comes_before_the_first_step(tmp_path: Path) -> None:
     shown = io.StringIO()
     lines = make_progress(Console(file=shown), verbose=True)
     described = recipe(short, data={"policy": "supervised_eos", "tokenizer": "byte"})
-    train(described, tmp_path / "run", callbacks=[lines])
-    first = read_log(tmp_path / "run")[0]
+    result = train(described, tmp_path / "run", callbacks=[lines])
+    first, *records = read_log(tmp_path / "run")
     assert first["step"] == 0
     assert "81% of the learned tokens are EOS that fill up short texts" in first["advice"]
     assert shown.getvalue().splitlines()[0] == f"step 0: {first['advice']}"
+    assert result.bound.tokens < result.bound.nats, "EOS that fill up the rows are learnt, but no tokens"
+    for record in records:
+        said = record.get("validation", record)
+        assert said["denominator"] == "text tokens"
+        assert said["bits_per_token"] > 16, "a new network is near a uniform guess for each of 5 positions per token"
 
 
 def test_ctrl_c_saves_and_tells_how_to_resume(text: Path, tmp_path: Path) -> None:

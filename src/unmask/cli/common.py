@@ -374,10 +374,12 @@ def print_report(report: dict[str, Any], print_text: Callable[[], None], out: Pa
 
 def format_bound(bound: Bound) -> str:
     """Format the validation result of a training run."""
+    from unmask.data.rows import TEXT_TOKENS
     from unmask.likelihood import format_with_errors
 
     bits, perplexity = format_with_errors(bound, "bits_per_token"), format_with_errors(bound, "perplexity")
-    return f"Validation: {bits} bits per token, perplexity {perplexity}"
+    unit = "token" if bound.denominator == TEXT_TOKENS else "position"
+    return f"Validation: {bits} bits per {unit}, perplexity {perplexity}"
 
 
 # ---- progress and memory --------------------------------------------------------------------------------------------

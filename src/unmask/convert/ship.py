@@ -18,7 +18,7 @@ from unmask.config import Recipe, read_recipe
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import atomic_folder, check_new_folder, unique_names
-from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
+from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_tokens, format_with_errors
 from unmask.training.callbacks import LOG, read_log
 from unmask.training.checkpointing import RECIPE, TrainerState, find_latest, read_trainer_state
 
@@ -220,7 +220,7 @@ def _likelihood_table(validation: Bound | None, bounds: dict[str, Bound], entrop
     named = {} if validation is None else {"validation at the end of training": validation}
     named |= bounds
     rows = [
-        (name, f"{bound.tokens:,}", *(format_with_errors(bound, unit) for unit in UNITS))
+        (name, format_tokens(bound), *(format_with_errors(bound, unit) for unit in UNITS))
         for name, bound in named.items()
     ]
     if entropy is not None:

@@ -61,7 +61,7 @@ class JoinedRows(Rows):
             places.append(place_b)
             batches.append(replace(batch, document=document_bL))
         back_B = np.argsort(np.concatenate(places))
-        names = ("input_ids", "attention_mask", "document", "frozen")
+        names = ("input_ids", "attention_mask", "document", "frozen", "padding")
         return RowBatch(*(np.concatenate([getattr(batch, name) for batch in batches])[back_B] for name in names))
 
 

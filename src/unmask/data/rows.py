@@ -23,6 +23,9 @@ Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 T = TypeVar("T")
 
+TEXT_TOKENS, POSITIONS = "text tokens", "positions"
+"""What figures per token divide by: the tokens of the texts with one end each, or all counted positions, learnt padding
+included, as in records of earlier versions."""
 FEISTEL_ROUNDS = 8
 ROWS_AT_ONCE = 256
 RELEASE_ROWS = 256
@@ -69,14 +72,15 @@ class RowBatch:
     """Some rows of a table.
 
     input_ids: int64 [B, L]. attention_mask: bool [B, L], True at positions that are attended and counted. document:
-    int64 [B, L], the index of each position's document, -1 for padding. frozen: bool [B, L], True at given tokens,
-    which are not counted.
+    int64 [B, L], the index of each position's document, -1 for padding that is not counted. frozen: bool [B, L], True
+    at given tokens, which are not counted. padding: bool [B, L], True behind the end of a text, counted or not.
     """
 
     input_ids: Integers
     attention_mask: Flags
     document: Integers
     frozen: Flags
+    padding: Flags
 
 
 class Rows(ABC):
@@ -308,7 +312,7 @@ class PackedRows(TokenRows):
         ids_BL[~real_BL] = self.pad_id
         if self._bos_id is not None:
             ids_BL, real_BL, document_BL = self._framed(ids_BL, real_BL, document_BL)
-        return RowBatch(ids_BL, real_BL, np.where(real_BL, document_BL, -1), np.zeros_like(real_BL))
+        return RowBatch(ids_BL, real_BL, np.where(real_BL, document_BL, -1), np.zeros_like(real_BL), ~real_BL)
 
     def _framed(self, ids_BK: Integers, real_BK: Flags, document_BK: Integers) -> tuple[Integers, Flags, Integers]:
         """Put BOS before and EOS behind each block; they belong to the documents of their neighbours."""
@@ -388,9 +392,8 @@ class DocumentRows(TokenRows):
         real_BL = position_BL < size_B1
         ids_BL[~real_BL] = self.pad_id
         document_BL = np.repeat(document_B[:, None], self.length, axis=1)
-        if self._supervises_padding:
-            real_BL = np.ones_like(real_BL)
-        return RowBatch(ids_BL, real_BL, np.where(real_BL, document_BL, -1), np.zeros_like(real_BL))
+        counted_BL = np.ones_like(real_BL) if self._supervises_padding else real_BL
+        return RowBatch(ids_BL, counted_BL, np.where(counted_BL, document_BL, -1), np.zeros_like(real_BL), ~real_BL)
 
 
 class GivenRows(DocumentRows):
@@ -437,7 +440,7 @@ class OverlaidRows(TokenRows):
         frozen_BD[:, cells + 1 :] = ids_BD[:, :cells] == ids_BD[:, cells + 1 :]
         ids_BL, frozen_BL = ids_BD[:, -self.length :], frozen_BD[:, -self.length :]
         document_BL = np.repeat(rows_B[:, None], self.length, axis=1)
-        return RowBatch(ids_BL, np.ones_like(frozen_BL), document_BL, frozen_BL)
+        return RowBatch(ids_BL, np.ones_like(frozen_BL), document_BL, frozen_BL, np.zeros_like(frozen_BL))
 
 
 class PromptedRows(DocumentRows):

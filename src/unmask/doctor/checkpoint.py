@@ -361,7 +361,7 @@ class SingleRow(Rows):
 
     def _read(self, rows_B: Integers) -> RowBatch:
         ids_BL = self._ids.repeat(len(rows_B), axis=0)
-        return RowBatch(ids_BL, ids_BL >= 0, 0 * ids_BL, self._frozen.repeat(len(rows_B), axis=0))
+        return RowBatch(ids_BL, ids_BL >= 0, 0 * ids_BL, self._frozen.repeat(len(rows_B), axis=0), ids_BL < 0)
 
 
 def at_most(value: float, limit: float, words: str, remedy: str) -> CheckResult:

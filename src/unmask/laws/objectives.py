@@ -28,7 +28,7 @@ from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.sedd import SEDD, log_score
-from unmask.objectives.subs import MaskCount, Subs
+from unmask.objectives.subs import ContinuousSubs, MaskCount, Subs
 from unmask.process import Batch
 from unmask.schedules import LogLinear, Schedule, draw_times
 
@@ -71,7 +71,7 @@ def threshold_noise(objective: Objective, schedule: Schedule, target_mask: Tenso
     steps = getattr(objective, "steps", None)
     if steps is None:
         t, weight = exact.time_quadrature(schedule.breakpoints())
-        rate = schedule.mask_rate(t)
+        rate = t.square() if isinstance(objective, ContinuousSubs) else schedule.mask_rate(t)
     else:
         t = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps  # one time inside every step
         weight = torch.full_like(t, 1 / steps)

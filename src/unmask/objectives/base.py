@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from unmask.data.rows import TEXT_TOKENS
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.models.cross_entropy import scatter_rows, weighted_cross_entropy
 from unmask.process import Batch, mask_tokens
@@ -160,6 +161,8 @@ class Objective(Component):
     """Whether the value is the likelihood itself, without Monte-Carlo noise."""
     trains_planner: ClassVar[bool] = False
     """Whether it trains the planner of a network with frozen weights, and is not a bound on the text."""
+    denominator: ClassVar[str] = TEXT_TOKENS
+    """What figures per token divide by."""
     predicts_scores: ClassVar[bool] = False
     """Whether the network learns unnormalised scores."""
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unmask.data.rows import POSITIONS
 from unmask.models.config import DenoiserConfig
 from unmask.models.cross_entropy import reduce_rows
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states
@@ -35,6 +36,7 @@ class Planner(Objective):
 
     name: Literal["planner"] = "planner"
     trains_planner: ClassVar[bool] = True
+    denominator: ClassVar[str] = POSITIONS
     of: field("objective") = Subs()  # type: ignore[valid-type]
 
     @property

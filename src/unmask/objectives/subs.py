@@ -10,7 +10,7 @@ from pydantic import Field
 from unmask.models.config import Denoiser, DenoiserConfig
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, masked_cross_entropy, time_grid
 from unmask.process import MAX_STEPS, Batch, reveal_probability, sample_mask, sample_mask_of_size
-from unmask.schedules import Schedule
+from unmask.schedules import MIN_TIME, Schedule
 
 
 class Subs(Objective):
@@ -44,7 +44,26 @@ class Subs(Objective):
         return diffusion_loss(denoiser, batch, corruption, flat=self.weight == "flat")
 
     def estimators(self) -> dict[str, Objective]:
-        return {"mask-count": MaskCount(), "continuous": Subs()}
+        return {"mask-count": MaskCount(), "continuous": ContinuousSubs()}
+
+
+class ContinuousSubs(Subs):
+    """`Subs` in continuous time with a mask rate of u^2 at a uniform u, which keeps the variance finite.
+
+    At a uniform t the loss has infinite variance under schedules with a mask rate of order t or above near 0, such as
+    log-linear. Here t is the time of the mask rate u^2, and the weight has the factor dt/du. The expectation is the
+    same, and with the right weight so is every draw, whatever the schedule.
+    """
+
+    def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
+        u = noise.t.double().clamp_min(MIN_TIME)
+        with torch.enable_grad():
+            t = schedule.time_at(u.square()).requires_grad_()
+            mask_rate = schedule.mask_rate(t)
+            (slope,) = torch.autograd.grad(mask_rate.sum(), t)
+        weight = (schedule.weight(t.detach()) * 2.0 * u / slope).float()
+        mask_rate = mask_rate.detach().float()
+        return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, weight)
 
 
 class MaskCount(Objective):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from unmask.data.rows import TEXT_TOKENS
 from unmask.errors import UnmaskError
 from unmask.io import unique_names
 from unmask.plots.style import GREY, colour, dashes, legend, open_figure, plain_log_axis
@@ -52,6 +53,14 @@ class RunSeries:
     def validation(self, key: str) -> Values:
         """One value per validation; NaN where it is missing."""
         return _column([record["validation"] for record in self.validated], key)
+
+    @property
+    def label(self) -> str:
+        """The name, and up to which step figures per token are per position (learnt padding included)."""
+        old = [record["step"] for record in self.trained if record.get("denominator") != TEXT_TOKENS]
+        if not old:
+            return self.name
+        return f"{self.name} (per position{'' if len(old) == len(self.trained) else f' to step {old[-1]}'})"
 
     @cached_property
     def cross_entropy(self) -> Values:
@@ -172,7 +181,7 @@ def _draw_loss(panel: Any, runs: Sequence[RunSeries], axis: Axis) -> None:
     for number, run in enumerate(runs):
         x, bits = run.x(run.trained, axis), run.train("bits_per_token")
         _line(panel, x, bits, number, alpha=0.3, linewidth=0.8)
-        _line(panel, x, smooth(bits), number, label=f"{run.name}, training" if alone else run.name)
+        _line(panel, x, smooth(bits), number, label=f"{run.label}, training" if alone else run.label)
         steps = run.train("step")
         settled = np.nanquantile(_after_warmup(steps, bits), [0.02, 0.98])
         visible += [settled, _after_warmup(steps, smooth(bits)), run.validation("bits_per_token")]

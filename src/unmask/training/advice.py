@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from unmask.data.rows import TEXT_TOKENS
+
 if TYPE_CHECKING:
     from unmask.data.length_policies import Policy
     from unmask.data.rows import Rows
@@ -46,9 +48,10 @@ Values = npt.NDArray[np.float64]
 class Baseline:
     """What the records of a run are compared with.
 
-    uniform_bits: the cost of a uniform guess. unigram_bits: the entropy of single tokens, which a network that ignores
-    its input can reach. blind_at_full_mask: whether a fully masked row shows nothing (no frozen tokens, no learned
-    padding). weighted: whether the loss has weights that the recipe can flatten.
+    uniform_bits: the cost of a uniform guess in bits per token. unigram_bits: the entropy of single tokens, which a
+    network that ignores its input can reach, in bits per token. blind_at_full_mask: whether a fully masked row shows
+    nothing (no frozen tokens, no learned padding). weighted: whether the loss has weights that the recipe can flatten.
+    positions_per_token: counted positions per token of the texts, above 1 with learned padding.
     """
 
     uniform_bits: float
@@ -57,6 +60,7 @@ class Baseline:
     clip: float
     blind_at_full_mask: bool = True
     weighted: bool = True
+    positions_per_token: float = 1.0
 
     @classmethod
     def of(
@@ -67,13 +71,15 @@ class Baseline:
             return cls(1.0, 1.0, optimizer.warmup, optimizer.clip, blind_at_full_mask=False, weighted=False)
         some = rows.spread(ROWS_EXAMINED)[:]
         counted = some.attention_mask & ~some.frozen
+        positions_per_token = float(counted.sum() / max(1, (counted & ~some.padding).sum()))
         return cls(
-            uniform_bits=math.log2(max(2, vocab_size - 1)),
-            unigram_bits=entropy_bits(some.input_ids[counted]),
+            uniform_bits=positions_per_token * math.log2(max(2, vocab_size - 1)),
+            unigram_bits=positions_per_token * entropy_bits(some.input_ids[counted]),
             warmup=optimizer.warmup,
             clip=optimizer.clip,
             blind_at_full_mask=not (policy.supervises_padding or some.frozen.any()),
             weighted=getattr(objective, "weight", None) == "bound",
+            positions_per_token=positions_per_token,
         )
 
 
@@ -98,7 +104,8 @@ class History:
 
     `levels` are bits per token with little noise: the mean cross-entropy over mask rates, which is the same integral as
     the bound without its weights (eq. 11), or the loss if mask rates are missing (an autoregressive model, tiny
-    batches). `fully_masked` is the cross-entropy at the highest mask rates in bits, NaN if unknown.
+    batches). `fully_masked` is the cross-entropy at the highest mask rates in bits, NaN if unknown. Figures per
+    position, of earlier versions, are converted; such validations, of other rows, are left out.
     """
 
     def __init__(self, baseline: Baseline) -> None:
@@ -113,8 +120,9 @@ class History:
         if "loss" in record:
             known = [value for value in record["cross_entropy"] if value is not None]
             last = record["cross_entropy"][-1]
-            loss = record["bits_per_token"]
-            level = sum(known) / len(known) / math.log(2.0) if len(known) >= MIN_BUCKETS else loss
+            scale = self.baseline.positions_per_token
+            loss = record["bits_per_token"] * (1.0 if record.get("denominator") == TEXT_TOKENS else scale)
+            level = scale * sum(known) / len(known) / math.log(2.0) if len(known) >= MIN_BUCKETS else loss
             fully_masked = math.nan if last is None else last / math.log(2.0)
             self._records.append((record["step"], level, loss, record["grad_norm"], fully_masked))
             columns = np.array(list(self._records), dtype=np.float64).T
@@ -123,7 +131,8 @@ class History:
         elif "validation" in record:
             bound = record["validation"]
             error = bound["bits_per_token_mc_stderr"] or 0.0
-            self.validations.append(ValidationPoint(record["step"], bound["bits_per_token"], error))
+            if bound.get("denominator") == TEXT_TOKENS or self.baseline.positions_per_token == 1.0:
+                self.validations.append(ValidationPoint(record["step"], bound["bits_per_token"], error))
         else:
             return False
         return True
@@ -341,16 +350,12 @@ def advice_on_data(rows: Rows, policy: Policy, tokenizer: Any, batch_size: int, 
     """Advice before the first step, from a sample of the rows; usually none."""
     some = rows.spread(ROWS_EXAMINED)[:]
     found = []
-    padding = 1.0 - some.attention_mask.mean()
-    if policy.supervises_padding:
-        trailing = np.cumprod((some.input_ids == tokenizer.eos_token_id)[:, ::-1], axis=1).sum(axis=1)
-        filling = np.maximum(trailing - 1, 0).sum() / some.input_ids.size  # the first EOS of a row ends its text
-        if filling > 0.5:
-            found.append(
-                f"{filling:.0%} of the learned tokens are EOS that fill up short texts (policy supervised_eos): the "
-                "loss is mostly about them; choose a shorter data.length, or data.policy=padded, which does not count "
-                "them."
-            )
+    padding = some.padding.mean()
+    if padding > 0.5 and policy.supervises_padding:
+        found.append(
+            f"{padding:.0%} of the learned tokens are EOS that fill up short texts (policy supervised_eos): the loss "
+            "is mostly about them; choose a shorter data.length, or data.policy=padded, which does not learn them."
+        )
     elif padding > 0.5:
         found.append(
             f"{padding:.0%} of the positions are padding, computed but not counted: choose a shorter data.length, or "

@@ -2,8 +2,9 @@
 
 Every record of a run is one line of JSON in log.jsonl and is passed on to the callbacks. It has a `step` and either
 
-- `loss`, `bits_per_token`, `grad_norm`, `cross_entropy` by mask rate, `learning_rate`, `tokens_per_second`,
-  `memory_gib`, `mfu` and `seconds` (training),
+- `loss` and `bits_per_token` with their `denominator` (missing in logs of earlier versions: positions), `grad_norm`,
+  `cross_entropy` by mask rate, `learning_rate`, `tokens_per_second` (all counted positions), `memory_gib`, `mfu` and
+  `seconds` (training),
 - `validation`: the bound with its errors, and `foresight`: the metrics of a planner, if one is trained,
 - `samples`: generated texts, or
 - `advice`: one sentence.
@@ -388,7 +389,7 @@ def _scalars(record: dict[str, Any]) -> dict[str, float]:
     else:
         buckets = record["cross_entropy"]
         by_rate = {f"{i / len(buckets):.1f}-{(i + 1) / len(buckets):.1f}": value for i, value in enumerate(buckets)}
-        rest = {key: value for key, value in record.items() if key not in ("step", "cross_entropy")}
+        rest = {key: value for key, value in record.items() if key not in ("step", "cross_entropy", "denominator")}
         groups = {"train": rest, "cross_entropy": by_rate}
     scalars = {f"{group}/{key}": value for group, values in groups.items() for key, value in values.items()}
     return {name: value for name, value in scalars.items() if value is not None}

@@ -31,9 +31,11 @@ from torch import Tensor
 
 from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
+from unmask.data.rows import POSITIONS, TEXT_TOKENS
 from unmask.errors import UnmaskError
 from unmask.io import atomic_folder, atomic_text, check_new_folder, find_damage, write_checksums
 from unmask.models.build import merged_state_dict
+from unmask.registry import build
 from unmask.training.callbacks import LOG, TRACKERS
 from unmask.training.distributed import (
     Distributed,
@@ -69,8 +71,8 @@ class TrainerState:
     """Progress of a run, as in state/trainer.json.
 
     `lap` is the time since the last log line, `data` a fingerprint of the training rows, `bits_per_token` the
-    validation bound of these weights if it was measured at this step, `optimizer` the one in use, which may replace the
-    recipe's.
+    validation bound of these weights if it was measured at this step, `denominator` what it is divided by, `optimizer`
+    the one in use, which may replace the recipe's.
     """
 
     step: int
@@ -81,6 +83,12 @@ class TrainerState:
     recipe: dict[str, Any]
     bits_per_token: float | None = None
     optimizer: str | None = None
+    denominator: str = POSITIONS
+
+    def divides_by(self, denominator: str) -> bool:
+        """Whether the bound is per `denominator`; text tokens and positions are the same without learnt padding."""
+        policy = self.recipe.get("data", {}).get("policy", "packed")
+        return self.denominator == denominator or not build("policy", policy).supervises_padding
 
 
 def save_state(
@@ -152,7 +160,8 @@ def load_state(distributed: Distributed, path: Path, train_step: TrainStep, seed
     trainer = _read_tensors(path, "trainer")
     if distributed.is_main:
         for name, tensor in train_step.metrics.sums.items():
-            tensor.copy_(trainer[f"meter.{name}"])
+            # earlier versions did not tell learnt padding from text
+            tensor.copy_(trainer.get(f"meter.{name}", trainer["meter.tokens"]))
     if train_step.schedule_learner is not None:
         for name, tensor in train_step.schedule_learner.tensors.items():
             tensor.copy_(trainer[f"schedule.{name}"])
@@ -208,9 +217,9 @@ def find_latest(out: Path) -> Path | None:
     return next(reversed(all_checkpoints(out)), None)
 
 
-def improves(out: Path, bits_per_token: float) -> bool:
-    """Whether a validation bound is lower than that of every saved checkpoint."""
-    ranked = _ranked(out)
+def improves(out: Path, bits_per_token: float, denominator: str) -> bool:
+    """Whether a validation bound is lower than that of every saved checkpoint with this denominator."""
+    ranked = _ranked(out, denominator)
     return not ranked or bits_per_token < ranked[0][0]
 
 
@@ -227,27 +236,27 @@ def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
             os.close(handle)
             shutil.copyfile(checkpoint / name, temporary)
             os.replace(temporary, out / name)
-    best = [path for _, path in _ranked(out)[:keep_best]]
-    if best:
+    best = {by: [path for _, path in _ranked(out, by)[:keep_best]] for by in (TEXT_TOKENS, POSITIONS)}
+    if now := best[TEXT_TOKENS] or best[POSITIONS]:
         with suppress(OSError):
-            _link(out / BEST, best[0].relative_to(out))
+            _link(out / BEST, now[0].relative_to(out))
     for path in (out / CHECKPOINTS).glob(".step-*"):  # half-written by a killed run
         shutil.rmtree(path, ignore_errors=True)
     for path in all_checkpoints(out)[:-keep]:
-        if path not in best:
+        if path not in best[TEXT_TOKENS] + best[POSITIONS]:
             doomed = path.with_name(f".{path.name}.old")
             os.replace(path, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _ranked(out: Path) -> list[tuple[float, Path]]:
-    """The checkpoints whose bound is known, which that of a damaged one is not; best first, of equal ones the older."""
+def _ranked(out: Path, denominator: str) -> list[tuple[float, Path]]:
+    """The checkpoints with a known bound per `denominator`, best first, of equal ones the older; no damaged ones."""
     known = []
     for path in all_checkpoints(out):
         with suppress(UnmaskError):
-            bits = read_trainer_state(path).bits_per_token
-            if isinstance(bits, (int, float)):
-                known.append((bits, path))
+            state = read_trainer_state(path)
+            if isinstance(state.bits_per_token, (int, float)) and state.divides_by(denominator):
+                known.append((state.bits_per_token, path))
     return sorted(known)
 
 

@@ -22,11 +22,15 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a global batch with its noise, and the corrupted batch if it is computed ahead of the step."""
+    """A part of a global batch with its noise, and the corrupted batch if it is computed ahead of the step.
+
+    `padding` [B, L] is True behind the end of a text, None if no such position counts.
+    """
 
     batch: Batch
     noise: Noise
     corruption: Corruption | None = None
+    padding: Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """A copy on another device."""
@@ -35,9 +39,10 @@ class MicroBatch:
     def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
         """Apply a function to every tensor that the step reads: noise is not read if there is a corruption."""
         batch = self.batch.map(function)
+        padding = None if self.padding is None else function(self.padding)
         if self.corruption is None:
-            return MicroBatch(batch, Noise(function(self.noise.t), function(self.noise.u)))
-        return MicroBatch(batch, self.noise, self.corruption.map(function))
+            return MicroBatch(batch, Noise(function(self.noise.t), function(self.noise.u)), None, padding)
+        return MicroBatch(batch, self.noise, self.corruption.map(function), padding)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,9 @@ class DataFeed:
             noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
             batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
             corruption = None if self.corrupt is None else self.corrupt(batch, noise)
-            micro_batch = MicroBatch(batch, noise, corruption)
+            learnt = (table.padding & table.attention_mask).any()
+            padding = torch.from_numpy(table.padding) if learnt else None
+            micro_batch = MicroBatch(batch, noise, corruption, padding)
             micro_batches.append(micro_batch.map(pin_memory) if self.pin else micro_batch)
         return micro_batches
 

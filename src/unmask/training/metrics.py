@@ -35,13 +35,15 @@ class TrainingMetrics:
     """Nats, tokens and cross-entropies by mask rate since the last `reset`, and the first non-finite step.
 
     `sums` holds what this process has seen; the sums over all processes are those of the run. They are part of a
-    checkpoint. Adding to them does not wait for the device.
+    checkpoint. `tokens` are all counted positions, `text_tokens` those without learnt padding. Adding to them does not
+    wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.sums: dict[str, Tensor] = {
             "nats": torch.zeros((), device=device),
             "tokens": torch.zeros((), dtype=torch.int64, device=device),
+            "text_tokens": torch.zeros((), dtype=torch.int64, device=device),
             "cross_entropy": torch.zeros(BUCKETS, device=device),
             "masked": torch.zeros(BUCKETS, dtype=torch.int64, device=device),
         }
@@ -57,11 +59,12 @@ class TrainingMetrics:
             total.zero_()
 
     @torch.no_grad()
-    def add(self, terms: LossTerms) -> None:
-        """Add one micro-batch."""
+    def add(self, terms: LossTerms, padding: Tensor | None = None) -> None:
+        """Add one micro-batch, with positions that are not tokens of its texts if any."""
         self._non_finite.append(~torch.isfinite(terms.nelbo.sum(dim=1)))
         self.sums["nats"] += terms.total
         self.sums["tokens"] += terms.count
+        self.sums["text_tokens"] += terms.count if padding is None else (terms.counted & ~padding).sum()
         if terms.masked is not None and terms.mask_rate is not None:
             bucket = (terms.mask_rate * BUCKETS).long().clamp(0, BUCKETS - 1)
             one_hot = bucket[:, None] == torch.arange(BUCKETS, device=bucket.device)
@@ -95,7 +98,7 @@ class TrainingMetrics:
     def summary(self, sums: Mapping[str, Tensor]) -> dict[str, Any]:
         """The entries of a log line from the `sums` of all processes. Waits for the device."""
         values: dict[str, Any] = {name: tensor.tolist() for name, tensor in sums.items()}
-        loss = values["nats"] / max(1, values["tokens"])
+        loss = values["nats"] / max(1, values["text_tokens"])
         by_mask_rate = [
             nats / masked if masked else None
             for nats, masked in zip(values["cross_entropy"], values["masked"], strict=True)

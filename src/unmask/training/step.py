@@ -12,6 +12,7 @@ from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 
 from unmask.config import TrainingConfig
+from unmask.data.rows import TEXT_TOKENS
 from unmask.models.inference import CudaGraph, compile_blocks, has_triton
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.optimizers.base import OptimizerComponent
@@ -106,7 +107,7 @@ class TrainStep:
             run: Pass = self._recorder if recorded else self._forward_backward  # type: ignore[assignment]
             with self.accelerator.accumulate(self.loss):
                 terms = run(micro_batch, scale)
-            self.metrics.add(terms)
+            self.metrics.add(terms, micro_batch.padding if self.objective.denominator == TEXT_TOKENS else None)
             if self.schedule_learner is not None:
                 self.schedule_learner.add(terms)
             nats += terms.total

@@ -211,6 +211,7 @@ class Trainer:
         record = {
             "step": self.step,
             **self.train_step.metrics.summary(sums),
+            "denominator": self.recipe.objective.denominator,
             "learning_rate": self.train_step.config.rate(self.step - 1, self.config.steps),
             "tokens_per_second": tokens_per_second,
             **self.throughput.read(tokens_per_second),
@@ -243,18 +244,20 @@ class Trainer:
             )
         self.logger.log({"step": self.step, "samples": texts})
 
-    def _bits_per_token(self) -> float | None:
+    @property
+    def _bound_now(self) -> Bound | None:
         """The validation bound, if it was measured after the last step."""
-        return self.bound.bits_per_token if self.bound and self.bound_step == self.step else None
+        return self.bound if self.bound_step == self.step else None
 
     def _is_best(self) -> bool:
-        bits = self._bits_per_token()
-        if bits is None or not self.config.keep_best:
+        bound = self._bound_now
+        if bound is None or not self.config.keep_best:
             return False
-        return self.distributed.on_main(lambda: improves(self.out, bits))
+        return self.distributed.on_main(lambda: improves(self.out, bound.bits_per_token, bound.denominator))
 
     def _save(self) -> None:
         self._check_finite()
+        bound = self._bound_now
         state = TrainerState(
             step=self.step,
             samples=self.step * self.config.batch_size,
@@ -262,8 +265,9 @@ class Trainer:
             lap=self.timer.lap,
             data=fingerprint(self.components.train),
             recipe=self.recipe.model_dump(mode="json"),
-            bits_per_token=self._bits_per_token(),
+            bits_per_token=None if bound is None else bound.bits_per_token,
             optimizer=self.train_step.optimizer_name,
+            denominator=self.recipe.objective.denominator,
         )
         config = self.components.checkpoint_config.model_copy(update={"schedule": self.train_step.schedule})
         keep, keep_best = self.config.keep, self.config.keep_best

@@ -40,17 +40,17 @@ def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -
     device = train_step.accelerator.device
     terms = partial(train_step.terms, estimator=estimator)
     corrupt = partial(train_step.corrupt, estimator=estimator)
-    share = distributed.rank, distributed.world_size
+    options: Any = {"share": (distributed.rank, distributed.world_size), "denominator": estimator.denominator}
 
     def measure(batch_size: int) -> NatTotals:
-        return accumulate_nats(terms, corrupt, rows, replace(draws, batch_size=batch_size), device, share=share)
+        return accumulate_nats(terms, corrupt, rows, replace(draws, batch_size=batch_size), device, **options)
 
     with train_step.ema.applied(), eval_mode(train_step.denoiser):
         own = measure_or_explain(
             measure, draws.rows_per_call(rows.length, device), rows.length, train_step, distributed
         )
     sums = distributed.sum({"nats": torch.from_numpy(own.nats), "tokens": torch.from_numpy(own.tokens)})
-    total = NatTotals(sums["nats"].numpy(), sums["tokens"].numpy())
+    total = NatTotals(sums["nats"].numpy(), sums["tokens"].numpy(), own.denominator)
     return summarise(name, total, rows, draws, estimator.exact)
 
 
