@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM, load
     from unmask.registry import register
     from unmask.text_processor import Frame, Generation
+    from unmask.training.run import train
 
 _WHERE = {
     "Bound": "unmask.likelihood",
@@ -30,6 +31,7 @@ _WHERE = {
     "UnmaskError": "unmask.errors",
     "load": "unmask.pipeline",
     "register": "unmask.registry",
+    "train": "unmask.training.run",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "constraints",
     "load",
     "register",
+    "train",
 ]
 
 

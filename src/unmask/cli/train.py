@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from unmask.cli.common import Json, check_checkpoint, error_console, format_bound, print_result
-from unmask.data.sources import is_pattern
+from unmask.cli.common import Json, error_console, format_bound, print_result
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.config import Recipe
     from unmask.training import TrainingResult
 
 RESUME: dict[str | None, Any] = {None: False, "newest": True, "auto": "auto"}
@@ -92,20 +90,20 @@ def train(
 
         torchrun --nproc-per-node 8 -m unmask train my.yaml --out runs/big --resume auto
     """
-    recipe = _read_recipe(what, from_, overrides or [])
+    from unmask.training.run import resolve_recipe, run_folder
+
+    recipe = resolve_recipe(what, from_, overrides or [])
     from unmask.training import Interrupted, is_main, make_progress
     from unmask.training import train as run_training
 
     if is_main() and (left_out := recipe.data.source.skipped_files()):
         counts = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in left_out.items())
         error_console.print(f"Skipped files: {counts}.", soft_wrap=True, markup=False)
-    fixed = ["text", *(part for part in Path(what).parts if not is_pattern(part))]
-    folder = out or Path("runs") / ("stdin" if what == "-" else Path(fixed[-1]).stem)
     if resume not in RESUME:
         raise UnmaskError(f"--resume takes no value or 'auto', got '{resume}'.")
     try:
         callback = make_progress(error_console, verbose)
-        result = run_training(recipe, folder, resume=RESUME[resume], callbacks=[callback])
+        result = run_training(recipe, out or run_folder(what), resume=RESUME[resume], callbacks=[callback])
         code, report, text = 0, result.as_dict(), _format_result(result)
     except Interrupted as stop:
         code, report = stop.exit_code, {"path": str(stop.path), "step": stop.step, "resume": stop.resume_command}
@@ -113,26 +111,6 @@ def train(
     if is_main():  # the other processes exit with 0: launchers end all processes when the first one fails
         print_result(report, text, as_json)
         raise SystemExit(code)
-
-
-def _read_recipe(what: str, from_: str | None, overrides: list[str]) -> Recipe:
-    """Read the recipe; a first override without '=' is the text to train on. Torch is imported when it looks right."""
-    from unmask.config import check_recipe, is_recipe, source_override
-
-    if overrides and "=" not in overrides[0]:
-        text, *overrides = overrides
-        if not is_recipe(what):
-            raise UnmaskError(
-                f"Cannot train on both '{what}' and '{text}'; put them into one folder, or use "
-                f"data.source.paths='[{what}, {text}]' instead of '{text}', or quote a pattern such as 'texts/*.md'."
-            )
-        overrides = [source_override(text), *overrides]
-    if from_ is not None:
-        check_checkpoint(from_)
-    check_recipe(what, overrides, fine_tunes=from_ is not None)
-    from unmask.training.fine_tuning import recipe_from
-
-    return recipe_from(what, from_, overrides)
 
 
 def _format_result(result: TrainingResult) -> str:
