@@ -9,10 +9,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+    # OpenMP reads this once. Threads that spin while they wait starve each other next to a busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from unmask import constraints
