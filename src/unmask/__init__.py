@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM, load
     from unmask.registry import register
     from unmask.text_processor import Frame, Generation
+    from unmask.training.collator import DataCollatorForMaskedDiffusion
     from unmask.training.run import train
 
 _WHERE = {
     "Bound": "unmask.likelihood",
+    "DataCollatorForMaskedDiffusion": "unmask.training.collator",
     "Frame": "unmask.text_processor",
     "Generation": "unmask.text_processor",
     "MaskedDiffusionLM": "unmask.pipeline",
@@ -42,6 +44,7 @@ _WHERE = {
 
 __all__ = [
     "Bound",
+    "DataCollatorForMaskedDiffusion",
     "Frame",
     "Generation",
     "MaskedDiffusionLM",
