@@ -125,24 +125,31 @@ def parse_steps(words: Sequence[str]) -> list[int | None]:
 class Texts:
     """Texts to measure. `calls` and `seconds` [n] are None unless the texts were generated here.
 
-    The seconds of a batch are divided evenly among its texts.
+    The seconds of a batch are divided evenly among its texts. `prompts` are the given beginnings of the texts, which
+    the judge reads and which are not measured.
     """
 
     texts: list[str]
     calls: Values | None = None
     seconds: Values | None = None
     batches: int = 0
+    prompts: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """The number of texts to generate, their first seed, token rule and length in tokens."""
+    """The number of texts to generate (for each of the `prompts`), their first seed, token rule and length in tokens.
+
+    Texts longer than the model are generated in windows, each `stride` tokens after the last one.
+    """
 
     n: int
     seed: int = 0
     rule: TokenSampler | None = None
     length: int | None = None
     batch_size: int | None = None
+    prompts: Sequence[str] | None = None
+    stride: int | None = None
 
 
 def generate_texts(
@@ -158,7 +165,9 @@ def generate_texts(
 
     done = lm.sample(
         settings.n,
+        prompts=settings.prompts,
         length=settings.length,
+        stride=settings.stride,
         seed=settings.seed,
         rule=settings.rule,
         batch_size=settings.batch_size,
@@ -168,7 +177,8 @@ def generate_texts(
     )
     calls = np.array([one.calls for one in done], dtype=np.float64)
     seconds = np.repeat(np.diff(times) / sizes, sizes)
-    return Texts([one.text for one in done], calls, seconds, len(sizes))
+    prompts = settings.prompts and [prompt for prompt in settings.prompts for _ in range(settings.n)]
+    return Texts([one.text for one in done], calls, seconds, len(sizes), prompts)
 
 
 def reference_texts(
@@ -265,6 +275,10 @@ class GenerationEvaluation:
         """Judge texts; `progress` counts them."""
         ids = self.judge.encode(texts.texts)
         nll = self.judge.nll(ids, self.settings.batch_size, progress)
+        if texts.prompts:
+            given = self.judge.encode(texts.prompts)
+            nll -= self.judge.nll(given, self.settings.batch_size)
+            ids = [row[len(head) :] for row, head in zip(ids, given, strict=True)]
         empty = sum(not one for one in ids)
         self.rows.append(GenerationResult(name, kind, len(ids), empty, measure(texts, ids, nll), **origin))
 

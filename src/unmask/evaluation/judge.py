@@ -111,14 +111,14 @@ class Judge:
             batch, windows = windows[:size], windows[size:]
             filled = [window for window in batch if window.end]
             if filled:
-                np.add.at(total, [window.text for window in filled], self._nll_of_windows(texts, filled))
+                np.add.at(total, [window.text for window in filled], self.window_nll(texts, filled))
             if progress is not None:
                 progress(sum(window.is_last for window in batch))
         return total
 
     @torch.inference_mode()
-    def _nll_of_windows(self, texts: Sequence[Sequence[int]], batch: list[Window]) -> Values:
-        """[B] nats of the scored tokens. Padding on the right is seen by no token."""
+    def window_nll(self, texts: Sequence[Sequence[int]], batch: list[Window]) -> Values:
+        """[B] nats of the scored tokens of each window. Padding on the right is seen by no token."""
         inputs = [torch.tensor([self.bos, *texts[w.text][w.start : w.end - 1]]) for w in batch]
         targets = [
             torch.tensor([IGNORE_INDEX] * (w.first - w.start) + list(texts[w.text][w.first : w.end])) for w in batch

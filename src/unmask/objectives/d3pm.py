@@ -52,7 +52,7 @@ class D3PM(Objective):
         row_N = corruption.rows // corruption.predicted.shape[1]
         reveal_N = weight[row_N] / self.steps
         diffusion = corruption.scatter(
-            self.steps * diffusion_loss(log_x_N, log_m_N.exp(), reveal_N, rate_s[row_N], rate_t[row_N])
+            self.steps * self.step_loss(log_x_N, log_m_N.exp(), reveal_N, rate_s[row_N], rate_t[row_N])
         )
         reconstruction = self._reconstruction_loss(denoiser, batch)
         return LossTerms(
@@ -65,6 +65,12 @@ class D3PM(Objective):
             masked=corruption.predicted,
             mask_rate=rate_t,
         )
+
+    def step_loss(
+        self, log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor
+    ) -> Tensor:
+        """[N] the KL of one reverse step at masked tokens; see `diffusion_loss`."""
+        return diffusion_loss(log_x, mask_probability, reveal, rate_s, rate_t)
 
     def _log_probabilities(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> tuple[Tensor, Tensor]:
         """[N], [N]: log x_theta(x) and log x_theta(m) at the masked rows; the second is -inf under zero-masking."""

@@ -127,7 +127,7 @@ def plain_log_axis(axis: Any, base: float, **options: Any) -> None:
     """Plain numbers on a logarithmic axis: powers of two, or 1, 2, 5, 10 ..."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0), **options))
+    axis.set_major_locator(LogLocator(base, **{"subs": (1.0,) if base == 2 else (1.0, 2.0, 5.0), **options}))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")
 

@@ -17,11 +17,11 @@ def draw_table(table: Table, path: Path) -> None:
     """Draw the curves of a table, or else its first column."""
     rows = len(table.rows)
     with open_figure(path, (WIDTH, 3.4 if table.curves else 1.2 + 0.32 * rows)) as figure:
-        panel = figure.add_subplot()
-        panel.set_title(table.title)
         if table.curves:
-            _draw_curves(figure, panel, table)
+            _draw_curves(figure, table)
         else:
+            panel = figure.add_subplot()
+            panel.set_title(table.title)
             _draw_column(figure, panel, table)
 
 
@@ -30,7 +30,7 @@ def _draw_column(figure: Any, panel: Any, table: Table) -> None:
     cells = {label: row[column] for label, row in table.rows.items() if not isinstance(row.get(column, ""), str)}
     places = list(range(len(cells)))[::-1]
     values = [cell.value for cell in cells.values()]  # type: ignore[union-attr]
-    errors = [max(cell.errors.values(), default=0.0) for cell in cells.values()]  # type: ignore[union-attr]
+    errors = [cell.spread for cell in cells.values()]  # type: ignore[union-attr]
     panel.errorbar(values, places, xerr=errors, fmt="o", color=INK, markersize=4, label="measured")
     published = [
         (table.published[label][column], place)
@@ -48,14 +48,23 @@ def _draw_column(figure: Any, panel: Any, table: Table) -> None:
     panel.set_xlabel(column)
 
 
-def _draw_curves(figure: Any, panel: Any, table: Table) -> None:
-    for number, curve in enumerate(table.curves):
+def _draw_curves(figure: Any, table: Table) -> None:
+    """A panel for each y axis, side by side. A curve has the same colour in all of them."""
+    axes = list(dict.fromkeys(curve.axis or table.axes[1] for curve in table.curves))
+    labels = list(dict.fromkeys(curve.label for curve in table.curves))
+    panels = dict(zip(axes, figure.subplots(1, len(axes), squeeze=False)[0], strict=True))
+    figure.suptitle(table.title, x=0.01, ha="left", fontsize=8.5)
+    handles = {}
+    for curve in table.curves:
+        number = labels.index(curve.label)
         style: dict[str, Any] = {"color": colour(number), "linestyle": dashes(number), "marker": "o", "markersize": 3}
-        panel.errorbar(curve.x, curve.y, yerr=list(curve.errors) or None, label=curve.label, **style)
-    if table.log_x:
-        panel.set_xscale("log")
-        plain_log_axis(panel.xaxis, 10)
-    panel.set_xlabel(table.axes[0])
-    panel.set_ylabel(table.axes[1])
-    if len(table.curves) > 1:
-        legend(figure, "outside lower center", 4, *panel.get_legend_handles_labels())
+        panel = panels[curve.axis or table.axes[1]]
+        handles[curve.label] = panel.errorbar(curve.x, curve.y, yerr=list(curve.errors) or None, **style)
+    for axis, panel in panels.items():
+        if table.log_x:
+            panel.set_xscale("log")
+            plain_log_axis(panel.xaxis, 10, subs=(1.0,) if len(panels) > 2 else (1.0, 2.0, 5.0))
+        panel.set_xlabel(table.axes[0])
+        panel.set_ylabel(axis)
+    if len(labels) > 1:
+        legend(figure, "outside lower center", 4, list(handles.values()), labels)

@@ -37,7 +37,8 @@ class Scale:
     """The size of an experiment.
 
     protocol: the data, unless the user names others. recipe: what the runs share. seeds: training seeds of each run.
-    documents: of the test part to evaluate on, None for all. samples: generated texts per setting.
+    documents: of the test part to evaluate on, None for all. samples: generated texts, or draws of an estimator, per
+    setting. steps: numbers of sampling steps to compare.
     """
 
     protocol: str
@@ -45,6 +46,7 @@ class Scale:
     seeds: int = 1
     documents: int | None = None
     samples: int = 64
+    steps: tuple[int, ...] = ()
 
 
 TINY: dict[str, Any] = {
@@ -112,19 +114,34 @@ def make_run(label: str, protocol: Protocol, *parts: Mapping[str, Any], seed: in
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of a table with its standard errors by name: `mc`, `data`, `seeds`. bound: it is an upper bound."""
+    """A value of a table with its standard errors by name: `mc`, `data`, `seeds`, or with its 95% interval.
+
+    bound: it is an upper bound.
+    """
 
     value: float
     errors: Mapping[str, float] = field(default_factory=dict)
     bound: bool = False
+    interval: tuple[float, float] | None = None
+
+    @property
+    def spread(self) -> float:
+        """Half of the interval, or else the largest error."""
+        if self.interval is not None:
+            return (self.interval[1] - self.interval[0]) / 2
+        return max(self.errors.values(), default=0.0)
 
     def __str__(self) -> str:
+        if self.interval is not None:
+            return f"{_digits(self.value)} ({'–'.join(_digits(end, self.value) for end in self.interval)})"
         shown = f"{'≤ ' if self.bound else ''}{_digits(self.value)}"
         return " ± ".join([shown, *(_digits(error, self.value) for error in self.errors.values())])
 
 
 def _digits(value: float, like: float | None = None) -> str:
     scale = abs(value if like is None else like)
+    if 0 < scale < 0.1:
+        return f"{value:.{2 - math.floor(math.log10(scale))}f}"
     return f"{value:.{3 if scale < 10 else 2 if scale < 100 else 1}f}"
 
 
@@ -143,12 +160,21 @@ def bound_cell(bounds: Sequence[Bound], unit: str) -> Cell:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a figure, with optional error bars."""
+    """A line of a figure, with optional error bars. axis: its y axis, if that is not the figure's own.
+
+    Curves with the same axis share a panel.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     errors: Sequence[float] = ()
+    axis: str = ""
+
+    @classmethod
+    def of(cls, label: str, x: Sequence[float], cells: Sequence[Any], axis: str = "") -> Curve:
+        """A curve through cells, with half of their interval or else their largest error as bars."""
+        return cls(label, x, [cell.value for cell in cells], [cell.spread for cell in cells], axis)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,340 @@
+"""Tables of estimators on one network: noise schedules, the steps of the derivation, and the number of steps T."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.checkpoint import read_checkpoint_config
+from unmask.data.protocols import Protocol
+from unmask.evaluation.tables.base import (
+    PAPER,
+    SMALL,
+    TINY,
+    Cell,
+    Curve,
+    Experiment,
+    Run,
+    Scale,
+    Table,
+    Workspace,
+    bound_cell,
+)
+from unmask.evaluation.tables.language_modeling import (
+    STEPS,
+    by_label,
+    error_note,
+    seeded_runs,
+    units,
+)
+from unmask.evaluation.tables.sampling import judged_cells, one_seed
+from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+from unmask.likelihood import Bound, estimate_bound
+from unmask.objectives.base import Noise, Objective
+from unmask.objectives.d3pm import D3PM, diffusion_loss
+from unmask.objectives.subs import MaskCount, Subs
+from unmask.pipeline import load
+from unmask.process import Batch
+from unmask.random import Purpose, uniform
+from unmask.schedules import Schedule, draw_times
+
+SCHEDULES: dict[str, Any] = {
+    "log-linear": "loglinear",
+    "cosine": "cosine",
+    "cosine-squared": "cosine-squared",
+    "linear": "linear-sigma",
+    "geometric": "geometric",
+    "polynomial": "polynomial",
+    "learned": {"name": "learned", "every": 20, "warmup": 20},
+}
+VARIANCE_PUBLISHED = {"log-linear": 1.81, "cosine": 3.30, "cosine-squared": 3.30, "linear": 7.57}
+"""Variance of the bound over draws for one datapoint, in nats squared per token."""
+
+
+class SampledD3PM(D3PM):
+    """D3PM before Rao-Blackwellisation: one draw of z_s, by torch's generator, estimates the KL of a reverse step."""
+
+    def step_loss(
+        self, log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor
+    ) -> Tensor:
+        # the KL is reveal * revealed + rate_s/rate_t * stayed; a draw picks one of the two
+        stay = diffusion_loss(log_x, mask_probability, torch.zeros_like(reveal), rate_s, rate_t)
+        revealed = diffusion_loss(log_x, mask_probability, torch.ones_like(reveal), rate_s, rate_t) - stay
+        stayed = stay * rate_t / rate_s.clamp_min(1e-20)
+        return torch.where(torch.rand_like(reveal) < reveal, revealed, stayed)
+
+
+DERIVATION: dict[str, Objective] = {
+    f"D3PM, T = {STEPS}, z_s sampled": SampledD3PM(steps=STEPS),
+    "& exact KL": D3PM(steps=STEPS),
+    "& zero-masking": D3PM(steps=STEPS, zero_masking=True),
+    "& carry-over": Subs(steps=STEPS),
+    "& continuous time": Subs(),
+    "& mask count": MaskCount(),
+}
+"""The steps from D3PM to the bound of MDLM."""
+INFINITE = "∞"
+PUBLISHED_BY_STEPS = {
+    "10": 42.18,
+    "20": 30.70,
+    "50": 25.77,
+    "100": 24.35,
+    "200": 23.66,
+    "500": 23.26,
+    "1000": 23.15,
+    INFINITE: 23.05,
+}
+"""Perplexity on OpenWebText by T."""
+BATCH_SIZE = 16
+"""Sequences in a batch whose gradient is estimated."""
+
+
+# ---- variances ------------------------------------------------------------------------------------------------------
+
+
+def loss_variance(
+    denoiser: Any, objective: Objective, schedule: Schedule, batches: Sequence[Batch], draws: int
+) -> tuple[float, float]:
+    """The variance of the bound of a sequence over independent draws, in nats squared per token, and its error.
+
+    It is averaged over sequences, and the error is that of this average.
+    """
+    variances = []
+    for number, batch in enumerate(batches):
+        nats = []
+        for draw in range(draws):
+            t, sample = _times(batch, draw, number, stratified=False)
+            noise = Noise.draw(0, draw, sample, t, batch.input_ids.shape[1])
+            with torch.no_grad():
+                terms = objective.loss(denoiser, batch, schedule, noise)
+            nats.append(terms.nelbo.double().sum(1) / terms.counted.sum(1))
+        variances.append(torch.stack(nats).var(dim=0))
+    return _mean_and_error(torch.cat(variances))
+
+
+def gradient_variance(
+    denoiser: Any, objective: Objective, schedule: Schedule, batches: Sequence[Batch], pairs: int, stratified: bool
+) -> tuple[float, float]:
+    """The variance of the gradient of a batch's loss per token over draws, summed over all weights, and its error.
+
+    Half of the squared distance of two independent gradients of one batch is an unbiased estimate.
+    """
+    weights = [weight for weight in denoiser.parameters() if weight.requires_grad]
+
+    def gradient(batch: Batch, number: int, draw: int) -> list[Tensor | None]:
+        t, sample = _times(batch, draw, number, stratified)
+        noise = Noise.draw(0, draw, sample, t, batch.input_ids.shape[1])
+        terms = objective.loss(denoiser, batch, schedule, noise)
+        return list(torch.autograd.grad(terms.loss / terms.count, weights, allow_unused=True))
+
+    estimates = []
+    for pair in range(pairs):
+        number = pair % len(batches)
+        one, other = (gradient(batches[number], number, 2 * pair + half) for half in range(2))
+        distances = [(a - b).double().square().sum() for a, b in zip(one, other, strict=True) if a is not None]  # type: ignore[operator]
+        estimates.append(torch.stack(distances).sum() / 2)
+    return _mean_and_error(torch.stack(estimates))
+
+
+def _times(batch: Batch, draw: int, number: int, stratified: bool) -> tuple[Tensor, Tensor]:
+    """[B] times of one draw for the batch with this number, independent or as in training, and [B] indices."""
+    size, device = len(batch.input_ids), batch.input_ids.device
+    sample = number * size + torch.arange(size, device=device)
+    if stratified:
+        return draw_times(number, draw, torch.arange(size, device=device), size), sample
+    return uniform(0, Purpose.TIME, draw, sample), sample
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    return float(values.mean()), float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def _open(workspace: Workspace, run: Run, protocol: Protocol, documents: int | None) -> tuple[Any, Any, list[Batch]]:
+    """The network of a run in float32, the test rows of the protocol, and at most four batches of them."""
+    lm = load(workspace.train(run), device=workspace.device, dtype="float32")
+    rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
+    count = min(len(rows), 4 * BATCH_SIZE)
+    chosen = np.array_split(np.arange(count) * len(rows) // count, -(-count // BATCH_SIZE))
+    tables = [rows[index] for index in chosen]
+    batches = [
+        Batch.of(*(torch.from_numpy(x).to(lm.device) for x in (table.input_ids, table.attention_mask, table.frozen)))
+        for table in tables
+    ]
+    return lm.denoiser, rows, batches
+
+
+# ---- schedules ------------------------------------------------------------------------------------------------------
+
+
+def schedule_runs(scale: Scale, protocol: Protocol) -> list[Run]:
+    """MDLM as in Table 1, and trained with each of the other schedules."""
+    rows = {_schedule_label(name): {"objective": "subs", "schedule": spec} for name, spec in SCHEDULES.items()}
+    return seeded_runs(rows, scale, protocol)
+
+
+def _schedule_label(name: str) -> str:
+    return "MDLM" if name == "log-linear" else f"MDLM, {name}"
+
+
+def measure_schedules(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """One network under every schedule, and networks trained with each of them."""
+    network, trained = runs[0], by_label(runs)
+    (column, unit), *_ = units(protocol).items()
+    rows: dict[str, dict[str, Cell | str]] = {}
+    for name in SCHEDULES:
+        own = trained[_schedule_label(name)]
+        schedule = read_checkpoint_config(workspace.train(own[0])).schedule
+        found = _measure_estimator(workspace, network, protocol, scale, Subs(), schedule)
+        bounds = [workspace.bound(run, protocol, scale.documents) for run in own]
+        rows[name] = {
+            column: _same_data(found["bound"], unit),
+            "variance per datapoint": Cell(found["variance"][0], {"data": found["variance"][1]}),
+            "gradient variance": Cell(found["stratified"][0], {"mc": found["stratified"][1]}),
+            f"trained with it: {column}": bound_cell(bounds, unit),
+        }
+    notes = [
+        "The first three columns are of one network, MDLM trained with the log-linear schedule, whose bound does not "
+        "depend on the schedule: ± Monte-Carlo error. Variance of one draw of a sequence, in nats "
+        f"squared per token; gradient variance of a batch of {BATCH_SIZE}, in nats squared per token, summed over all "
+        "weights. 'learned' is the schedule that the last column's run has learnt.",
+        f"Last column: {error_note(scale)}",
+        "Published: LM1B, where every schedule gives 3.30 nats per token; 'linear' there has sigma_max = 1e8.",
+    ]
+    published = {name: {"variance per datapoint": value} for name, value in VARIANCE_PUBLISHED.items()}
+    return Table(f"Noise schedules on {protocol.name}", list(rows["cosine"]), rows, published, notes)
+
+
+def _measure_estimator(
+    workspace: Workspace, run: Run, protocol: Protocol, scale: Scale, estimator: Objective, schedule: Schedule
+) -> dict[str, Any]:
+    """The bound and the variances of one estimator on the network of a run."""
+
+    def compute(progress: Any) -> dict[str, Any]:
+        denoiser, rows, batches = _open(workspace, run, protocol, scale.documents)
+        torch.manual_seed(0)
+        setting = denoiser, estimator, schedule, batches
+        return {
+            "bound": estimate_bound(denoiser, estimator, schedule, rows, progress=progress).as_dict(),
+            "variance": loss_variance(*setting, scale.samples),
+            "iid": gradient_variance(*setting, scale.samples // 2, stratified=False),
+            "stratified": gradient_variance(*setting, scale.samples // 2, stratified=True),
+        }
+
+    objective = {"class": type(estimator).__name__, **estimator.model_dump(mode="json")}
+    inputs = {"objective": objective, "schedule": schedule.model_dump(mode="json"), "samples": scale.samples}
+    name = f"estimator-{run.folder}"
+    return workspace.measure(name, compute, protocol=protocol.name, documents=scale.documents, **inputs)
+
+
+def _same_data(values: dict[str, Any], unit: str) -> Cell:
+    """A bound without its data error, which all rows share."""
+    bound = Bound.from_dict(values)
+    return Cell(getattr(bound, unit), {"mc": bound.error(unit) or 0.0}, bound=True)
+
+
+# ---- Rao-Blackwellisation -------------------------------------------------------------------------------------------
+
+
+def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """Bound and gradient variance of each step from D3PM to MDLM, on one D3PM network."""
+    (run,) = runs
+    rows: dict[str, dict[str, Cell | str]] = {}
+    for name, objective in DERIVATION.items():
+        found = _measure_estimator(workspace, run, protocol, scale, objective, run.recipe.schedule)
+        rows[name] = {
+            "gradient variance": Cell(found["stratified"][0], {"mc": found["stratified"][1]}),
+            "with i.i.d. t": Cell(found["iid"][0], {"mc": found["iid"][1]}),
+            "variance per datapoint": Cell(found["variance"][0], {"data": found["variance"][1]}),
+            "perplexity": _same_data(found["bound"], "perplexity"),
+        }
+    notes = [
+        f"Fixed weights of a D3PM network trained with T = {STEPS}. Gradient of the loss per token of a batch of "
+        f"{BATCH_SIZE} with low-discrepancy or i.i.d. times: variance over draws, summed over all weights, in nats "
+        "squared, ± Monte-Carlo error. Variance of one draw of a sequence in nats squared per token.",
+        "The reconstruction term, which carry-over removes, does not depend on the draw: it raises the bound and not "
+        "the variance.",
+    ]
+    return Table(f"Rao-Blackwellisation on {protocol.name}", list(rows["& carry-over"]), rows, notes=notes)
+
+
+# ---- the number of steps --------------------------------------------------------------------------------------------
+
+
+def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """The bound of the T-step process and the quality of T-step samples of one network, by T."""
+    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    rows: dict[str, dict[str, Cell | str]] = {}
+    for label in PUBLISHED_BY_STEPS:
+        steps = None if label == INFINITE else int(label)
+        options: dict[str, Any] = {} if steps is None else {"steps": (steps,)}
+        bound = workspace.bound(network, protocol, scale.documents, **options)
+        quality = judged_cells(workspace, network, judge, scale.samples, steps=steps)
+        rows[label] = {
+            **{column: bound_cell([bound], unit) for column, unit in units(protocol).items()},
+            **{name: quality[name] for name in ("judge perplexity", "entropy")},
+        }
+    times = [int(label) for label in rows if label != INFINITE]
+    curves = []
+    for column in (next(iter(units(protocol))), "judge perplexity", "entropy"):
+        *cells, limit = (row[column] for row in rows.values())
+        curves.append(Curve.of("T steps", times, cells, column))
+        curves.append(Curve.of("T → ∞", (times[0], times[-1]), (limit, limit), column))
+    published = {label: {"perplexity": value} for label, value in PUBLISHED_BY_STEPS.items()}
+    notes = [
+        f"One MDLM, bound: {error_note(scale)} Published: OpenWebText.",
+        f"Judge perplexity and entropy (nats) of {scale.samples} texts drawn in T steps, with 95% intervals; the judge "
+        "is the AR model of the same data. T = ∞ writes one token per call.",
+    ]
+    return Table(
+        f"The number of steps T on {protocol.name}",
+        list(rows[INFINITE]),
+        rows,
+        published,
+        notes,
+        comparable=protocol.name == "openwebtext",
+        curves=curves,
+        axes=("T", ""),
+        log_x=True,
+    )
+
+
+EXPERIMENTS = (
+    Experiment(
+        "schedules",
+        "The bound, its variance and training under every noise schedule",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6, samples=16),
+            "small": Scale("text8-74m", SMALL, seeds=2),
+            "paper": Scale("lm1b", PAPER),
+        },
+        schedule_runs,
+        measure_schedules,
+    ),
+    Experiment(
+        "steps",
+        "The bound and samples of MDLM against the number of steps T",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6, samples=8),
+            "small": Scale("text8-74m", SMALL, samples=256),
+            "paper": Scale("openwebtext", PAPER, samples=256),
+        },
+        one_seed("AR", "MDLM"),
+        measure_steps,
+    ),
+    Experiment(
+        "rao-blackwell",
+        "Gradient variance of each step of the derivation, from D3PM to MDLM",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6, samples=16),
+            "small": Scale("text8-74m", SMALL, samples=256),
+            "paper": Scale("lm1b", PAPER, samples=256),
+        },
+        one_seed("D3PM"),
+        measure_rao_blackwell,
+    ),
+)

@@ -1,0 +1,259 @@
+"""Tables of generated texts under a judge: ways of sampling, seconds per text, and texts beyond the context.
+
+The judge is the AR model of Table 1 on the same data and at the same scale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from unmask.data.protocols import Protocol
+from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, Texts, generate_texts
+from unmask.evaluation.judge import Judge, open_judge
+from unmask.evaluation.tables.base import (
+    PAPER,
+    SMALL,
+    TINY,
+    Cell,
+    Curve,
+    Experiment,
+    Run,
+    Scale,
+    ScaleName,
+    Table,
+    Workspace,
+)
+from unmask.evaluation.tables.language_modeling import BASELINES, by_label, seeded_runs
+from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+from unmask.pipeline import MaskedDiffusionLM
+from unmask.samplers.token_sampling import TokenSampler
+
+COLUMNS = {
+    "judge perplexity": "perplexity",
+    "entropy": "entropy",
+    "repetition": "repetition",
+    "distinct-1": "distinct_1",
+    "distinct-2": "distinct_2",
+    "distinct-3": "distinct_3",
+    "calls": "calls",
+    "seconds per text": "seconds",
+}
+"""Columns of tables and the metrics in them."""
+PROMPT_SHARE = 4
+"""A prompt is a row of held-out text divided by this."""
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ancestral": ("stochastic", {}),
+    "temperature 0.8": ("stochastic", {"rule": {"temperature": 0.8}}),
+    "nucleus 0.9": ("hybrid", {"rule": {"top_p": 0.9}}),
+    "greedy tail 0.5": ("hybrid", {"rule": {"greedy_tail": 0.5}}),
+    "by confidence": ("hybrid", {"order": "confidence"}),
+    "by confidence, greedy": ("deterministic", {"order": "confidence", "rule": {"temperature": 0.0}}),
+}
+"""Ways of sampling from one MDLM: their kind and the options of `judged_cells`."""
+CACHED_PUBLISHED = {5_000: 40.1 * 60 / 64, 10_000: 60.4 * 60 / 64}
+"""Seconds per text by T on an A5000, from the minutes for 64 texts of 1,024 tokens."""
+TABLE5_PUBLISHED = {"SSD-LM, published": (35.43, 2473.9), "MDLM, published": (27.18, 89.3)}
+"""Perplexity and seconds per sequence of 2,048 tokens, judged by GPT-2."""
+CONTEXTS = (1, 2, 4, 8)
+"""Lengths of long texts, in contexts of the model."""
+REPEATED = 4
+"""The n of the n-grams whose repetition is counted by distance."""
+
+
+# ---- texts under the judge ------------------------------------------------------------------------------------------
+
+
+def judged_cells(
+    workspace: Workspace,
+    run: Run,
+    judge: Run,
+    samples: int,
+    *,
+    rule: Mapping[str, Any] | None = None,
+    prompts_from: Protocol | None = None,
+    length: int | None = None,
+    stride: int | None = None,
+    **sampler: Any,
+) -> dict[str, Cell | str]:
+    """The columns of texts that a run generates, under the judge.
+
+    rule: options of a `TokenSampler`. prompts_from: the texts continue the beginnings of test rows. length and stride:
+    of texts in windows. sampler: options of `MaskedDiffusionLM.sampler`.
+    """
+
+    def compute(progress: Any) -> dict[str, Any]:
+        lm, opened = workspace.load(run), open_run_as_judge(workspace, judge)
+        prompts = None if prompts_from is None else cut_rows(lm, prompts_from, samples, PROMPT_SHARE)
+        settings = GenerationSettings(
+            samples if prompts is None else 1,
+            rule=TokenSampler(**rule) if rule else None,
+            length=length,
+            prompts=prompts,
+            stride=stride,
+        )
+        if lm.causal and length is not None and length > lm.row_length:
+            return judge_texts(opened, generate_beyond_context(lm, settings.n, length))
+        return judge_texts(opened, generate_texts(lm, None if lm.causal else lm.sampler(**sampler), settings, progress))
+
+    inputs = {
+        "run": run.folder,
+        "judge": judge.folder,
+        "samples": samples,
+        "rule": rule and dict(rule),
+        "prompts": prompts_from and prompts_from.name,
+        "length": length,
+        "stride": stride,
+        **sampler,
+    }
+    workspace.train(run)
+    return cells_of(workspace.measure(f"texts-{run.folder}", compute, **inputs))
+
+
+def open_run_as_judge(workspace: Workspace, run: Run) -> Judge:
+    return open_judge(str(workspace.train(run)), workspace.device)
+
+
+def judge_texts(judge: Judge, texts: Texts) -> dict[str, Any]:
+    """The metrics of some texts, for JSON."""
+    evaluation = GenerationEvaluation(judge, GenerationSettings(len(texts.texts)))
+    evaluation.add_texts("", "texts", texts)
+    return evaluation.rows[0].as_dict()
+
+
+def cells_of(metrics: Mapping[str, Any]) -> dict[str, Cell | str]:
+    """The columns of a table from metrics of JSON; a metric that does not apply is left out."""
+    cells: dict[str, Cell | str] = {}
+    for column, name in COLUMNS.items():
+        if (found := metrics.get(name)) is not None:
+            ends = (found["low"], found["high"])
+            cells[column] = Cell(found["value"], interval=None if None in ends or ends[0] == ends[1] else ends)
+    return cells
+
+
+def cut_rows(lm: MaskedDiffusionLM, protocol: Protocol, count: int, divisor: int = 1) -> list[str]:
+    """The first part of at most `count` test rows, evenly spaced, as texts."""
+    rows, _ = protocol_rows(lm, ProtocolPart(protocol))
+    count = min(count, len(rows))
+    ids = rows[[number * len(rows) // count for number in range(count)]].input_ids
+    return [lm.decode(row[: len(row) // divisor].tolist()) for row in ids]
+
+
+def generate_beyond_context(lm: MaskedDiffusionLM, n: int, length: int) -> Texts:
+    """Texts of an AR model that are longer than its context: each window continues half a context of old tokens."""
+    start, size, mask = time.perf_counter(), lm.row_length, lm.text_processor.mask_token_id
+    texts: list[list[int]] = [[] for _ in range(n)]
+    while (done := len(texts[0])) < length:
+        new = min(size - min(done, size // 2), length - done)
+        rows = [ids[done - min(done, size // 2) :] + [mask] * new for ids in texts]
+        written = lm.fill_rows(rows, seed=done)
+        texts = [ids + one.ids[-new:] for ids, one in zip(texts, written, strict=True)]
+    seconds = np.full(n, (time.perf_counter() - start) / n)
+    return Texts([lm.decode(ids) for ids in texts], np.full(n, float(length)), seconds)
+
+
+def one_seed(*labels: str) -> Callable[[Scale, Protocol], list[Run]]:
+    """The runs of some rows of Table 1 with the first training seed."""
+    rows = {label: BASELINES[label] for label in labels}
+    return lambda scale, protocol: seeded_runs(rows, replace(scale, seeds=1), protocol)
+
+
+def _judge_note(scale: Scale) -> str:
+    return (
+        f"{scale.samples} texts per row; 95% bootstrap intervals. The judge is the AR model of the same data and "
+        "scale, so the row AR is judged by itself. Entropy in nats; repetition: share of 4-grams seen "
+        "before in the text."
+    )
+
+
+# ---- ways of sampling -----------------------------------------------------------------------------------------------
+
+
+def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """Continuations of test rows, sampled in several ways."""
+    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+
+    def measure_data(progress: Any) -> dict[str, Any]:
+        lm = workspace.load(network)
+        texts, prompts = (cut_rows(lm, protocol, scale.samples, divisor) for divisor in (1, PROMPT_SHARE))
+        return judge_texts(open_run_as_judge(workspace, judge), Texts(texts, prompts=prompts))
+
+    columns = ["judge perplexity", "entropy", "repetition", "distinct-2", "kind"]
+    inputs = {"judge": judge.folder, "protocol": protocol.name, "samples": scale.samples}
+    rows = {"data": cells_of(workspace.measure("texts-data", measure_data, **inputs))}
+    for label, (kind, options) in WAYS.items():
+        cells = judged_cells(workspace, network, judge, scale.samples, prompts_from=protocol, **options)
+        rows[label] = {**cells, "kind": kind}
+    rows["AR"] = judged_cells(workspace, judge, judge, scale.samples, prompts_from=protocol)
+    notes = [
+        f"Continuations of the first quarter of test rows, which the judge reads and which is not measured. "
+        f"{_judge_note(scale)}",
+        "Low perplexity with low entropy is repetition, not quality: compare with the row of the data.",
+    ]
+    return Table(f"Ways of sampling from MDLM on {protocol.name}", columns, rows, notes=notes)
+
+
+# ---- quality against seconds ----------------------------------------------------------------------------------------
+
+
+def measure_figure2(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """Judge perplexity against seconds per text, by the number of steps."""
+    trained = {label: seeds[0] for label, seeds in by_label(runs).items()}
+    judge, curves = trained["AR"], []
+    rows: dict[str, dict[str, Cell | str]] = {}
+    for label in ("MDLM", "SEDD"):
+        options: dict[str, Any] = {"sampler": "analytic"} if label == "SEDD" else {}
+        found = [judged_cells(workspace, trained[label], judge, scale.samples, steps=T, **options) for T in scale.steps]
+        rows |= {f"{label}, T = {T}": cells for T, cells in zip(scale.steps, found, strict=True)}
+        curves.append(_by_seconds(label, found))
+    rows["AR"] = judged_cells(workspace, judge, judge, scale.samples)
+    curves.append(_by_seconds("AR", [rows["AR"]]))
+    published = {f"MDLM, T = {T}": {"seconds per text": round(value, 1)} for T, value in CACHED_PUBLISHED.items()}
+    notes = [
+        f"Unconditional texts of one context. {_judge_note(scale)} SEDD is sampled by its analytic sampler. Seconds "
+        "include compiling, if any, and all texts of a batch are drawn together.",
+        "Published: 64 texts of 1,024 tokens on an A5000, with the network's output reused while nothing changes.",
+    ]
+    return Table(
+        f"Quality against seconds on {protocol.name}",
+        ["judge perplexity", "entropy", "calls", "seconds per text"],
+        rows,
+        {label: row for label, row in published.items() if label in rows},
+        notes,
+        curves=curves,
+        axes=("seconds per text", "judge perplexity"),
+        log_x=True,
+    )
+
+
+def _by_seconds(label: str, found: Sequence[Mapping[str, Any]]) -> Curve:
+    seconds = [cells["seconds per text"].value for cells in found]
+    return Curve.of(label, seconds, [cells["judge perplexity"] for cells in found])
+
+
+_SCALES: dict[ScaleName, Scale] = {
+    "tiny": Scale("stdlib", TINY, samples=8, steps=(10, 50, 200)),
+    "small": Scale("text8-74m", SMALL, samples=256, steps=(20, 100, 500, 1000, 5000, 10_000)),
+    "paper": Scale("openwebtext", PAPER, samples=64, steps=(100, 500, 1000, 5000, 10_000)),
+}
+
+EXPERIMENTS = (
+    Experiment(
+        "sampling",
+        "Deterministic, stochastic and hybrid sampling from MDLM",
+        _SCALES,
+        one_seed("AR", "MDLM"),
+        measure_sampling,
+    ),
+    Experiment(
+        "figure2",
+        "Quality of texts against seconds: MDLM and SEDD by T, and AR",
+        _SCALES,
+        one_seed("AR", "SEDD", "MDLM"),
+        measure_figure2,
+    ),
+)
