@@ -44,6 +44,8 @@ SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "padding_side", 
             "extra_special_tokens", "model_input_names")  # fmt: skip
 """What is read from tokenizer_config.json besides the special tokens."""
 MAX_GROWTH = 1000
+MAX_GAPS = 100_000
+"""Ids without a token that a vocabulary may have."""
 NFKC_GROWTH = 18
 """The longest replacement of a character in Unicode's compatibility forms."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -245,14 +247,14 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         known = {name: settings[name] for name in (*SPECIAL_TOKENS, *SETTINGS) if name in settings}
         known = PreTrainedTokenizerFast.convert_added_tokens(known)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)), **known)
-        vocabulary_size(tokenizer)
+        tokenizer.backend_tokenizer.decode_batch([[token] for token in range(vocabulary_size(tokenizer))])
     return tokenizer
 
 
 def check_tokenizer_file(file: Path) -> None:
-    """Raise `UnmaskError` if tokenizer.json is not an object or multiplies the length of a text.
+    """Raise `UnmaskError` if tokenizer.json has ids far above its number of tokens or multiplies the length of a text.
 
-    Nine replacements of a character by ten would make a billion characters of one.
+    The library counts up to the largest id. Nine replacements of a character by ten make a billion characters of one.
     """
 
     def growth(part: Any) -> int:
@@ -270,6 +272,10 @@ def check_tokenizer_file(file: Path) -> None:
 
     content = read_json(file)
     with reading(f"'{file}' cannot be used", "restore it"):
+        vocabulary, added = content["model"]["vocab"], content.get("added_tokens") or []
+        ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *(token["id"] for token in added)]
+        if (largest := max(ids, default=0)) > len(vocabulary) + len(added) + MAX_GAPS:
+            raise ValueError(f"it has {len(vocabulary) + len(added)} tokens and the id {largest}")
         for name in ("normalizer", "pre_tokenizer", "decoder"):
             if growth(content.get(name)) > MAX_GROWTH:
                 raise ValueError(f"its {name} can make a text more than {MAX_GROWTH} times as long")
