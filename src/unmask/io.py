@@ -64,22 +64,31 @@ def atomic_text(path: Path, text: str) -> None:
 
 
 def atomic_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new, never a part."""
+    """Write a file atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path whose file replaces `path` if the block succeeds; readers see the old or the new file."""
+    from safetensors import SafetensorError
+
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
+            yield Path(name)
+            with open(name, "rb") as file:
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)
             os.replace(name, path)
         finally:
             Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        raise _write_error(path, error.strerror or error) from error
+    except (OSError, SafetensorError) as error:
+        raise _write_error(path, getattr(error, "strerror", None) or error) from error
 
 
 def _write_error(path: Path, reason: object) -> UnmaskError:

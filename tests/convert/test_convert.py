@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import unmask
 from tests.published import HEADS, published_forward, randomise
 from unmask.checkpoint import Checkpoint, CheckpointConfig, load_checkpoint, save_checkpoint
 from unmask.convert import convert, export
+from unmask.convert.exporting import published_state
 from unmask.convert.importing import ConversionReport
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError
@@ -417,6 +419,32 @@ def test_a_wrong_config_file_is_refused(tmp_path, content, message):
 )
 def test_a_wrong_option_is_refused(tmp_path, weights, options, message):
     refuses(message, bare(tmp_path / "w.pt", weights), **options)
+
+
+def test_an_assumed_number_of_heads_is_told(tmp_path, run):
+    weights = published_state(DiT(DiTConfig(vocab_size=V, hidden_size=128, num_hidden_layers=1, num_attention_heads=4)))
+    source = bare(tmp_path / "w.pt", without(weights, ROTARY))
+    with pytest.warns(UserWarning, match=r"w\.pt' does not tell the number of attention heads; 2 heads of width 64"):
+        assert converted(source)[0].heads_assumed
+    code, out, err = run("convert", source, tmp_path / "told", "--heads", 4, "--json")
+    assert (code, err, json.loads(out)["heads_assumed"]) == (0, "", False)
+    with pytest.warns(UserWarning, match="2 heads"):
+        code, out, err = run("convert", source, tmp_path / "assumed", "--json")
+    assert (code, json.loads(out)["heads_assumed"]) == (0, True)
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out"])
+def test_a_full_disk_in_an_export_is_one_sentence_and_leaves_nothing(tmp_path, target):
+    converted(bare(tmp_path / "w.pt", FULL))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "new").mkdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(UnmaskError, match=r"could not be written .*free space"):
+            export(tmp_path / "converted", tmp_path / "new" / target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_nothing_is_overwritten(tmp_path):

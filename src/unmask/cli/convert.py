@@ -26,7 +26,7 @@ def convert(
         int | None, typer.Option(min=1, help="Tokens per row; the default is that of config.json, else 1024.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads, if the file does not determine them.")
+        int | None, typer.Option(min=1, help="Attention heads, if the file does not tell; assumed: width / 64.")
     ] = None,
     objective: Annotated[
         Literal["subs", "sedd"], typer.Option(help="Training objective of a masked network.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from torch import Tensor
 from unmask.checkpoint import Checkpoint, load_checkpoint
 from unmask.convert.layout import PREFIX, ROTARY, ROTARY_BASE, is_norm_bias, rotary_frequencies, unfold
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, check_new_folder
+from unmask.io import atomic_file, atomic_folder, check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.dit import DiT
 
@@ -57,10 +55,8 @@ def export(src: str | Path, dst: str | Path) -> ExportReport:
     loaded = load_checkpoint(src)
     state = published_state(loaded.model, f"'{src}'")
     if as_file:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
-            save_file(state, Path(temporary) / path.name, metadata={"format": "pt"})
-            os.replace(Path(temporary) / path.name, path)
+        with atomic_file(path) as temporary:
+            save_file(state, temporary, metadata={"format": "pt"})
     else:
         with atomic_folder(path) as folder:
             save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

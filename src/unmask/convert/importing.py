@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -76,7 +77,8 @@ class PublishedConfig(BaseModel):
 class Published:
     """A published network: float32 weights by name without prefix, and the fields of its `DiTConfig`.
 
-    The network is autoregressive if `fields` has no `cond_dim`. `chosen` tells which weights of the file these are.
+    The network is autoregressive if `fields` has no `cond_dim`. `chosen` tells which weights of the file these are,
+    `heads_assumed` whether nothing determined the number of attention heads.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class Published:
     fields: dict[str, Any]
     weights: dict[str, Tensor]
     chosen: Literal["ema", "raw", "as stored"]
+    heads_assumed: bool
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class ConversionReport:
     layers: int
     hidden_size: int
     heads: int
+    heads_assumed: bool
+    """Whether the number of heads is width / 64 because neither the caller nor the files give it."""
     length: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def convert(
         time_conditioning: Keep the network conditioned on alpha, as it is if config.json says so. Otherwise its
             modulation at sigma = 0 is folded into an unconditioned network.
         length: Tokens per row; the default is that of config.json, else 1024, as published for OpenWebText.
-        heads: Attention heads; the default is from config.json, the rotary buffer or width / 64.
+        heads: Attention heads; the default is from config.json or the rotary buffer, else width / 64 with a warning.
         objective: The training objective of a DiT.
         policy: The length policy, a name or a mapping with its options.
     """
@@ -152,6 +157,12 @@ def convert(
         raise UnmaskError(f"'{src}' has no time conditioning to keep; leave --time-conditioning out.")
     if causal and objective != "subs":
         raise UnmaskError(f"The objective '{objective}' does not fit an autoregressive network; leave it out.")
+    if published.heads_assumed:
+        warnings.warn(
+            f"'{src}' does not tell the number of attention heads; {published.fields['num_attention_heads']} heads of "
+            "width 64 are assumed, and with another number its texts are nonsense; give it with --heads (heads=).",
+            stacklevel=2,
+        )
     opened = _fitting_tokenizer(tokenizer, published)
     trained_length = published.config.model_length
     fields: dict[str, Any] = {
@@ -186,6 +197,7 @@ def convert(
         layers=model.config.num_hidden_layers,
         hidden_size=model.config.hidden_size,
         heads=model.config.num_attention_heads,
+        heads_assumed=published.heads_assumed,
         length=config.length,
     )
 
@@ -284,7 +296,7 @@ def _read(
         if not weight.is_floating_point():
             raise UnmaskError(f"{where} has {name} as {weight.dtype}; give a checkpoint that is not quantised.")
         weights[name] = weight.to(torch.float32).contiguous()
-    return Published(path, config, fields, weights, chosen)
+    return Published(path, config, fields, weights, chosen, given_heads is None and rotary is None)
 
 
 def _weight_file(folder: Path) -> Path:

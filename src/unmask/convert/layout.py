@@ -63,8 +63,9 @@ def infer_heads(width: int, given: int | None, rotary: Tensor | None, where: str
     """Return the number of attention heads: the given one, else from the rotary buffer, else of the published width."""
     heads = given
     if heads is None:
-        heads = width // (2 * rotary.numel() if rotary is not None and rotary.numel() else HEAD_DIM)
-        if not heads or width % heads:
+        head_dim = 2 * rotary.numel() if rotary is not None and rotary.numel() else HEAD_DIM
+        heads = width // head_dim
+        if not heads or width % head_dim:
             raise UnmaskError(f"{where} does not determine the number of attention heads; give it with --heads.")
     if heads < 1 or width % (2 * heads):
         raise UnmaskError(
