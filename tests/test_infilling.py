@@ -242,6 +242,8 @@ def test_the_least_likely_tokens_are_replaced(mdlm, monkeypatch):
     for strength, count in ((0.01, 1), (0.25, 2), (0.5, 4), (1.0, 8)):
         assert written(mdlm.edit_details("abc defg", strength=strength)) == sorted(order[:count])
     assert len(written(mdlm.edit_details("abcdefghij"))) == 3, "the default is 0.3"
+    assert 8 not in written(mdlm.edit_details("abc defg.", strength=1.0)), "the final full stop stays"
+    assert written(mdlm.edit_details("?!", strength=1.0)) == [0, 1], "unless there is nothing else"
     monkeypatch.setattr(mdlm.denoiser, "_run", lambda *a, **k: calls.append(1) or run(*a, **k))
     one = mdlm.edit_details("some longer text to be scored", strength=0.2)
     assert len(calls) == 1 + one.calls == 7, "one call scores all tokens"

@@ -6,6 +6,8 @@ import json
 import shutil
 from dataclasses import replace
 
+import nbclient
+import nbformat
 import pytest
 import torch
 import transformers
@@ -111,6 +113,35 @@ def test_a_default_sampler_is_checked_when_the_checkpoint_is_opened(mdlm_folder,
 def test_transformers_opens_a_checkpoint_with_defaults(with_defaults):
     assert transformers.AutoModelForMaskedLM.from_pretrained(with_defaults.path).num_parameters() > 0
     assert transformers.GenerationConfig.from_pretrained(with_defaults.path).top_p == 0.5
+
+
+# -- how a model and its results show themselves
+
+
+def test_the_representation_says_what_the_model_is(mdlm, ar):
+    size = sum(parameter.numel() for parameter in mdlm.denoiser.parameters())
+    assert repr(mdlm) == (
+        f"MaskedDiffusionLM(mdlm: {size:,} parameters, objective subs, schedule loglinear, length {LENGTH}, on cpu)"
+    )
+    assert repr(ar).startswith("AutoregressiveLM(ar: ")
+
+
+def test_a_notebook_draws_streams_frames_and_generations():
+    cells = [
+        "import unmask; lm = unmask.load('smoke', device='cpu'); lm",
+        "lm.stream('ab', length=8, steps=3)",
+        "frames = list(lm.stream('ab', length=8, steps=3)); frames[1]",
+        "lm.sample(1, length=8)[0]",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    shown = [cell.outputs[-1].data for cell in notebook.cells]
+    assert shown[0]["text/plain"].startswith("MaskedDiffusionLM(smoke")
+    assert shown[1]["text/html"].startswith("<iframe srcdoc=")
+    assert "prefers-reduced-motion" in shown[1]["text/html"]
+    assert GLYPH in shown[2]["text/html"]
+    assert "background: rgb(" in shown[2]["text/html"]
+    assert "calls, seed 0" in shown[3]["text/html"]
 
 
 # -- generate
@@ -483,3 +514,34 @@ def test_a_tokenizer_without_a_mask_token_is_named(mdlm_folder):
     for call in (lambda: lm.generate(1, length=8), lambda: lm.fill("a[MASK]b"), lambda: lm.score("abc")):
         with pytest.raises(UnmaskError, match="no mask token"):
             call()
+
+
+# -- alternatives for blanks
+
+
+def test_alternatives_have_the_probabilities_of_the_network(mdlm):
+    ids = mdlm.text_processor.encode(["ab"])[0]
+    row = torch.tensor([[*ids, mdlm.tokenizer.mask_token_id, mdlm.tokenizer.mask_token_id, *ids]])
+    p = mdlm.denoiser(row).logits[0].softmax(-1)
+    found = mdlm.fill("ab[MASK:2]ab", top=5)
+    assert len(found) == 2
+    for position, one in zip((2, 3), found, strict=True):
+        expected = p[position].topk(5)
+        assert [token for token, _ in one] == [mdlm.tokenizer.decode([i]) for i in expected.indices]
+        assert [value for _, value in one] == pytest.approx(expected.values.tolist(), rel=1e-4)
+    assert mdlm.fill(["ab[MASK:2]ab", "[MASK]"], top=5)[0] == found
+    assert len(mdlm.fill("a[MASK]b", top=10**5)[0]) == mdlm.denoiser.config.vocab_size - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "top", "message"),
+    [("ab", 5, "has no blank"), ("a[MASK]", 0, "top must be from 1"), ("a[MASK]", 2.5, "top must be an integer")],
+)
+def test_bad_alternatives_are_one_sentence(mdlm, text, top, message):
+    with pytest.raises(UnmaskError, match=message):
+        mdlm.fill(text, top=top)
+
+
+def test_an_autoregressive_model_has_no_alternatives(ar):
+    with pytest.raises(UnmaskError, match="use a masked model"):
+        ar.fill("a[MASK]", top=2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, product
+from itertools import islice, product, takewhile
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -218,12 +219,17 @@ def mask_spans(processor: TextProcessor, text: str, ids: list[int], spans: Seque
 
 
 def mask_unlikely(processor: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:
-    """Mask the fraction `strength` of the tokens, those that the network finds least likely."""
+    """Mask the fraction `strength` of the tokens, those that the network finds least likely.
+
+    The final punctuation of the text stays, so that an edited sentence still ends.
+    """
     if not isinstance(strength, Real) or not 0 < strength <= 1:
         raise UnmaskError(f"strength must be in (0, 1], got {strength!r}.")
+    pieces = PieceReader(processor.tokenizer, processor.mask_token_id).read(ids)
+    ending = len(list(takewhile(lambda piece: not re.search(r"[\w\uFFFD]", piece or ""), reversed(pieces))))
     log_p = token_log_probs(denoiser, torch.tensor(processor.text_row(ids)), len(ids))
     count = max(1, round(strength * len(ids)))
-    chosen = set(log_p.argsort(stable=True)[:count].tolist())
+    chosen = set(log_p[: len(ids) - ending or None].argsort(stable=True)[:count].tolist())
     return [processor.mask_token_id if place in chosen else token for place, token in enumerate(ids)]
 
 

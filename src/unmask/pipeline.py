@@ -55,6 +55,7 @@ from unmask.text_processor import (
     Frame,
     Generation,
     PieceReader,
+    Stream,
     TextProcessor,
     check_streamer,
     check_text,
@@ -126,6 +127,15 @@ class MaskedDiffusionLM:
         self.generation_config: dict[str, Any] = {}
         """Default options of `generate`, `fill`, `edit` and `stream`, from generation_config.json."""
         self._engine = engine
+
+    def __repr__(self) -> str:
+        name = "in memory" if self.path is None else str(self.path.name)
+        size = sum(parameter.numel() for parameter in self.denoiser.parameters())
+        config = self.config
+        return (
+            f"{type(self).__name__}({name}: {size:,} parameters, objective {config.objective.name}, schedule "
+            f"{config.schedule.name}, length {self.row_length}, on {self.device})"
+        )
 
     @property
     def device(self) -> torch.device:
@@ -241,7 +251,7 @@ class MaskedDiffusionLM:
         order: str | None = None,
         sampler: SamplerSpec | None = None,
         **options: Any,
-    ) -> Iterator[Frame]:
+    ) -> Stream:
         """Generate one text and yield every intermediate canvas, from all masks to the text.
 
         `options` are fields of `GenerationConfig` except `best_of`. Of several `particles` only the last canvas is
@@ -256,7 +266,7 @@ class MaskedDiffusionLM:
         processor = self.text_processor
         states = run(processor.canvas(rows, config.seed, self.device))
         reader = PieceReader(processor.tokenizer, processor.mask_token_id)
-        return (processor.frame(state, reader, length) for state in states)
+        return Stream(processor.frame(state, reader, length) for state in states)
 
     # -- fill
 
@@ -281,12 +291,16 @@ class MaskedDiffusionLM:
         sampler: SamplerSpec | None = None,
         exact: bool = False,
         eos_rule: bool = True,
-    ) -> str | list[str]:
+        top: int | None = None,
+    ) -> Any:
         """Fill the blanks of one or several texts: `[MASK]` is one token, `[MASK:3]` three.
 
         `[MASK:2-6]` gets the number of tokens that makes the known tokens most likely. The other options are those of
-        `generate`; the constraint applies to the whole text.
+        `generate`; the constraint applies to the whole text. With `top` the result is that of `top_tokens` instead.
         """
+        if top is not None:
+            alternatives = self.top_tokens(text, top)
+            return alternatives[0] if isinstance(text, str) else alternatives
         temperature = greedy_temperature(greedy, temperature)
         filled = [one.text for one in self.fill_details(text, **GenerationConfig.select(locals()))]
         return filled[0] if isinstance(text, str) else filled
@@ -297,19 +311,44 @@ class MaskedDiffusionLM:
         """Like `fill`, with the order and confidence of every token; text i has the seed `seed + i`."""
         config, sampler = self.resolve(options, self.fill_details, whole_texts=False)
         checked = check_texts(texts, "fill")
-        for text in checked:
+        check_seeds(config.seed, len(checked))
+        config.check_sampler(sampler, self.row_length, self.text_processor.max_length)
+        return self._generate(self._rows_with_blanks(checked, config), sampler, config, progress=progress)
+
+    @torch.no_grad()
+    def top_tokens(self, texts: str | Sequence[str], top: int = 5) -> list[list[list[tuple[str, float]]]]:
+        """For every text and every masked token of it, the `top` most likely tokens with their probabilities.
+
+        They are the prediction of one network call with all blanks of the text masked, before any temperature or
+        truncation. The tokens of a longer blank are predicted independently of each other.
+        """
+        if self.causal:
+            raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
+        check_count("top", top)
+        denoiser, mask = self._continue_with_masks(self.denoiser), self.text_processor.mask_token_id
+        alternatives = []
+        for row in self._rows_with_blanks(check_texts(texts, "fill"), GenerationConfig()):
+            ids = torch.tensor([row], device=self.device)
+            masked = ids == mask
+            hidden = denoiser.hidden(ids, alpha=1.0 - masked.float().mean(dim=1))[masked]
+            best = denoiser.head(hidden).float().softmax(-1).topk(min(top, self.text_processor.vocab_size - 1))
+            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            alternatives.append(
+                [[(self.tokenizer.decode([one]), p) for one, p in zip(*pair, strict=True)] for pair in rows]
+            )
+        return alternatives
+
+    def _rows_with_blanks(self, texts: list[str], config: GenerationConfig) -> TokenRows:
+        """The rows of texts with blanks; a blank of open length gets its length."""
+        for text in texts:
             if not BLANK.search(text):
                 raise UnmaskError(f"The text {text!r} has no blank; mark one with [MASK] or [MASK:n].")
-        check_seeds(config.seed, len(checked))
         processor = self.text_processor
-        config.check_sampler(sampler, self.row_length, processor.max_length)
-        templates = [processor.parse(text) for text in checked]
+        templates = [processor.parse(text) for text in texts]
         if any(map(is_open, templates)):
             layout = self._layout(config)
-            rows = [layout.text_row(one) for one in templates]
-        else:
-            rows = [processor.text_row(processor.join(one, processor.max_length)) for one in templates]
-        return self._generate(rows, sampler, config, progress=progress)
+            return [layout.text_row(one) for one in templates]
+        return [processor.text_row(processor.join(one, processor.max_length)) for one in templates]
 
     def fill_rows(
         self, rows: Sequence[Sequence[int]], *, progress: Progress | None = None, **options: Any
@@ -344,8 +383,8 @@ class MaskedDiffusionLM:
 
         `spans` are pairs (start, end) of characters, end excluded; every token that holds one of them is replaced.
         `strength` (default 0.3) is the fraction of tokens to replace, those with the lowest probability given the
-        others (an eighth of the tokens is masked at a time). `options` are those of `generate`: `steps`, `seed`,
-        `order`, `sampler`, `constraint`, `particles`, `temperature` and so on.
+        others (an eighth of the tokens is masked at a time); the final punctuation stays. `options` are those of
+        `generate`: `steps`, `seed`, `order`, `sampler`, `constraint`, `particles`, `temperature` and so on.
         """
         return self.edit_details(text, spans=spans, strength=strength, **options).text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,11 @@ class Generation:
     seed: int
     trajectory: list[list[int]] | None = None
 
+    def _repr_html_(self) -> str:
+        """The text in a notebook."""
+        text = html.escape(self.text)
+        return f"<div style='white-space: pre-wrap'>{text}</div><small>{self.calls} calls, seed {self.seed}</small>"
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -82,6 +88,31 @@ class Frame:
     def finished(self, seed: int) -> Generation:
         """The last frame of a sampling run as a `Generation`."""
         return Generation(self.text, self.ids, self.order, self.confidence, self.calls, seed)
+
+    def _repr_html_(self) -> str:
+        """The canvas in a notebook."""
+        from unmask.plots.replay import frame_html
+
+        return frame_html(self)
+
+
+class Stream(Iterator[Frame]):
+    """The frames of a sampling run. A notebook shows them as a replay, which runs the rest of the calls."""
+
+    def __init__(self, frames: Iterator[Frame]) -> None:
+        self._frames, self._seen = frames, list[Frame]()
+
+    def __next__(self) -> Frame:
+        self._seen.append(next(self._frames))
+        return self._seen[-1]
+
+    def _repr_html_(self) -> str:
+        from unmask.plots.replay import make_page
+
+        for _ in self:
+            pass
+        page = html.escape(make_page(self._seen))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
 
 
 def parse_blanks(text: str) -> list[str | Blank]:

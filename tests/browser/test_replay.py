@@ -17,7 +17,7 @@ class Reader:
     """An open page, its console messages and its network requests."""
 
     def __init__(self, browser, path: Path, **options: object) -> None:
-        self.context = browser.new_context(**{"viewport": DESK, **options})
+        self.context = browser.new_context(**{"viewport": DESK, "reduced_motion": "reduce", **options})
         self.page = self.context.new_page()
         self.messages: list[str] = []
         self.requests: list[str] = []
@@ -73,6 +73,15 @@ def test_the_slider_shows_every_frame(read):
         assert reader.where() == f"call {frame.call} of 3"
         assert reader.page.locator("#canvas").inner_text().split() == frame.text.replace("░", " ").split()
         assert reader.page.evaluate(spots) == before, "a token is where its mask was"
+
+
+def test_the_page_plays_by_itself_unless_motion_is_reduced(read):
+    reader = read(story_frames(), reduced_motion="no-preference")
+    reader.page.locator("#where", has_text="call 3 of 3").wait_for(timeout=10_000)
+    assert reader.page.locator("#play").get_attribute("aria-label") == "Play"
+    still = read(story_frames())
+    still.page.wait_for_timeout(1000)
+    assert still.where() == "call 0 of 3"
 
 
 def test_play_stops_at_the_end_and_restarts(read):

@@ -38,6 +38,16 @@ def test_constraints_and_orders_apply(fill):
     assert result["rule"]["greedy_above"] == 0.5
 
 
+def test_alternatives_are_listed(printed, reported, mdlm_folder, mdlm):
+    (text,) = reported("fill", mdlm_folder, "a[MASK:2]b", "--top", 3)["texts"]
+    expected = mdlm.fill("a[MASK:2]b", top=3)
+    assert [[(one["token"], one["probability"]) for one in mask] for mask in text["masks"]] == expected
+    lines = printed("fill", mdlm_folder, "a[MASK:2]b", "--top", 3).splitlines()
+    assert lines[0] == "a[MASK:2]b"
+    assert lines[1].startswith("  1: ")
+    assert f"{expected[1][0][1]:.3f}" in lines[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -24,6 +24,10 @@ Words = Annotated[
 def fill(
     words: Words,
     *,
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, help="Instead list this many alternatives for every masked token, with probabilities."),
+    ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     steps: common.Steps = None,
     seed: common.Seed = 0,
@@ -46,6 +50,8 @@ def fill(
 
         unmask fill "One [MASK:6] day." --greedy --order confidence
 
+        unmask fill "Once upon a [MASK], there was a [MASK]." --top 5
+
         cat lines.txt | unmask fill - --greedy --json
     """
     checkpoint, texts = common.split_arguments(words, "fill", blanks=True)
@@ -54,6 +60,9 @@ def fill(
     temperature = greedy_temperature(greedy, sampling.temperature)
     options = replace(sampling, temperature=temperature).arguments(steps)
     lm = model.load(checkpoint)
+    if top is not None:
+        _print_alternatives(texts, lm.top_tokens(texts, top), as_json)
+        return
     with (
         common.out_of_memory_advice(batch_size, sampling.particles),
         common.progress("filling", len(texts), quiet=as_json) as advance,
@@ -61,3 +70,16 @@ def fill(
         filled = lm.fill_details(texts, seed=seed, batch_size=batch_size, progress=advance, **options)
     report = common.generation_report(lm, options, filled)
     common.print_result(report, "\n".join(one.text for one in filled), as_json)
+
+
+def _print_alternatives(texts: list[str], found: list[list[list[tuple[str, float]]]], as_json: bool) -> None:
+    report = [
+        {"text": text, "masks": [[{"token": token, "probability": p} for token, p in one] for one in masks]}
+        for text, masks in zip(texts, found, strict=True)
+    ]
+    lines = []
+    for text, masks in zip(texts, found, strict=True):
+        lines.append(text)
+        for number, one in enumerate(masks, start=1):
+            lines.append(f"  {number}: " + ", ".join(f"{token.strip() or repr(token)} {p:.3f}" for token, p in one))
+    common.print_result({"texts": report}, "\n".join(lines), as_json)
