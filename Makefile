@@ -1,4 +1,4 @@
-# make demo: install, then generate, fill and score with the shipped model, and train a small one.
+# make demo: install, then generate, fill and score with the shipped model, and fine-tune it.
 # make test: install, then run the linter, the type checker and all tests.
 VENV ?= .venv
 PYTHON ?= python3

@@ -9,31 +9,29 @@ import pytest
 
 from unmask.checkpoint import load_checkpoint
 from unmask.cli import demo, terminal
-from unmask.config import read_recipe
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.training import Callback, train
 from unmask.training.callbacks import read_log
+from unmask.training.fine_tuning import recipe_from
 
-SMALL = [
-    "model.hidden_size=16",
-    "model.layers=1",
-    "model.heads=1",
-    "data.source={name: markov, count: 60}",
-    "data.tokenizer=byte",
-    "data.length=32",
+SMALL = (
+    "data.source.separator=line",
+    "data.length=48",
     "training.steps=6",
     "training.log_every=2",
     "training.batch_size=4",
     "training.validate_every=6",
     "training.validation_rows=4",
     "training.save_every=6",
-]
+)
 TEXTS = {
     "BLANKS": ("a [MASK]", "b [MASK:2] c", "[MASK] d"),
     "FIRST": "One.",
     "MIDDLE": "And two.",
     "LAST": "Three.",
     "STORY": "One. And two. Three.",
+    "PROMPT": "Once",
+    "FINE_TUNING": SMALL,
 }
 
 
@@ -41,7 +39,9 @@ TEXTS = {
 def folder(shipped_models, tmp_path, monkeypatch):
     """Random models of 48 bytes as shipped models, a story that fits into them, and a run of six steps."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unmask.config.read_recipe", lambda name: read_recipe(name, SMALL))
+    tales = tmp_path / "tales.txt"
+    tales.write_text("".join(f"Captain {one} found gold.\n" for one in range(60)))
+    monkeypatch.setattr(demo, "TALES", tales)
     for name, text in TEXTS.items():
         monkeypatch.setattr(demo, name, text)
     return Path("runs/demo")
@@ -52,29 +52,29 @@ def test_every_part_is_printed_with_its_time(run, folder, monkeypatch):
     monkeypatch.setattr(terminal, "watch", lambda frames: watched.append(list(frames)) or watched[-1])
     code, out, err = run("demo")
     assert code == 0, err
-    assert out.count("(about ") == out.count("took ") == 6
+    assert out.count("took ") == 8
     for words in ("Fill three blanks", "a [MASK]\n  → a ", "One. And two. Three.\n  → One.", "autoregressive", "±"):
         assert words in out
     assert "unmask train my.txt" in out.partition("Try next")[2]
     assert "\x1b" not in out, "no cursor moves without a terminal"
     assert "step 6/6" in err
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert load_checkpoint(folder).config.length == 32
-    assert len(watched) == demo.STORIES
-    for frames in watched:
-        assert frames[0].pieces == [None] * 48
-        assert None not in frames[-1].pieces
-        assert len(frames) - 1 <= demo.CALLS
+    assert load_checkpoint(folder).config.length == 48
+    (frames,) = watched
+    assert frames[0].pieces == [None] * 48
+    assert None not in frames[-1].pieces
 
 
 def test_json_has_every_part_and_a_finished_run_is_kept(reported, printed, folder, monkeypatch):
     first = reported("demo")
-    assert len(first["stories"]) == demo.STORIES
+    assert first["before"].startswith("Once")
+    assert first["after"].startswith("Once")
+    assert first["before"] != first["after"], "the model learnt something"
     assert first["rewritten"].startswith("One.")
     assert first["rewritten"].endswith(" Three.")
     assert first["scores"]["autoregressive twin"]["story"]["exact"]
     assert first["scores"]["masked diffusion"]["story"]["bits_per_char_mc_stderr"] > 0
-    assert len(first["seconds"]) == 6
+    assert len(first["seconds"]) == 8
     log = (folder / "log.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(demo, "_train", None)
@@ -97,7 +97,7 @@ def test_a_folder_in_use_is_refused_before_the_work(run, folder, options):
 
 
 def test_another_run_is_not_resumed(printed, run, folder):
-    train(read_recipe("demo", [*SMALL, "training.steps=2", "optimizer.learning_rate=0.5"]), folder)
+    train(recipe_from(str(demo.TALES), "stories", [*SMALL, "training.steps=2", "optimizer.learning_rate=0.5"]), folder)
     code, out, err = run("demo")
     assert (code, "took" in out) == (2, False)
     assert "--fresh" in err
@@ -117,7 +117,7 @@ def test_ctrl_c_during_training_saves_and_the_next_demo_resumes(reported, run, f
     assert (code, out) == (130, "")
     assert err == "Interrupted; the checkpoint of step 1 is saved. Run the same command to resume.\n"
     assert not list(folder.rglob(".*.tmp"))
-    assert load_checkpoint(folder).config.length == 32
+    assert load_checkpoint(folder).config.length == 48
     assert reported("demo")["training"]["bound"]["nats"] > 0
     assert [one["step"] for one in read_log(folder) if "loss" in one] == [2, 4, 6]
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from unmask.config import Recipe
     from unmask.likelihood import Bound
 
-STORIES = 2
 CALLS = 64
-STORY_TOP_P, BLANK_TOP_P = 0.9, 0.5
+"""Network calls that rewrite the middle of the story."""
+BLANK_TOP_P = 0.5
 PRECISION = 0.1
 """Monte-Carlo error of the scores, in bits per token over both texts."""
 BLANKS = (
@@ -38,9 +38,26 @@ MIDDLE = (
 )
 LAST = "Lily was very happy and they became best friends."
 STORY = f"{FIRST} {MIDDLE} {LAST}"
+TALES = Path(__file__).parents[1] / "recipes" / "pirates.txt"
+"""120 tales of pirates, put together from sentences."""
+PROMPT, LENGTH = "Once upon a time, there was a pirate", 128
+FINE_TUNING = (
+    "data.source.separator=line",
+    f"data.length={LENGTH}",
+    "optimizer.learning_rate=0.001",
+    "optimizer.warmup=5",
+    "optimizer.ema=0.9",
+    "training.steps=40",
+    "training.batch_size=8",
+    "training.log_every=5",
+    "training.validate_every=40",
+    "training.validation_rows=6",
+    "training.save_every=40",
+    "training.keep=1",
+)
 NEXT = (
-    'unmask sample --prompt "One day, a dragon" --steps 64 --watch',
-    "unmask sample --steps 32 --html replay.html",
+    'unmask sample --prompt "One day, a dragon" --watch',
+    "unmask sample --html replay.html",
     'unmask fill "The [MASK] sat on the [MASK:3] and smiled."',
     'unmask score "The cat sat on the mat."',
     "unmask train my.txt",
@@ -55,9 +72,9 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run if it exists, and train again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Generate stories, fill blanks, rewrite and score with a shipped model; then train a model of your own.
+    """Generate a story, fill blanks, rewrite and score with a shipped model; then teach it to tell tales of pirates.
 
-    On a terminal the stories unmask as you watch, in the colour of the network's confidence. Nothing is downloaded.
+    On a terminal the story unmasks as you watch, in the colour of the network's confidence. Nothing is downloaded.
     Ctrl-C during training saves a checkpoint, and the same command resumes.
 
     Examples:
@@ -68,38 +85,36 @@ def demo(
     """
     tour = Tour(quiet=as_json)
     results = tour.results
-    with tour.part("Load the shipped model and its autoregressive counterpart", 5):
+    with tour.part("Load the shipped model and its autoregressive counterpart"):
         # imports torch, which takes longest here
         from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL
-        from unmask.config import read_recipe
         from unmask.data.encoding import encode
         from unmask.likelihood import Bound
         from unmask.pipeline import load
         from unmask.plots.curves import draw_runs, read_runs
+        from unmask.training.fine_tuning import recipe_from
 
-        recipe = read_recipe("demo")
+        recipe = recipe_from(str(TALES), DEFAULT_MODEL, FINE_TUNING)
         finished = _is_finished(out, recipe, fresh)
         lm, ar = load(DEFAULT_MODEL), load(DEFAULT_AR_MODEL)
 
-    with tour.part(f"Generate {STORIES} stories in at most {CALLS} network calls, top-p {STORY_TOP_P}", 15):
-        results["stories"] = []
-        for seed in range(STORIES):
-            frames = lm.stream(steps=CALLS, seed=seed, top_p=STORY_TOP_P)
-            seen = list(frames) if as_json else terminal.watch(frames)
-            results["stories"].append(seen[-1].text)
-            tour.print()
+    with tour.part("Generate a story"):
+        frames = lm.stream()
+        seen = list(frames) if as_json else terminal.watch(frames)
+        results["story"] = seen[-1].text
+        tour.print()
 
-    with tour.part(f"Fill three blanks, top-p {BLANK_TOP_P}", 1):
+    with tour.part(f"Fill three blanks, top-p {BLANK_TOP_P}"):
         results["fills"] = lm.fill(BLANKS, top_p=BLANK_TOP_P)
         for before, after in zip(BLANKS, results["fills"], strict=True):
             tour.print(f"{before}\n  → {after}")
 
-    with tour.part("Rewrite the middle of a story", 3):
+    with tour.part("Rewrite the middle of a story"):
         size = len(encode(lm.text_processor.tokenizer, [f" {MIDDLE}"])[0])
-        results["rewritten"] = lm.fill(f"{FIRST} [MASK:{size}] {LAST}", steps=CALLS, top_p=STORY_TOP_P)
+        results["rewritten"] = lm.fill(f"{FIRST} [MASK:{size}] {LAST}", steps=CALLS)
         tour.print(f"{STORY}\n  → {results['rewritten']}")
 
-    with tour.part("Score that story with both models", 8):
+    with tour.part("Score that story with both models"):
         texts = [STORY, " ".join(reversed(STORY.split()))]
         scores = [one.score(texts, precision=PRECISION) for one in (lm, ar)]
         tour.print(_score_table(scores))
@@ -108,7 +123,12 @@ def demo(
         for name, bound in zip(("masked diffusion", "autoregressive twin"), scores, strict=True)
     }
 
-    with tour.part(f"Train on Python's documentation (unmask train demo --out {out})", 60):
+    with tour.part(f"Continue '{PROMPT}', before fine-tuning"):
+        length = min(LENGTH, lm.row_length)
+        results["before"] = lm.generate(prompt=PROMPT, length=length)[0]
+        tour.print(results["before"])
+
+    with tour.part(f"Fine-tune a copy on {TALES.name} (unmask train {TALES.name} --from {DEFAULT_MODEL} --out {out})"):
         if finished:
             tour.print("already trained; --fresh trains again")
         else:
@@ -120,11 +140,17 @@ def demo(
         tour.print(f"{format_bound(bound)}\nCurves: {picture}")
     results["training"] = {"path": str(out), "picture": str(picture), "bound": bound.as_dict()}
 
+    with tour.part(f"Continue '{PROMPT}', after fine-tuning"):
+        tuned = load(out)
+        tuned.generation_config = lm.generation_config
+        results["after"] = tuned.generate(prompt=PROMPT, length=length)[0]
+        tour.print(results["after"])
+
     if as_json:
         print_json(results)
         return
     tour.print(f"\nDone in {sum(results['seconds'].values()):.0f} s. Try next", style="bold")
-    for line in (*NEXT, f"unmask sample {out} --length 64"):
+    for line in (*NEXT, f'unmask sample {out} --prompt "{PROMPT}" --top-p 0.9'):
         tour.print(f"  {line}")
 
 
@@ -141,10 +167,9 @@ class Tour:
             console.print(content, soft_wrap=isinstance(content, str), markup=False, **style)
 
     @contextmanager
-    def part(self, title: str, expected: int) -> Iterator[None]:
-        """Time a part that takes about `expected` seconds on two cores."""
-        self.print(f"\n{title}", style="bold", end=" ")
-        self.print(f"(about {expected} s)", style="dim")
+    def part(self, title: str) -> Iterator[None]:
+        """Print the title of a part, and then the time it took."""
+        self.print(f"\n{title}", style="bold")
         start = time.monotonic()
         yield
         seconds = time.monotonic() - start
