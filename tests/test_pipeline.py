@@ -137,10 +137,10 @@ def test_a_notebook_draws_streams_frames_and_generations():
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     shown = [cell.outputs[-1].data for cell in notebook.cells]
     assert shown[0]["text/plain"].startswith("MaskedDiffusionLM(smoke")
-    assert shown[1]["text/html"].startswith("<iframe srcdoc=")
-    assert "prefers-reduced-motion" in shown[1]["text/html"]
+    assert "call 3 of 3" in shown[1]["text/html"]
+    assert GLYPH not in shown[1]["text/html"]
     assert GLYPH in shown[2]["text/html"]
-    assert "background: rgb(" in shown[2]["text/html"]
+    assert "background: hsl(" in shown[2]["text/html"]
     assert "calls, seed 0" in shown[3]["text/html"]
 
 

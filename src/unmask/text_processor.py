@@ -90,29 +90,30 @@ class Frame:
         return Generation(self.text, self.ids, self.order, self.confidence, self.calls, seed)
 
     def _repr_html_(self) -> str:
-        """The canvas in a notebook."""
-        from unmask.plots.replay import frame_html
-
-        return frame_html(self)
+        """The canvas in a notebook: tokens from red (unlikely) to teal (likely), masks grey, given tokens plain."""
+        spans = []
+        for piece, order, p in zip(self.pieces[: self.end], self.order, self.confidence, strict=False):
+            colour = "#e4e8ed" if piece is None else f"hsl({170 * p:.0f} 60% 85%)" if order >= 0 else "none"
+            spans.append(f"<span style='background: {colour}'>{html.escape(GLYPH if piece is None else piece)}</span>")
+        text = "".join(spans)
+        return f"<div style='white-space: pre-wrap'>{text}</div><small>call {self.call} of {self.calls}</small>"
 
 
 class Stream(Iterator[Frame]):
-    """The frames of a sampling run. A notebook shows them as a replay, which runs the rest of the calls."""
+    """The frames of a sampling run. A notebook shows the finished text, after the rest of the calls."""
 
     def __init__(self, frames: Iterator[Frame]) -> None:
-        self._frames, self._seen = frames, list[Frame]()
+        self._frames = frames
+        self._last: Frame | None = None
 
     def __next__(self) -> Frame:
-        self._seen.append(next(self._frames))
-        return self._seen[-1]
+        self._last = next(self._frames)
+        return self._last
 
     def _repr_html_(self) -> str:
-        from unmask.plots.replay import make_page
-
         for _ in self:
             pass
-        page = html.escape(make_page(self._seen))
-        return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
+        return "" if self._last is None else self._last._repr_html_()
 
 
 def parse_blanks(text: str) -> list[str | Blank]:

@@ -202,20 +202,6 @@ def chip_colour(frame: Frame, token: int) -> RGB | None:
     return blend(PAPER, confidence_colour(frame.confidence[token]), FRESH if fresh else WRITTEN)
 
 
-def frame_html(frame: Frame) -> str:
-    """A frame as HTML: masks are grey, tokens coloured by confidence, as the pictures are."""
-    from unmask.text_processor import GLYPH
-
-    spans = []
-    for token, piece in enumerate(frame.pieces[: frame.end]):
-        colour = chip_colour(frame, token)
-        style = "" if colour is None else f" style='background: rgb{tuple(colour)}'"
-        spans.append(f"<span{style}>{html.escape(GLYPH if piece is None else piece)}</span>")
-    text = "".join(spans)
-    caption = f"<small>call {frame.call} of {frame.calls}</small>"
-    return f"<div style='white-space: pre-wrap; color: rgb{tuple(INK)}'>{text}</div>{caption}"
-
-
 def quantize(image: Any) -> Any:
     """The image in a fixed palette: every colour behind a token, with the shades at the edges of letters and corners.
 
