@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from unmask.config import parse_recipe, read_recipe, recipe_for, shipped_recipes
+from unmask.config import check_recipe, parse_recipe, read_recipe, recipe_for, shipped_recipes
 from unmask.errors import UnmaskError
 
 
@@ -54,3 +54,10 @@ def test_a_file_that_is_not_a_recipe_is_named(tmp_path):
     for name, message in (("nowhere.yaml", "no recipe file"), ("demoo", "Did you mean 'demo'")):
         with pytest.raises(UnmaskError, match=message):
             read_recipe(name)
+
+
+def test_options_of_a_checkpoints_source_are_left_to_the_checkpoint():
+    """`planner` takes its data from the checkpoint, whose source is not known before it is opened."""
+    check_recipe("planner", ["data.source.count=100"], fine_tunes=True)
+    with pytest.raises(UnmaskError, match="has no option 'cuont'"):
+        check_recipe("planner", ["data.source=sudoku", "data.source.cuont=100"], fine_tunes=True)

@@ -148,7 +148,14 @@ class _DataAndTraining(Section):
 
 def check_recipe(what: str, overrides: Sequence[str], fine_tunes: bool) -> None:
     """Raise `UnmaskError` for missing text, a missing field and most wrong keys, before anything imports torch."""
-    values = _values_for(what, overrides, "finetune" if fine_tunes else "default")
+    values = _values_for(what, (), "finetune" if fine_tunes else "default")
+    own_source = "source" in values.get("data", {})
+    starts_from_checkpoint = isinstance(model := values.get("model"), dict) and model.get("name") == "checkpoint"
+    for override in overrides:
+        inherited = override.startswith("data.source.") and starts_from_checkpoint and not own_source
+        if not inherited:  # an option of the checkpoint's source, which is not known yet
+            _override(values, override)
+            own_source = own_source or override.startswith("data.source=")
     try:
         recipe = _DataAndTraining(**values)
     except ValidationError as error:
