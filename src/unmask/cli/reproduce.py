@@ -103,7 +103,7 @@ def _print_table(table: Table) -> None:
     first, *columns = table.header()
     shown.add_column(first, no_wrap=True)
     for column in columns:
-        shown.add_column(column, justify="right")
+        shown.add_column(column, justify="right", overflow="fold")
     for line in table.lines():
         shown.add_row(*line)
     common.console.print(shown)

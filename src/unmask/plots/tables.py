@@ -44,6 +44,9 @@ def _draw_column(figure: Any, panel: Any, table: Table) -> None:
         legend(figure, "outside lower center", 2, *panel.get_legend_handles_labels())
     panel.set_yticks(places, list(cells))
     panel.set_ylim(-0.6, len(cells) - 0.4)
+    if table.log_x:
+        panel.set_xscale("log")
+        plain_log_axis(panel.xaxis, 10)
     panel.grid(axis="x")
     panel.set_xlabel(column)
 

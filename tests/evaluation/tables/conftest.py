@@ -36,7 +36,7 @@ def reproduce(tmp_path_factory):
         assert run_experiment(experiment, "tiny", None, workspace).markdown() == table.markdown()
         assert not done
         assert (folder / name / "figure.png").stat().st_size > 1000
-        assert all(set(table.columns) & set(row) for row in table.rows.values())
+        assert all(set(table.columns) & set(row) for label, row in table.rows.items() if "published" not in label)
         return table
 
     return make

@@ -71,7 +71,7 @@ def test_cells_average_seeds_and_keep_every_error():
     assert cell.errors["seeds"] == pytest.approx(0.2 / 2**0.5 / 0.6931471805599453)
     assert set(cell.errors) == {"mc", "data", "seeds"}
     assert str(Cell(22.5, {"mc": 0.25}, bound=True)) == "≤ 22.50 ± 0.25"
-    assert str(Cell(0.0123, interval=(0.01, 0.02))) == "0.0123 (0.0100–0.0200)"
+    assert str(Cell(20.12, interval=(18.9, 21.4))) == "20.1 (18.9–21.4)"
     assert set(bound_cell([bound(100.0, exact=True)], "perplexity").errors) == {"data"}
 
 

@@ -21,6 +21,7 @@ from unmask import __version__
 from unmask.config import Recipe, parse_recipe
 from unmask.data.protocols import Protocol, get_protocol
 from unmask.errors import UnmaskError
+from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import atomic_text
 from unmask.likelihood import Bound
 
@@ -133,7 +134,7 @@ class Cell:
 
     def __str__(self) -> str:
         if self.interval is not None:
-            return f"{_digits(self.value)} ({'–'.join(_digits(end, self.value) for end in self.interval)})"
+            return format_estimate(Estimate(self.value, *self.interval))
         shown = f"{'≤ ' if self.bound else ''}{_digits(self.value)}"
         return " ± ".join([shown, *(_digits(error, self.value) for error in self.errors.values())])
 
@@ -183,7 +184,7 @@ class Table:
 
     published: figures of the paper by row and column, where they exist. comparable: whether they are of the same data
     and may stand in the same figure. curves: what the figure shows; without them it shows the first column. log_x:
-    whether its axis is logarithmic.
+    whether its x axis is logarithmic.
     """
 
     title: str

@@ -259,7 +259,7 @@ def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol
         "The reconstruction term, which carry-over removes, does not depend on the draw: it raises the bound and not "
         "the variance.",
     ]
-    return Table(f"Rao-Blackwellisation on {protocol.name}", list(rows["& carry-over"]), rows, notes=notes)
+    return Table(f"Rao-Blackwellisation on {protocol.name}", list(rows["& carry-over"]), rows, notes=notes, log_x=True)
 
 
 # ---- the number of steps --------------------------------------------------------------------------------------------

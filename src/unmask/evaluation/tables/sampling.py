@@ -5,6 +5,7 @@ The judge is the AR model of Table 1 on the same data and at the same scale.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ import numpy as np
 
 from unmask.data.protocols import Protocol
 from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, Texts, generate_texts
-from unmask.evaluation.judge import Judge, open_judge
+from unmask.evaluation.judge import Judge, open_judge, split_windows
+from unmask.evaluation.statistics import Estimate, bootstrap_ratio, bootstrap_weights, ngrams, repetition
 from unmask.evaluation.tables.base import (
     PAPER,
     SMALL,
@@ -68,7 +70,7 @@ REPEATED = 4
 # ---- texts under the judge ------------------------------------------------------------------------------------------
 
 
-def judged_cells(
+def judged_texts(
     workspace: Workspace,
     run: Run,
     judge: Run,
@@ -79,8 +81,8 @@ def judged_cells(
     length: int | None = None,
     stride: int | None = None,
     **sampler: Any,
-) -> dict[str, Cell | str]:
-    """The columns of texts that a run generates, under the judge.
+) -> dict[str, Any]:
+    """Metrics of texts that a run generates, under the judge.
 
     rule: options of a `TokenSampler`. prompts_from: the texts continue the beginnings of test rows. length and stride:
     of texts in windows. sampler: options of `MaskedDiffusionLM.sampler`.
@@ -97,8 +99,10 @@ def judged_cells(
             stride=stride,
         )
         if lm.causal and length is not None and length > lm.row_length:
-            return judge_texts(opened, generate_beyond_context(lm, settings.n, length))
-        return judge_texts(opened, generate_texts(lm, None if lm.causal else lm.sampler(**sampler), settings, progress))
+            texts = generate_beyond_context(lm, samples, length)
+        else:
+            texts = generate_texts(lm, None if lm.causal else lm.sampler(**sampler), settings, progress)
+        return judge_texts(opened, texts, length)
 
     inputs = {
         "run": run.folder,
@@ -111,18 +115,59 @@ def judged_cells(
         **sampler,
     }
     workspace.train(run)
-    return cells_of(workspace.measure(f"texts-{run.folder}", compute, **inputs))
+    return workspace.measure(f"texts-{run.folder}", compute, **inputs)
+
+
+def judged_cells(workspace: Workspace, run: Run, judge: Run, samples: int, **options: Any) -> dict[str, Cell | str]:
+    """The columns of a table for texts that a run generates; `options` are those of `judged_texts`."""
+    return cells_of(judged_texts(workspace, run, judge, samples, **options))
 
 
 def open_run_as_judge(workspace: Workspace, run: Run) -> Judge:
     return open_judge(str(workspace.train(run)), workspace.device)
 
 
-def judge_texts(judge: Judge, texts: Texts) -> dict[str, Any]:
-    """The metrics of some texts, for JSON."""
+def judge_texts(judge: Judge, texts: Texts, length: int | None = None) -> dict[str, Any]:
+    """The metrics of some texts, for JSON. With a length, also perplexity by position and repetition by distance."""
     evaluation = GenerationEvaluation(judge, GenerationSettings(len(texts.texts)))
     evaluation.add_texts("", "texts", texts)
-    return evaluation.rows[0].as_dict()
+    metrics = evaluation.rows[0].as_dict()
+    if length is not None:
+        ids = [row[:length] for row in judge.encode(texts.texts)]
+        metrics["by_position"] = [one.as_dict() for one in perplexity_by_position(judge, ids)]
+        metrics["by_distance"] = [one.as_dict() for one in repetition_by_distance(ids, judge.context or len(ids[0]))]
+    return metrics
+
+
+def perplexity_by_position(judge: Judge, texts: Sequence[Sequence[int]]) -> list[Estimate]:
+    """Perplexity of the first context of tokens, and of every half a context after it."""
+    windows = [list(split_windows(0, len(ids), judge.context)) for ids in texts]
+    nats = [judge.window_nll([ids], some) for ids, some in zip(texts, windows, strict=True)]
+    weights, estimates = bootstrap_weights(len(texts)), []
+    for place in range(max(map(len, windows))):
+        sums = np.array([one[place] if place < len(one) else 0.0 for one in nats])
+        tokens = np.array([some[place].end - some[place].first if place < len(some) else 0.0 for some in windows])
+        found = bootstrap_ratio(sums, tokens, weights)
+        assert found is not None
+        estimates.append(found.map(math.exp))
+    return estimates
+
+
+def repetition_by_distance(texts: Sequence[Sequence[int]], context: int) -> list[Estimate]:
+    """The share of n-grams of a context that occur in the context d before it, for d = 1, 2, ...; first, in itself."""
+    weights, estimates = bootstrap_weights(len(texts)), []
+    parts = [[ngrams(ids[i : i + context], REPEATED) for i in range(0, len(ids), context)] for ids in texts]
+    counts = [repetition([ids[i : i + context] for i in range(0, len(ids), context)], REPEATED) for ids in texts]
+    repeated, total = (np.array([one[side].sum() for one in counts]) for side in range(2))
+    pairs = [(repeated, total)]
+    for distance in range(1, max(map(len, parts))):
+        both = [[(set(old), new) for old, new in zip(some, some[distance:], strict=False)] for some in parts]
+        repeated = np.array([sum(gram in old for old, new in one for gram in new) for one in both], dtype=np.float64)
+        pairs.append((repeated, np.array([sum(len(new) for _, new in one) for one in both], dtype=np.float64)))
+    for repeated, total in pairs:
+        if (found := bootstrap_ratio(repeated, total, weights)) is not None:
+            estimates.append(found)
+    return estimates
 
 
 def cells_of(metrics: Mapping[str, Any]) -> dict[str, Cell | str]:
@@ -130,16 +175,21 @@ def cells_of(metrics: Mapping[str, Any]) -> dict[str, Cell | str]:
     cells: dict[str, Cell | str] = {}
     for column, name in COLUMNS.items():
         if (found := metrics.get(name)) is not None:
-            ends = (found["low"], found["high"])
-            cells[column] = Cell(found["value"], interval=None if None in ends or ends[0] == ends[1] else ends)
+            cells[column] = _cell(found)
     return cells
 
 
-def cut_rows(lm: MaskedDiffusionLM, protocol: Protocol, count: int, divisor: int = 1) -> list[str]:
-    """The first part of at most `count` test rows, evenly spaced, as texts."""
+def _cell(estimate: Mapping[str, Any]) -> Cell:
+    ends = (estimate["low"], estimate["high"])
+    return Cell(estimate["value"], interval=None if None in ends or ends[0] == ends[1] else ends)
+
+
+def cut_rows(lm: MaskedDiffusionLM, protocol: Protocol, count: int, divisor: int = 1, contexts: int = 1) -> list[str]:
+    """At most `count` texts of the test part, evenly spaced: the first part of a row, or several rows in sequence."""
     rows, _ = protocol_rows(lm, ProtocolPart(protocol))
-    count = min(count, len(rows))
-    ids = rows[[number * len(rows) // count for number in range(count)]].input_ids
+    count = min(count, len(rows) // contexts)
+    starts = np.arange(count) * (len(rows) - contexts + 1) // count
+    ids = rows[(starts[:, None] + np.arange(contexts)).ravel()].input_ids.reshape(count, -1)
     return [lm.decode(row[: len(row) // divisor].tolist()) for row in ids]
 
 
@@ -148,9 +198,9 @@ def generate_beyond_context(lm: MaskedDiffusionLM, n: int, length: int) -> Texts
     start, size, mask = time.perf_counter(), lm.row_length, lm.text_processor.mask_token_id
     texts: list[list[int]] = [[] for _ in range(n)]
     while (done := len(texts[0])) < length:
-        new = min(size - min(done, size // 2), length - done)
-        rows = [ids[done - min(done, size // 2) :] + [mask] * new for ids in texts]
-        written = lm.fill_rows(rows, seed=done)
+        old = min(done, size // 2)
+        new = min(size - old, length - done)
+        written = lm.fill_rows([[*ids[done - old :], *[mask] * new] for ids in texts], seed=done * n)
         texts = [ids + one.ids[-new:] for ids, one in zip(texts, written, strict=True)]
     seconds = np.full(n, (time.perf_counter() - start) / n)
     return Texts([lm.decode(ids) for ids in texts], np.full(n, float(length)), seconds)
@@ -235,6 +285,88 @@ def _by_seconds(label: str, found: Sequence[Mapping[str, Any]]) -> Curve:
     return Curve.of(label, seconds, [cells["judge perplexity"] for cells in found])
 
 
+# ---- beyond the context ---------------------------------------------------------------------------------------------
+
+
+def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """Texts of two contexts in windows, by stride."""
+    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    context = network.recipe.data.length
+    strides = (context // 8, context // 4, context // 2, context)
+    found = [
+        judged_cells(workspace, network, judge, scale.samples, length=2 * context, stride=stride) for stride in strides
+    ]
+    ar = judged_cells(workspace, judge, judge, scale.samples, length=2 * context)
+    rows: dict[str, dict[str, Cell | str]] = {
+        f"MDLM, stride {stride}": cells for stride, cells in zip(strides, found, strict=True)
+    }
+    rows |= {f"AR, stride {context // 2}": ar, **{label: {} for label in TABLE5_PUBLISHED}}
+    columns = ["judge perplexity", "seconds per text", "entropy"]
+    published = {label: dict(zip(columns[:2], figures, strict=True)) for label, figures in TABLE5_PUBLISHED.items()}
+    curves = [
+        curve
+        for column in columns[:2]
+        for curve in (
+            Curve.of("MDLM", strides, [cells[column] for cells in found], column),
+            Curve.of("AR", [context // 2], [ar[column]], column),
+        )
+    ]
+    notes = [
+        f"Texts of {2 * context:,} tokens in windows of {context:,}, each a stride after the one before and given the "
+        "tokens that both contain; one token per call. AR continues half a context of its own text. "
+        f"{_judge_note(scale)}",
+        "Published: texts of 2,048 tokens on an RTX 3090.",
+    ]
+    return Table(
+        f"Semi-autoregressive generation on {protocol.name}",
+        columns,
+        rows,
+        published,
+        notes,
+        curves=curves,
+        axes=("stride in tokens", ""),
+        log_x=True,
+    )
+
+
+def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """Texts of 1 to 8 contexts: their metrics, perplexity by position and repetition by distance."""
+    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    context = network.recipe.data.length
+
+    def measure(label: str, contexts: int) -> dict[str, Any]:
+        def measure_data(progress: Any) -> dict[str, Any]:
+            texts = cut_rows(workspace.load(network), protocol, scale.samples, contexts=contexts)
+            return judge_texts(open_run_as_judge(workspace, judge), Texts(texts), contexts * context)
+
+        if label == "data":
+            inputs = {"judge": judge.folder, "protocol": protocol.name, "samples": scale.samples, "contexts": contexts}
+            return workspace.measure("texts-data", measure_data, **inputs)
+        run = {"MDLM": network, "AR": judge}[label]
+        return judged_texts(workspace, run, judge, scale.samples, length=contexts * context)
+
+    rows: dict[str, dict[str, Cell | str]] = {}
+    curves = []
+    for label in ("MDLM", "AR", "data"):
+        for contexts in CONTEXTS:
+            metrics = measure(label, contexts)
+            rows[f"{label}, {contexts}"] = cells_of(metrics)
+        by_position, by_distance = ([_cell(one) for one in metrics[name]] for name in ("by_position", "by_distance"))
+        ends = [1.0 + place / 2 for place in range(len(by_position))]
+        curves.append(Curve.of(label, ends, by_position, "judge perplexity up to a position"))
+        curves.append(Curve.of(label, list(range(len(by_distance))), by_distance, "repetition from a distance"))
+    notes = [
+        f"Texts of {', '.join(map(str, CONTEXTS))} contexts of {context:,} tokens, in windows half a context apart; "
+        f"data: text of the test part. {_judge_note(scale)} Distinct n-grams are of all texts together, and fall with "
+        "their length: compare with the data.",
+        "The figure shows the longest texts: perplexity of the first context and of each half a context after it, and "
+        f"the share of {REPEATED}-grams of a context that occur in the context d before it (0: before in itself).",
+    ]
+    columns = ["judge perplexity", "repetition", "distinct-1", "distinct-2", "distinct-3"]
+    axes = ("contexts", "")
+    return Table(f"Long texts on {protocol.name}", columns, rows, notes=notes, curves=curves, axes=axes)
+
+
 _SCALES: dict[ScaleName, Scale] = {
     "tiny": Scale("stdlib", TINY, samples=8, steps=(10, 50, 200)),
     "small": Scale("text8-74m", SMALL, samples=256, steps=(20, 100, 500, 1000, 5000, 10_000)),
@@ -255,5 +387,19 @@ EXPERIMENTS = (
         _SCALES,
         one_seed("AR", "SEDD", "MDLM"),
         measure_figure2,
+    ),
+    Experiment(
+        "table5",
+        "Texts beyond the context in windows: quality and seconds by stride",
+        _SCALES,
+        one_seed("AR", "MDLM"),
+        measure_table5,
+    ),
+    Experiment(
+        "long-text",
+        "Texts of 1, 2, 4 and 8 contexts: perplexity by position, repetition by distance",
+        _SCALES,
+        one_seed("AR", "MDLM"),
+        measure_long_text,
     ),
 )
