@@ -6,6 +6,7 @@ unmask.json is the `CheckpointConfig`: schedule, objective, length policy and pr
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
 from importlib.resources import files
@@ -45,7 +46,7 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
     path = Path(named)
     if str(path) in shipped_models() and (name is None or not is_checkpoint(path)):
         return SHIPPED / path
-    if name in (None, "") or not path.exists():
+    if name in (None, "") or not os.path.exists(path):
         raise UnmaskError(
             f"There is no checkpoint at '{named}'; give a folder written by 'unmask train' or 'unmask convert', or a "
             f"shipped model: {', '.join(shipped_models()) or 'none'}."
@@ -55,7 +56,7 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
 
 def is_checkpoint(what: str | Path) -> bool:
     """Whether a folder on disk is a checkpoint or a run with one."""
-    return (Path(what) / CONFIG_FILE).is_file()
+    return os.path.isfile(Path(what) / CONFIG_FILE)  # False for a text that is too long for a name
 
 
 class CheckpointConfig(BaseModel):

@@ -105,3 +105,30 @@ def test_missing_training_data_are_asked_for(refused, mdlm_folder, tmp_path, mon
     message = refused("eval", "shipped")
     assert "stories-0.txt" in message
     assert "--data" in message
+
+
+def test_each_of_several_texts_has_a_row_and_so_has_the_total(printed, reported, mdlm_folder):
+    lines = printed("score", mdlm_folder, "[bold] text", "other text", "--precision", 0.5).splitlines()
+    (first,), (second,), (total,) = ([line for line in lines if word in line] for word in ("[bold]", "other", " all "))
+    assert (first.count("±"), second.count("±"), total.count("±")) == (2, 2, 4)
+    words = ["a text with spaces is no checkpoint", "nor is this one"]
+    assert len(reported("score", *words, "--precision", 5)["headline"]["each"]) == 2
+
+
+def test_a_text_may_be_longer_than_a_file_name(reported, mdlm_folder):
+    assert reported("score", mdlm_folder, "x" * 300, "--precision", 5)["headline"]["characters"] == 300
+    assert reported("score", "word " * 80, "--precision", 5)["headline"]["characters"] == 400
+    assert reported("edit", "word " * 80, "--steps", 1)["texts"]
+
+
+def test_training_data_are_found_from_another_folder(reported, refused, mdlm_folder, tmp_path, monkeypatch):
+    (tmp_path / "project" / "runs").mkdir(parents=True)
+    (tmp_path / "project" / "book.txt").write_text(BOOK * 20)
+    run = tmp_path / "project" / "runs" / "mine"
+    shutil.copytree(mdlm_folder, run)
+    card = json.loads((run / "unmask.json").read_text())
+    card["protocol"] = {"data": {"source": {"name": "text", "paths": ["book.txt"]}, "tokenizer": "byte"}}
+    (run / "unmask.json").write_text(json.dumps(card))
+    monkeypatch.chdir(tmp_path)
+    assert reported("eval", run, "--rows", 1)["headline"]["tokens"] > 0
+    assert "ships without its training data; name texts with --data" in refused("eval")

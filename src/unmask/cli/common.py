@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import inspect
 import json
+import os
 import re
 import sys
 import unicodedata
@@ -290,15 +291,16 @@ class HeldOutOptions:
 def split_arguments(words: list[str], verb: str, blanks: bool = False) -> tuple[str | None, list[str]]:
     """Split the arguments `[CKPT] TEXT...` into checkpoint and texts; the text '-' stands for the lines of stdin.
 
-    The first of several words is the checkpoint, except that a word with a blank is always a text if the texts have
-    `blanks`.
+    The first of several words is the checkpoint, unless it has a space and is no folder, or has a blank if the texts
+    have `blanks`.
     """
     checkpoint, texts = None, words
     if not (blanks and ("[MASK" in words[0] or words[0] == "-")):
         from unmask.checkpoint import is_checkpoint, shipped_models
 
         if len(words) > 1:
-            checkpoint, *texts = words
+            if blanks or " " not in words[0] or os.path.exists(words[0]):
+                checkpoint, *texts = words
         elif is_checkpoint(words[0]) or words[0] in shipped_models():
             raise UnmaskError(f"'{words[0]}' is a checkpoint; add the text to {verb}.")
         elif blanks:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -24,6 +26,10 @@ UNITS = {
     "bits_per_char": "bits/char",
     "perplexity": "perplexity",
 }
+
+
+WIDTH = 20
+"""Characters of a text shown in the table of several texts."""
 
 
 class EvalGroup(TyperGroup):
@@ -94,14 +100,18 @@ def perplexity(
     print_evaluation(result, lm.config.policy, precision, as_json)
 
 
-def print_evaluation(result: Evaluation, policy: Policy, precision: float | None, as_json: bool) -> None:
-    """Print bounds with their errors; exit with code 1 if the estimators disagree."""
+def print_evaluation(
+    result: Evaluation, policy: Policy, precision: float | None, as_json: bool, texts: Sequence[str] = ()
+) -> None:
+    """Print bounds with their errors, and those of each of several texts; exit with code 1 if estimators disagree."""
     from unmask.likelihood import LEARNT_PADDING_NOTE
 
     if as_json:
         common.print_json(result.as_dict())
     else:
         _print_bounds(result)
+        if len(texts) > 1:
+            _print_texts(result.headline, texts)
         notes = _explain_errors(result.headline, precision)
         if policy.supervises_padding:
             notes.append(LEARNT_PADDING_NOTE)
@@ -126,6 +136,22 @@ def _print_bounds(result: Evaluation) -> None:
         for unit, label in UNITS.items():
             table.add_row(label, *(format_with_errors(bound, unit) for bound in shown))
         common.console.print(table)
+
+
+def _print_texts(total: Bound, texts: Sequence[str]) -> None:
+    """Print one row for each text and one for all of them."""
+    from unmask.likelihood import format_tokens, format_with_errors
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("text", no_wrap=True)
+    for name in ("tokens", "bits/char", "perplexity"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, bound in zip((*texts, "all"), (*total.each, total), strict=True):
+        shown = " ".join(name.split())
+        units = (format_with_errors(bound, unit) for unit in ("bits_per_char", "perplexity"))
+        shown = shown if len(shown) <= WIDTH else f"{shown[: WIDTH - 1]}…"
+        table.add_row(escape(shown), format_tokens(bound), *units)
+    common.console.print(table)
 
 
 def _explain_errors(bound: Bound, precision: float | None) -> list[str]:

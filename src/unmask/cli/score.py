@@ -49,4 +49,4 @@ def score(
             batch_size=batch_size,
             progress=advance,
         )
-    print_evaluation(result, lm.config.policy, precision, as_json)
+    print_evaluation(result, lm.config.policy, precision, as_json, texts)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from unmask.checkpoint import SHIPPED
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
 from unmask.data.length_policies import SpecialTokens
@@ -53,11 +56,25 @@ def open_sources(texts: Sequence[str], **options: str | None) -> list[Source]:
     return [build("source", {**source_spec(text), **given}) for text in texts]
 
 
+def _located(source: Any, checkpoint: Path | None) -> Any:
+    """A source with its relative paths as seen from a folder above the checkpoint, if they do not exist from here."""
+    paths = source.get("paths") if isinstance(source, dict) else None
+    paths = [paths] if isinstance(paths, str) else paths
+    if not paths or checkpoint is None or all(map(os.path.exists, paths)):
+        return source
+    for folder in checkpoint.resolve().parents:
+        if all((folder / path).exists() for path in paths):
+            return {**source, "paths": [str(folder / path) for path in paths]}
+    return source
+
+
 def _training_corpus(lm: MaskedDiffusionLM) -> Corpus:
     config = lm.config.protocol.get("data")
     if config is None:
         raise UnmaskError("This checkpoint does not record its training data; name texts with --data.")
-    data = DataConfig(**config)
+    if lm.path is not None and lm.path.is_relative_to(SHIPPED):
+        raise UnmaskError(f"The model '{lm.path.name}' ships without its training data; name texts with --data.")
+    data = DataConfig(**{**config, "source": _located(config.get("source"), lm.path)})
     if not data.source.persistent:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
     try:
