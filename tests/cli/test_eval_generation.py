@@ -95,6 +95,26 @@ def test_texts_in_files_are_scored(generation):
     assert [(row["name"], row["texts"]) for row in rows] == [("a/s.json", 1), ("b/s.json", 2), ("c.txt", 1)]
 
 
+def test_quality_is_compared_with_held_out_texts(generation):
+    pytest.importorskip("mauve")
+    Path("lines.txt").write_text("".join(f"a line of number {i}, and an end.\n" for i in range(12)))
+    Path("same.txt").write_text(Path("lines.txt").read_text())
+    Path("other.txt").write_text('zzz "qqqq\n' * 12)
+    options = ("--judge", "judge", "--texts", "same.txt", "--texts", "other.txt", "--data", "lines.txt")
+    options += ("--separator", "line", "-n", 12)
+    data, same, other = rows_of(generation, *options, "--mauve", "ar")
+    assert data["mauve"] is None
+    assert same["mauve"]["value"] == pytest.approx(1, abs=1e-3)
+    assert other["mauve"]["value"] < 0.1
+    assert [row["broken_words"]["value"] for row in (data, same, other)] == [0, 0, 1]
+    assert [row["unfinished_quotes"]["value"] for row in (same, other)] == [0, 1]
+    assert [row["unfinished_end"]["value"] for row in (same, other)] == [0, 1]
+    assert other["self_bleu"]["value"] > 99 > same["self_bleu"]["value"]
+    shown = generation(*options)[0]
+    assert "mauve" not in shown
+    assert "self-bleu" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -116,6 +136,9 @@ def test_texts_in_files_are_scored(generation):
         (("mdlm", "--judge", "judge", "--plot", "new/x.png"), "'new'"),
         (("mdlm", "--judge", "judge", "--out", "book.txt/x.json"), "x.json"),
         (("--judge", "judge", "--texts", "nowhere.json"), "nowhere.json"),
+        (("--judge", "judge", "--mauve", "./nowhere"), "'./nowhere'"),
+        (("mdlm", "--judge", "judge", "--mauve", "judge"), "--data"),
+        (("--judge", "judge", "--mauve", "judge", "--texts", "book.txt"), "--data"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(refused, generation, arguments, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 COLUMNS = (
     ("perplexity", "entropy", "repetition"),
     ("distinct_1", "distinct_2", "distinct_3"),
+    ("self_bleu", "mauve", "broken_words"),
+    ("repeated_spans", "unfinished_quotes", "unfinished_end"),
     ("tokens", "characters"),
     ("calls", "seconds"),
 )
-"""Quality, diversity, length and cost: one table each, which fits into 80 columns."""
+"""Quality, diversity, failures, length and cost: tables that fit into 80 columns."""
 
 JudgeName = Annotated[
     str, typer.Option(help="Causal language model that scores the texts: a folder, an AR checkpoint or a Hub name.")
@@ -50,6 +53,14 @@ def generation(
     steps: common.StepCounts = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
     texts: TextFiles = None,
+    mauve: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compare with the held-out texts by MAUVE, on features of this causal language model, named like "
+            "the judge. Needs the extra 'quality'.",
+            metavar="MODEL",
+        ),
+    ] = None,
     held_out: common.HeldOutOptions,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text. Default: the model's length.")] = None,
     seed: common.Seed = 0,
@@ -62,7 +73,7 @@ def generation(
     model: common.ModelOptions,
     as_json: common.Json = False,
 ) -> None:
-    """Generative perplexity with entropy, repetition, distinct n-grams, length, calls and seconds.
+    """Generative perplexity with entropy, repetition, distinct n-grams, self-BLEU, failures, length, calls and seconds.
 
     The judge scores every token after its begin token, and no end token. Each figure has a 95% bootstrap interval over
     texts. Low perplexity with low entropy is not quality: compare both with held-out data.
@@ -80,7 +91,11 @@ def generation(
         unmask eval generation runs/mine --judge gpt2 -n 64 --top-p 0.9 --data book.txt --out results.json --json
 
         unmask eval generation --judge stories-ar --texts samples.json --data book.txt
+
+        unmask eval generation runs/mine --judge gpt2-large --mauve gpt2-large -n 5000
     """
+    if mauve is not None and find_spec("mauve") is None:
+        raise UnmaskError("--mauve needs the package mauve-text; run: pip install 'unmask[quality]'.")
     from unmask.checkpoint import DEFAULT_MODEL
     from unmask.evaluation.generation import (
         GenerationEvaluation,
@@ -102,7 +117,9 @@ def generation(
     names = unique_names([path.name for path in files], [str(path) for path in files])
     given = dict(zip(names, map(read_texts, files), strict=True))
     common.check_outputs(out, plot)
-    evaluation = GenerationEvaluation(open_judge(judge, model.device, model.dtype), settings)
+    scorer = open_judge(judge, model.device, model.dtype)
+    features = scorer if mauve in (judge, None) else open_judge(mauve, model.device, model.dtype)
+    evaluation = GenerationEvaluation(scorer, settings, None if mauve is None else features)
     work = n * (1 + sum(one.work for one in plan)) + sum(len(one.texts) for one in given.values())
     with common.out_of_memory_advice(batch_size), common.progress("scoring", work, quiet=as_json) as advance:
         for number, planned in enumerate(plan):
@@ -132,7 +149,7 @@ def _add_held_out(
     try:
         texts = reference_texts(lm, settings.n, held_out.data, held_out.separator, held_out.field, settings.length)
     except UnmaskError as error:
-        if held_out.data:
+        if held_out.data or evaluation.mauve_model is not None:
             raise
         common.error_console.print(f"No held-out row: {error}", soft_wrap=True, markup=False)
     else:
@@ -143,19 +160,24 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
     from unmask.evaluation.statistics import format_estimate
 
     names = [row.name if row.steps is None else f"{row.name}, {row.steps} steps" for row in evaluation.rows]
+    left_out = () if evaluation.mauve_model is not None else ("mauve",)
     for columns in COLUMNS:
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("", no_wrap=True)
-        for column in columns:
+        shown = [column for column in columns if column not in left_out]
+        for column in shown:
             table.add_column(column.replace("_", "-"), justify="right")
         for name, row in zip(names, evaluation.rows, strict=True):
-            table.add_row(name, *(format_estimate(row.metrics[column]) for column in columns))
+            table.add_row(name, *(format_estimate(row.metrics[column]) for column in shown))
         common.console.print(table)
     counts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
     notes = [
         f"Judge {evaluation.judge.name}, {counts} texts per row; (low–high) is a 95% bootstrap interval over texts.",
         "Perplexity per judge token without the end token, entropy in nats; lengths, calls and seconds per text.",
+        "Broken words: share of words that no (other) held-out text has. The failures after it: shares of texts.",
     ]
+    if find_spec("sacrebleu") is None:
+        notes.append("Self-BLEU needs the package sacrebleu; run: pip install 'unmask[quality]'.")
     for name, row in zip(names, evaluation.rows, strict=True):
         if row.empty:
             notes.append(f"{name}: {row.empty} of {row.texts} texts are empty.")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from unmask.checkpoint import find_checkpoint, read_checkpoint_config
 from unmask.errors import UnmaskError
 from unmask.evaluation.judge import Judge
 from unmask.evaluation.perplexity import evaluation_rows, open_documents
+from unmask.evaluation.quality import count_failures, mauve, self_bleu
 from unmask.evaluation.statistics import (
     LEVEL,
     RESAMPLES,
@@ -250,11 +252,18 @@ class GenerationResult:
 
 @dataclass
 class GenerationEvaluation:
-    """A judge, the settings of generation, and the results so far."""
+    """A judge, the settings of generation, and the results so far.
+
+    Held-out texts are added first: others are compared with them. mauve_model: the model whose features MAUVE compares,
+    None to leave it out.
+    """
 
     judge: Judge
     settings: GenerationSettings
+    mauve_model: Judge | None = None
     rows: list[GenerationResult] = field(default_factory=list)
+    _held_out: list[str] | None = None
+    _held_out_features: Values | None = None
 
     def add_model(self, plan: CheckpointPlan, lm: MaskedDiffusionLM, progress: Progress | None = None) -> None:
         """Generate and judge the texts of every run. `progress` counts forward passes, as `plan.work`."""
@@ -280,12 +289,24 @@ class GenerationEvaluation:
             nll -= self.judge.nll(given, self.settings.batch_size)
             ids = [row[len(head) :] for row, head in zip(ids, given, strict=True)]
         empty = sum(not one for one in ids)
-        self.rows.append(GenerationResult(name, kind, len(ids), empty, measure(texts, ids, nll), **origin))
+        if kind == "data":
+            self._held_out = texts.texts
+        metrics = measure(texts, ids, nll) | measure_quality(texts.texts, self._held_out, kind == "data")
+        if self.mauve_model is not None:
+            features = self.mauve_model.features(self.mauve_model.encode(texts.texts), self.settings.batch_size)
+            if kind == "data":
+                self._held_out_features = features
+            elif self._held_out_features is None:
+                raise UnmaskError("--mauve compares with held-out texts, of which there are none; give some as --data.")
+            else:
+                metrics["mauve"] = mauve(self._held_out_features, features)
+        self.rows.append(GenerationResult(name, kind, len(ids), empty, metrics, **origin))
 
     def as_dict(self) -> dict[str, Any]:
         rule = self.settings.rule
         return {
             "judge": self.judge.as_dict(),
+            "mauve_model": None if self.mauve_model is None else self.mauve_model.as_dict(),
             "n": self.settings.n,
             "seed": self.settings.seed,
             "length": self.settings.length,
@@ -320,4 +341,16 @@ def measure(texts: Texts, ids: list[list[int]], nll: Values) -> Metrics:
         "characters": bootstrap_ratio(characters, one, weights),
         "calls": None if texts.calls is None else bootstrap_ratio(texts.calls, one, weights),
         "seconds": seconds,
+    }
+
+
+def measure_quality(texts: Sequence[str], held_out: Sequence[str] | None, are_held_out: bool) -> Metrics:
+    """Self-BLEU, if sacrebleu is installed, and the failures of some texts."""
+    weights = bootstrap_weights(len(texts))
+    failures = count_failures(texts, held_out, are_held_out)
+    several = len(texts) > 1 and find_spec("sacrebleu") is not None
+    return {
+        "mauve": None,
+        "self_bleu": bootstrap_ratio(self_bleu(texts), np.ones(len(texts)), weights) if several else None,
+        **{name: None if pair is None else bootstrap_ratio(*pair, weights) for name, pair in failures.items()},
     }

@@ -106,8 +106,7 @@ class Judge:
         # Similar lengths share a batch; the longest come first, so that running out of memory shows at once.
         windows.sort(key=lambda window: window.start - window.end)
         while windows:
-            width = max(1, windows[0].end - windows[0].start)
-            size = max(1, min(batch_size or BATCH_SIZE, self.max_logits // (width * self.vocab_size)))
+            size = self._batch_size(max(1, windows[0].end - windows[0].start), batch_size)
             batch, windows = windows[:size], windows[size:]
             filled = [window for window in batch if window.end]
             if filled:
@@ -115,6 +114,31 @@ class Judge:
             if progress is not None:
                 progress(sum(window.is_last for window in batch))
         return total
+
+    @torch.inference_mode()
+    def features(
+        self, texts: Sequence[Sequence[int]], batch_size: int | None = None, progress: Progress | None = None
+    ) -> Values:
+        """[n, d] the last hidden state at the last token of each text, as mauve-text extracts it.
+
+        A text longer than the context is cut off there; an empty one is the BOS token. `progress` counts texts.
+        """
+        kept = [torch.tensor(list(ids[: self.context]) or [self.bos]) for ids in texts]
+        order = sorted(range(len(kept)), key=lambda i: -len(kept[i]))
+        rows: dict[int, Values] = {}
+        while len(rows) < len(kept):
+            size = self._batch_size(len(kept[order[len(rows)]]), batch_size)
+            batch = order[len(rows) : len(rows) + size]
+            ids_BL = pad_sequence([kept[i] for i in batch], batch_first=True, padding_value=self.bos)
+            output = self.model(input_ids=ids_BL.to(self.model.device), use_cache=False, output_hidden_states=True)
+            for i, state_LD in zip(batch, output.hidden_states[-1].double().cpu().numpy(), strict=True):
+                rows[i] = state_LD[len(kept[i]) - 1]
+            if progress is not None:
+                progress(len(batch))
+        return np.stack([rows[i] for i in range(len(kept))])
+
+    def _batch_size(self, width: int, batch_size: int | None) -> int:
+        return max(1, min(batch_size or BATCH_SIZE, self.max_logits // (width * self.vocab_size)))
 
     @torch.inference_mode()
     def window_nll(self, texts: Sequence[Sequence[int]], batch: list[Window]) -> Values:

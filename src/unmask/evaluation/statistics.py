@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 Ids = Sequence[int]
+T = TypeVar("T")
 
 REPETITION_N = 4
 RESAMPLES = 1000
@@ -27,15 +29,15 @@ def unigram_entropy(ids: Ids) -> float:
     return float(-(share * np.log(share)).sum()) + 0.0
 
 
-def ngrams(ids: Ids, n: int) -> list[tuple[int, ...]]:
-    """All n-grams in order; none if the text is shorter than n."""
-    return list(zip(*(ids[i:] for i in range(n)), strict=False))
+def ngrams(tokens: Sequence[T], n: int) -> list[tuple[T, ...]]:
+    """All n-grams of token ids or words in order; none if the text is shorter than n."""
+    return list(zip(*(tokens[i:] for i in range(n)), strict=False))
 
 
 def repetition(texts: Sequence[Ids], n: int = REPETITION_N) -> tuple[Values, Values]:
     """For each text, the number of n-grams that occur earlier in the same text, and the number of all n-grams."""
     found = [ngrams(ids, n) for ids in texts]
-    return _array(len(grams) - len(set(grams)) for grams in found), _array(map(len, found))
+    return to_array(len(grams) - len(set(grams)) for grams in found), to_array(map(len, found))
 
 
 def distinct(texts: Sequence[Ids], n: int) -> tuple[Values, Values]:
@@ -46,10 +48,11 @@ def distinct(texts: Sequence[Ids], n: int) -> tuple[Values, Values]:
     """
     found = [ngrams(ids, n) for ids in texts]
     occurrences = Counter(gram for grams in found for gram in set(grams))
-    return _array(sum(1.0 / occurrences[gram] for gram in set(grams)) for grams in found), _array(map(len, found))
+    return to_array(sum(1.0 / occurrences[gram] for gram in set(grams)) for grams in found), to_array(map(len, found))
 
 
-def _array(values: Iterable[float]) -> Values:
+def to_array(values: Iterable[float]) -> Values:
+    """One float64 per value."""
     return np.array(list(values), dtype=np.float64)
 
 
