@@ -84,6 +84,13 @@ def test_training_and_validation_parts_are_the_split(tiny_data):
     assert get_protocol("wiki").data_config()["source"] == {"name": "protocol", "protocol": "wiki"}
 
 
+def test_training_text_can_be_limited(tiny_data):
+    whole = [document.text for document in ProtocolSource(protocol="wiki").documents()]
+    size = len(whole[0]) + 5
+    limited = [document.text for document in ProtocolSource(protocol="wiki", characters=size).documents()]
+    assert limited == [whole[0], whole[1][:5], "Held out.\n"]
+
+
 def test_records_are_read_by_protocol(tiny_data):
     assert [one.text for one in get_protocol("ag_news").documents("test")] == ['A title A "quoted" description']
 

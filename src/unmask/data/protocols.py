@@ -11,13 +11,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from unmask.data.sources import Document, Source, numbered
 from unmask.data.sources.files import COMPRESSIONS, InputFile
@@ -120,10 +120,14 @@ def _find_file(path: Path) -> Path | None:
 
 
 class ProtocolSource(Source):
-    """The training and validation parts of a protocol, which is its own split."""
+    """The training and validation parts of a protocol, which is its own split.
+
+    characters: train on the first of them only.
+    """
 
     name: Literal["protocol"] = "protocol"
     protocol: str
+    characters: int | None = Field(default=None, ge=1)
 
     @field_validator("protocol")
     @classmethod
@@ -132,7 +136,13 @@ class ProtocolSource(Source):
 
     def documents(self) -> Iterator[Document]:
         """Yield the training documents, then the validation documents."""
-        yield from get_protocol(self.protocol).documents("train")
+        left = self.characters
+        for document in get_protocol(self.protocol).documents("train"):
+            if left is None:
+                yield document
+            elif left > 0:
+                yield replace(document, text=document.text[:left], more=document.more and left > len(document.text))
+                left -= len(document.text)
         yield from get_protocol(self.protocol).documents("validation")
 
     def held_out(self, name: str) -> bool:

@@ -52,22 +52,23 @@ def _draw_column(figure: Any, panel: Any, table: Table) -> None:
 
 
 def _draw_curves(figure: Any, table: Table) -> None:
-    """A panel for each y axis, side by side. A curve has the same colour in all of them."""
-    axes = list(dict.fromkeys(curve.axis or table.axes[1] for curve in table.curves))
+    """A panel for each pair of axes, side by side. A curve has the same colour in all of them."""
+    x_axis, y_axis = table.axes
+    places = [(curve.x_axis or x_axis, curve.axis or y_axis) for curve in table.curves]
     labels = list(dict.fromkeys(curve.label for curve in table.curves))
-    panels = dict(zip(axes, figure.subplots(1, len(axes), squeeze=False)[0], strict=True))
+    pairs = list(dict.fromkeys(places))
+    panels = dict(zip(pairs, figure.subplots(1, len(pairs), squeeze=False)[0], strict=True))
     figure.suptitle(table.title, x=0.01, ha="left", fontsize=8.5)
     handles = {}
-    for curve in table.curves:
+    for curve, place in zip(table.curves, places, strict=True):
         number = labels.index(curve.label)
         style: dict[str, Any] = {"color": colour(number), "linestyle": dashes(number), "marker": "o", "markersize": 3}
-        panel = panels[curve.axis or table.axes[1]]
-        handles[curve.label] = panel.errorbar(curve.x, curve.y, yerr=list(curve.errors) or None, **style)
-    for axis, panel in panels.items():
+        handles[curve.label] = panels[place].errorbar(curve.x, curve.y, yerr=list(curve.errors) or None, **style)
+    for (x_label, y_label), panel in panels.items():
         if table.log_x:
             panel.set_xscale("log")
             plain_log_axis(panel.xaxis, 10, subs=(1.0,) if len(panels) > 2 else (1.0, 2.0, 5.0))
-        panel.set_xlabel(table.axes[0])
-        panel.set_ylabel(axis)
+        panel.set_xlabel(x_label)
+        panel.set_ylabel(y_label)
     if len(labels) > 1:
         legend(figure, "outside lower center", 4, list(handles.values()), labels)

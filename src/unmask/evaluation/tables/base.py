@@ -161,9 +161,9 @@ def bound_cell(bounds: Sequence[Bound], unit: str) -> Cell:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a figure, with optional error bars. axis: its y axis, if that is not the figure's own.
+    """A line of a figure, with optional error bars. axis, x_axis: its axes, if they are not the figure's own.
 
-    Curves with the same axis share a panel.
+    Curves with the same axes share a panel.
     """
 
     label: str
@@ -171,6 +171,7 @@ class Curve:
     y: Sequence[float]
     errors: Sequence[float] = ()
     axis: str = ""
+    x_axis: str = ""
 
     @classmethod
     def of(cls, label: str, x: Sequence[float], cells: Sequence[Any], axis: str = "") -> Curve:
@@ -251,8 +252,8 @@ class Experiment:
     name: str
     about: str
     scales: Mapping[ScaleName, Scale]
-    runs: Callable[[Scale, Protocol], Sequence[Run]]
-    measure: Callable[[Workspace, Scale, Protocol, Sequence[Run]], Table]
+    runs: Callable[[Any, Protocol], Sequence[Run]]
+    measure: Callable[[Workspace, Any, Protocol, Sequence[Run]], Table]
 
     def scale(self, name: ScaleName) -> Scale:
         if name not in self.scales:
@@ -413,6 +414,11 @@ def measure_speed() -> float:
 
 def estimate_hours(recipe: Recipe, speed: float) -> float:
     """Hours of a training run at `speed` floating-point operations per second."""
+    return training_flops(recipe) / speed / 3600
+
+
+def training_flops(recipe: Recipe) -> float:
+    """Floating-point operations of a training run; NaN for an unknown architecture."""
     import torch
 
     from unmask.training.metrics import flops_per_token
@@ -423,4 +429,4 @@ def estimate_hours(recipe: Recipe, speed: float) -> float:
     with torch.device("meta"):
         config = recipe.model.build(vocabulary, vocabulary - 1, data.length).config
     flops = flops_per_token(config, data.length, recipe.objective, recipe.schedule) or math.nan
-    return flops * recipe.training.steps * recipe.training.batch_size * data.length / speed / 3600
+    return flops * recipe.training.steps * recipe.training.batch_size * data.length
