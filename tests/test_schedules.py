@@ -163,6 +163,13 @@ def test_times_are_evenly_spaced_whatever_the_micro_batches():
     assert torch.equal(t, torch.cat(parts))
 
 
+def test_independent_times_are_not_evenly_spaced():
+    t = draw_times(1, 3, torch.arange(4000), 4000, independent=True)
+    assert stats.kstest(t.numpy(), "uniform").pvalue > 1e-3
+    assert t.sort().values.diff().max() > 3 / 4000
+    assert torch.equal(t[5:9], draw_times(1, 3, torch.arange(5, 9), 4000, independent=True))
+
+
 def test_times_are_uniform_over_steps_and_seeds_and_depend_on_the_purpose():
     many = torch.arange(4000)
     for index in (0, 3, 7):

@@ -49,6 +49,8 @@ class TrainingConfig(Section):
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     """Whether to use torch.compile, which takes some seconds once; auto: on a GPU."""
+    times: Literal["low-discrepancy", "iid"] = "low-discrepancy"
+    """How the times of a batch are drawn: evenly spaced with one random offset, or independently."""
     seed: Seed = 0
     log_every: int = Field(default=20, ge=1)
     validate_every: int = Field(default=500, ge=1)

@@ -140,3 +140,15 @@ def test_absolute_positions_are_saved_and_cannot_be_exported(tmp_path):
     assert all(len(text) for text in lm.generate(2, length=16, steps=4))
     with pytest.raises(UnmaskError, match="absolute positions"):
         published_state(lm.denoiser)
+
+
+def test_learned_positions_are_saved_and_have_a_length(tmp_path):
+    folder = make_checkpoint(tmp_path / "model", learned_positions=True)
+    lm = load(folder, device="cpu")
+    assert lm.denoiser.learned_positions.weight.std() > 0.01
+    assert all(len(text) for text in lm.generate(2, length=16, steps=4))
+    with pytest.raises(UnmaskError, match="learned positions"):
+        published_state(lm.denoiser)
+    longer = lm.denoiser.config.max_length + 1
+    with pytest.raises(UnmaskError, match=f"data.length must be at most {longer - 1}, .*got {longer}"):
+        CheckpointSpec(path=str(folder)).build(258, 257, longer)

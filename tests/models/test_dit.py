@@ -252,6 +252,15 @@ def test_bad_configurations_are_refused(fields: dict[str, object], message: str)
         DiTConfig(**fields)
 
 
+def test_learned_positions_replace_rotary_ones() -> None:
+    model, ids = make(learned_positions=True), some_ids()
+    order = torch.randperm(L, generator=torch.Generator().manual_seed(2))
+    assert not torch.allclose(model.hidden(ids)[:, order], model.hidden(ids[:, order]), atol=1e-3)
+    assert torch.allclose(model.hidden_at(ids, order.expand(3, L)), model.hidden(ids)[:, order], atol=1e-5)
+    torch.nn.init.zeros_(model.learned_positions.weight)
+    assert torch.allclose(model.hidden(ids)[:, order], model.hidden(ids[:, order]), atol=1e-4)
+
+
 def test_mask_logit_and_integer_attention_masks() -> None:
     model, ids, mask = make(), some_ids(), torch.arange(L) < torch.tensor([[L], [7], [4]])
     logits = make(mask_logit=True)(ids).logits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,12 @@ def test_micro_batches_and_processes_share_one_global_batch(accumulation: int, p
 def test_times_of_every_micro_batch_are_stratified() -> None:
     for micro_batch in feed(4).micro_batches(2):
         assert sorted((micro_batch.noise.t * 4).long().tolist()) == [0, 1, 2, 3]
+
+
+def test_times_are_independent_if_requested() -> None:
+    independent = replace(feed(), batch_size=512, places=split_batch(512, 1), independent_times=True)
+    (micro_batch,) = independent.micro_batches(2)
+    assert micro_batch.noise.t.sort().values.diff().max() > 3 / 512
 
 
 def test_an_epoch_visits_every_row_once_and_the_next_in_another_order() -> None:

@@ -98,6 +98,8 @@ class DiTSpec(_TransformerSpec):
     cond_dim: int = Field(default=128, ge=1)
     absolute_positions: bool = False
     """Whether to add absolute positions, for rows that each hold one text; not in published weights."""
+    learned_positions: bool = False
+    """Whether a learned vector per position replaces the rotary embeddings, as in BERT; not in published weights."""
 
     def build(self, vocab_size: int, mask_token_id: int, length: int, mask_logit: bool = False) -> DiT:
         """A network for a vocabulary of vocab_size tokens (including the mask) and sequences of up to length tokens."""
@@ -107,6 +109,7 @@ class DiTSpec(_TransformerSpec):
             cond_dim=self.cond_dim,
             mask_logit=mask_logit,
             absolute_positions=self.absolute_positions,
+            learned_positions=self.learned_positions,
             **self._config_fields(vocab_size, mask_token_id, length),
         )
         return DiT(config)
@@ -150,6 +153,11 @@ class CheckpointSpec(Component):
                 "use the tokenizer of the checkpoint."
             )
         causal = is_causal_config(config)
+        if getattr(config, "learned_positions", False) and length > config.max_length:
+            raise UnmaskError(
+                f"data.length must be at most {config.max_length}, the positions that the network in '{self.path}' has "
+                f"learned, got {length}."
+            )
         config.max_length = max(config.max_length, length)
         config.dropout = config.dropout if self.dropout is None else self.dropout
         if not causal:

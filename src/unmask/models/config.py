@@ -121,6 +121,7 @@ class DiTConfig(TransformerConfig):
         mask_logit: Whether ``forward`` returns an ordinary logit for the mask token instead of -inf.
         absolute_positions: Whether to add absolute position embeddings. With rotary embeddings alone all positions of a
             fully masked sequence look the same.
+        learned_positions: Whether a learned vector per position replaces the rotary embeddings, as in BERT.
         planner_width: Hidden width of the planner head, or None without a planner.
         row_length: Tokens per training row if the network learnt the EOS tokens after a text; ``forward`` then
             continues shorter rows with masks, since it takes the end of a row for the end of the text.
@@ -136,12 +137,14 @@ class DiTConfig(TransformerConfig):
         cond_dim: int = 128,
         mask_logit: bool = False,
         absolute_positions: bool = False,
+        learned_positions: bool = False,
         planner_width: int | None = None,
         row_length: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.absolute_positions = absolute_positions
+        self.learned_positions = learned_positions
         self.conditioned = conditioned
         self.modulated = modulated or conditioned
         self.cond_dim = cond_dim

@@ -14,12 +14,13 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import AttentionMask, StaticCache, bidirectional_mask, rotary_angles
+from unmask.models.attention import AttentionMask, Rotary, StaticCache, bidirectional_mask, rotary_angles
 from unmask.models.config import EPSILON, DiTConfig, TransformerConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.layers import (
     Block,
     LayerNorm,
+    LearnedPositions,
     OutputLayer,
     PlannerHead,
     PositionEmbedding,
@@ -109,6 +110,8 @@ class Transformer(PreTrainedModel):
         """
         config = self.config
         rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
+        if getattr(config, "learned_positions", False):
+            rotary = Rotary(torch.ones_like(rotary.cos), torch.zeros_like(rotary.sin))
         x = self._embed(input_ids).to(self._compute_dtype())
         block_cond = cond if cond is None else cond.to(x.dtype)
         seeds = self._dropout_seeds(x.device)
@@ -171,7 +174,7 @@ class Transformer(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this only for weights that a checkpoint does not provide
-        if isinstance(module, (TokenEmbedding, PositionEmbedding, LayerNorm, nn.Linear)):
+        if isinstance(module, (TokenEmbedding, PositionEmbedding, LearnedPositions, LayerNorm, nn.Linear)):
             module.reset_parameters()
 
 
@@ -187,6 +190,8 @@ class DiT(Transformer):
         self.position_embed: PositionEmbedding | None = None
         if config.absolute_positions:
             self.add_absolute_positions()
+        learned = config.learned_positions
+        self.learned_positions = LearnedPositions(config.max_length, config.hidden_size) if learned else None
         width = config.planner_width
         self.loss_type = "ForMaskedLM"
         self.planner = None if width is None else PlannerHead(config.hidden_size, width)
@@ -269,7 +274,9 @@ class DiT(Transformer):
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         x = self.vocab_embed(input_ids)
-        return x if self.position_embed is None else x + self.position_embed(x.shape[1]).to(x.dtype)
+        for positions in (self.position_embed, self.learned_positions):
+            x = x if positions is None else x + positions(x.shape[1]).to(x.dtype)
+        return x
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector [B, C], or [1, C] if there is no alpha; None in a network without modulation."""

@@ -99,6 +99,21 @@ class PositionEmbedding(nn.Module):
         return self.gain * torch.cat((rotary.cos[:, 0, 0], rotary.sin[:, 0, 0]), dim=-1)
 
 
+class LearnedPositions(nn.Module):
+    """A learned vector [D] per position, [L, D] for the first L of them."""
+
+    def __init__(self, max_length: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_length, hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, length: int) -> Tensor:
+        return self.weight[:length]
+
+
 class TimestepEmbedder(nn.Module):
     """sigma [B] to a vector [B, C]: sinusoidal features, cosines first, then two linear layers."""
 

@@ -51,7 +51,7 @@ class DataFeed:
 
     `data_seed` orders the rows, `seed` draws times and masks. `places` are the indices into the global batch that this
     process works on, one tensor per micro-batch. `corrupt` masks batches ahead of their step; it is None if masking
-    depends on earlier steps. `pin` puts tensors into page-locked memory.
+    depends on earlier steps. `pin` puts tensors into page-locked memory. `independent_times` draws i.i.d. times.
     """
 
     rows: Rows
@@ -61,6 +61,7 @@ class DataFeed:
     data_seed: int
     corrupt: Callable[[Batch, Noise], Corruption] | None = None
     pin: bool = False
+    independent_times: bool = False
 
     def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
         """The micro-batches of steps start, ..., stop - 1, prepared in background threads."""
@@ -82,7 +83,7 @@ class DataFeed:
         for place in self.places:
             sample = step * self.batch_size + place
             table = self.rows[self.rows.sample(self.data_seed, sample.numpy())]
-            t = draw_times(self.seed, step, place, self.batch_size)
+            t = draw_times(self.seed, step, place, self.batch_size, independent=self.independent_times)
             noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
             batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
             corruption = None if self.corrupt is None else self.corrupt(batch, noise)

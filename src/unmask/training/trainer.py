@@ -147,6 +147,7 @@ class Trainer:
             data_seed=recipe.data.seed,
             corrupt=self.train_step.corrupt_ahead if self.train_step.schedule_learner is None else None,
             pin=accelerator.device.type == "cuda",
+            independent_times=config.times == "iid",
         )
         self.validation_rows = components.validation.spread(config.validation_rows)
         vocab_size = denoiser.config.vocab_size

@@ -425,7 +425,7 @@ def training_flops(recipe: Recipe) -> float:
 
     data = recipe.data
     tokenizer = data.tokenizer.model_dump()
-    vocabulary = VOCABULARIES.get(tokenizer.get("path", tokenizer["name"]), 50_258)
+    vocabulary = tokenizer.get("vocab_size") or VOCABULARIES.get(tokenizer.get("path", tokenizer["name"]), 50_258)
     with torch.device("meta"):
         config = recipe.model.build(vocabulary, vocabulary - 1, data.length).config
     flops = flops_per_token(config, data.length, recipe.objective, recipe.schedule) or math.nan

@@ -40,7 +40,6 @@ from unmask.objectives.d3pm import D3PM, diffusion_loss
 from unmask.objectives.subs import MaskCount, Subs
 from unmask.pipeline import load
 from unmask.process import Batch
-from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, draw_times
 
 SCHEDULES: dict[str, Any] = {
@@ -143,11 +142,8 @@ def gradient_variance(
 
 def _times(batch: Batch, draw: int, number: int, stratified: bool) -> tuple[Tensor, Tensor]:
     """[B] times of one draw for the batch with this number, independent or as in training, and [B] indices."""
-    size, device = len(batch.input_ids), batch.input_ids.device
-    sample = number * size + torch.arange(size, device=device)
-    if stratified:
-        return draw_times(number, draw, torch.arange(size, device=device), size), sample
-    return uniform(0, Purpose.TIME, draw, sample), sample
+    index = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
+    return draw_times(number, draw, index, len(index), independent=not stratified), number * len(index) + index
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:
