@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from unmask import checkpoint, registry
 from unmask.checkpoint import CheckpointConfig, save_checkpoint
 from unmask.cli import main
+from unmask.data.length_policies import Encode, Policy, SpecialTokens
+from unmask.data.rows import Rows, Tokens
 from unmask.pipeline import MaskedDiffusionLM, load
 
 LENGTH = 48
@@ -27,6 +30,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def rows_of_texts(
+    policy: Policy,
+    token_ids: Sequence[Sequence[int]],
+    length: int,
+    eos_id: int | None,
+    pad_id: int | None = None,
+    texts: Sequence[str] | None = None,
+    encode: Encode | None = None,
+    bos_id: int | None = None,
+) -> Rows:
+    """The rows of encoded texts."""
+    return policy.rows(Tokens.of(token_ids, texts), length, SpecialTokens(eos_id, pad_id, encode, bos_id))
 
 
 def make_checkpoint(folder: Path, model: str = "dit", policy: str = "packed", **options: object) -> Path:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from unmask.data.length_policies import Padded, SupervisedEOS, rows_of_texts
+from tests.conftest import rows_of_texts
+from unmask.data.length_policies import Padded, SupervisedEOS
 from unmask.data.rows import POSITIONS, TEXT_TOKENS
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import bootstrap_weights

@@ -71,13 +71,15 @@ class TemplateLayout:
             every = combinations(suffix, self._room(suffix, length)) if is_open(suffix) else [suffix]
             return [self.processor.join(one, length) for one in every]
 
-        def rows_with_suffix(ids: list[int]) -> list[list[int]]:
-            return [row(ids, tail, length) for tail in suffixes() if len(ids) + len(tail) <= length]
-
         shortest = known_size(suffix) + sum(
             part.start if isinstance(part, range) else part for part in suffix if not isinstance(part, list)
         )
-        head = self._with_lengths(prompt, length, rows_with_suffix, reserved=shortest)
+        head = self._with_lengths(
+            prompt,
+            length,
+            lambda ids: [row(ids, tail, length) for tail in suffixes() if len(ids) + len(tail) <= length],
+            reserved=shortest,
+        )
         tail = self._with_lengths(suffix, length, lambda ids: [row(head, ids, length)], reserved=len(head))
         return row(head, tail, length)
 
@@ -311,8 +313,10 @@ def _occurrences(processor: TextProcessor, text: str, words: Sequence[str]) -> l
     for word in words:
         if not word or word not in text:
             raise UnmaskError(f"keep must consist of words of the text, got {word!r}.")
-        starts = [start for start in range(len(text)) if text.startswith(word, start)]
-        spans += [(processor.with_leading_space(text, start), start + len(word)) for start in starts]
+        for start in range(len(text)):
+            if text.startswith(word, start):
+                after_space = processor.has_leading_spaces and text[:start].endswith(" ")
+                spans.append((start - after_space, start + len(word)))
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

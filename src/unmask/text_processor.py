@@ -191,7 +191,7 @@ class TextProcessor:
     # -- from texts to rows of token ids
 
     @cached_property
-    def _has_leading_spaces(self) -> bool:
+    def has_leading_spaces(self) -> bool:
         """Whether tokens begin with the space before a word."""
         return begins_with_spaces(self.tokenizer)
 
@@ -204,7 +204,7 @@ class TextProcessor:
         parts = parse_blanks(check_text(text))
         for i in range(len(parts) - 1):
             part, after = parts[i], parts[i + 1]
-            if isinstance(part, str) and not isinstance(after, str) and self._has_leading_spaces:
+            if isinstance(part, str) and not isinstance(after, str) and self.has_leading_spaces:
                 parts[i] = part.removesuffix(" ")
         known = iter(self.encode([part for part in parts if isinstance(part, str)]))
         template = [next(known) if isinstance(part, str) else part for part in parts]
@@ -225,10 +225,6 @@ class TextProcessor:
                 )
         elif is_open(template) and not known_size(template):
             raise UnmaskError("The length of a blank depends on known text; give a number, as in [MASK:3].")
-
-    def with_leading_space(self, text: str, start: int) -> int:
-        """The start of a word in a text, or of the space before it if tokens begin with spaces."""
-        return start - 1 if self._has_leading_spaces and text[:start].endswith(" ") else start
 
     def join(self, template: Template, room: int | None = None) -> list[int]:
         """Token ids of a template with blanks of fixed length; an error if it has blanks and exceeds the room."""

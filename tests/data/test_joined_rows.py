@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.conftest import rows_of_texts
 from unmask.data.joined_rows import MIX_BLOCK, JoinedRows, MixedRows, block_quotas
-from unmask.data.length_policies import Packed, Padded, rows_of_texts
+from unmask.data.length_policies import Packed, Padded
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 

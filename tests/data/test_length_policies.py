@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import rows_of_texts
 from unmask import registry
 from unmask.data import rows as row_tables
 from unmask.data.cache import TokenCache
@@ -21,7 +22,6 @@ from unmask.data.length_policies import (
     SpecialTokens,
     SupervisedEOS,
     rows_given,
-    rows_of_texts,
 )
 from unmask.data.rows import RowBatch, Rows
 from unmask.data.sources import Document

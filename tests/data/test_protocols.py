@@ -81,7 +81,6 @@ def test_training_and_validation_parts_are_the_split(tiny_data):
     split = split_source(ProtocolSource(protocol="wiki"), fraction=0.5)
     assert [document.text for document in split.documents(validation=True)] == ["Held out.\n"]
     assert split.train.documents == 5
-    assert get_protocol("wiki").data_config()["source"] == {"name": "protocol", "protocol": "wiki"}
 
 
 def test_training_text_can_be_limited(tiny_data):
@@ -174,4 +173,4 @@ def test_every_protocol_is_complete():
         assert protocol.parts
         for part in protocol.parts.values():
             assert part.files or part.source
-        json.dumps(protocol.data_config())
+        json.dumps([protocol.tokenizer, protocol.policy, protocol.length])

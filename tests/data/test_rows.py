@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from unmask.data.length_policies import Packed, Padded, rows_of_texts
+from tests.conftest import rows_of_texts
+from unmask.data.length_policies import Packed, Padded
 from unmask.data.rows import permute, prefetch
 
 

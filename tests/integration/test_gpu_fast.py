@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import rows_of_texts
 from unmask import laws
 from unmask.config import TrainingConfig
-from unmask.data.length_policies import Packed, rows_of_texts
+from unmask.data.length_policies import Packed
 from unmask.laws.base import on_device
 from unmask.models import CausalConfig, CausalLM, CausalSpec, DiTSpec
 from unmask.models import inference as compiling

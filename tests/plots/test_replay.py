@@ -31,7 +31,6 @@ from unmask.plots.replay import (
     make_page,
     quantize,
     replay_data,
-    script_json,
     select_frames,
     write_gif,
     write_pictures,
@@ -44,7 +43,7 @@ NASTY = ["</script><script>alert(1)</script>", '"quo\'tes"', "<!--", "&lt;&amp;"
 
 def test_the_changes_of_the_page_give_every_frame(mdlm):
     frames = list(mdlm.stream("héllo €", length=40, steps=9, seed=2))
-    data = json.loads(script_json(replay_data(frames)))
+    data = json.loads(json.dumps(replay_data(frames)))
     canvas = [[piece, -1, None] for piece in data["start"]]
     for frame, changed in zip(frames[1:], data["calls"], strict=True):
         for position, piece, order, confidence in changed:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unmask.data.length_policies import Packed, Padded, SupervisedEOS, rows_of_texts
+from tests.conftest import rows_of_texts
+from unmask.data.length_policies import Packed, Padded, SupervisedEOS
 from unmask.data.rows import TEXT_TOKENS
 from unmask.objectives.subs import Subs
 from unmask.optimizers.base import AdamW

@@ -25,7 +25,6 @@ from unmask.training.callbacks import (
     ProgressLines,
     RunLogger,
     Trackers,
-    check_trackers,
     make_progress,
     read_log,
 )
@@ -232,7 +231,6 @@ def service(monkeypatch: pytest.MonkeyPatch):
 
 def test_wandb_continues_the_run_of_a_folder(service, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = service("wandb")
-    check_trackers(["wandb"])
     run_trackers(["wandb"], tmp_path / "mine")
     run_trackers(["wandb"], tmp_path / "mine", step=20)
     run_trackers(["wandb"], tmp_path / "other")
@@ -264,9 +262,9 @@ def test_a_tracker_that_is_missing_or_cannot_start_stops_the_run(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("unmask.training.callbacks.find_spec", lambda name: name == "tensorboard" or None)
-        check_trackers(["tensorboard"])
+        Trackers(["tensorboard"], tmp_path, RECIPE)
         with pytest.raises(UnmaskError, match=r"'wandb', which is not installed: pip install 'unmask\[track\]', or"):
-            check_trackers(["tensorboard", "wandb"])
+            Trackers(["tensorboard", "wandb"], tmp_path, RECIPE)
     service("wandb")
     sys.modules["wandb"].init = lambda **options: (_ for _ in ()).throw(RuntimeError("no API key\nlog in"))
     with pytest.raises(UnmaskError, match=r"'wandb' could not be started \(no API key\); set it up, or remove it from"):

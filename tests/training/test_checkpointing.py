@@ -17,7 +17,6 @@ from unmask.errors import UnmaskError
 from unmask.training.checkpointing import (
     TrainerState,
     all_checkpoints,
-    checkpoint_path,
     clear_abandoned,
     find_latest,
     improves,
@@ -28,7 +27,7 @@ from unmask.training.checkpointing import (
 
 
 def make(out: Path, step: int, bits: float | None = None, **more: Any) -> Path:
-    path = checkpoint_path(out, step)
+    path = out / "checkpoints" / f"step-{step:08d}"
     (path / "state").mkdir(parents=True)
     (path / "config.json").write_text(str(step))
     state = TrainerState(step, step, 0.0, 0.0, "", {"data": {"policy": "supervised_eos"}}, bits, **more)
@@ -51,8 +50,8 @@ def test_the_folder_shows_the_latest_and_the_best(tmp_path: Path) -> None:
     for step, bits in ((1, 3.0), (2, 2.5), (3, None)):
         publish(tmp_path, make(tmp_path, step, bits), keep=3, keep_best=1)
         assert (tmp_path / "config.json").read_text() == str(step)
-    assert (tmp_path / "latest").resolve() == checkpoint_path(tmp_path, 3)
-    assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
+    assert (tmp_path / "latest").resolve() == tmp_path / "checkpoints/step-00000003"
+    assert (tmp_path / "best").resolve() == tmp_path / "checkpoints/step-00000002"
     assert improves(tmp_path, 2.4, POSITIONS)
     assert not improves(tmp_path, 2.5, POSITIONS)
     moved = tmp_path.rename(tmp_path.with_name("moved"))
@@ -69,7 +68,7 @@ def test_a_damaged_older_checkpoint_is_not_the_best_one(tmp_path: Path, content:
         state.write_bytes(text.encode("latin-1"))
     assert improves(tmp_path, 9.0, POSITIONS)
     publish(tmp_path, make(tmp_path, 2, 3.0), keep=2, keep_best=1)
-    assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
+    assert (tmp_path / "best").resolve() == tmp_path / "checkpoints/step-00000002"
 
 
 def test_old_and_half_written_checkpoints_are_removed(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_bounds_of_two_denominators_are_not_compared(tmp_path: Path) -> None:
     for step, bits in ((2, 2.2), (3, 2.3)):
         publish(tmp_path, make(tmp_path, step, bits, denominator=TEXT_TOKENS), keep=1, keep_best=1)
     assert not improves(tmp_path, 2.25, TEXT_TOKENS)
-    assert (tmp_path / "best").resolve() == checkpoint_path(tmp_path, 2)
+    assert (tmp_path / "best").resolve() == tmp_path / "checkpoints/step-00000002"
     assert len(all_checkpoints(tmp_path)) == 3, "the best per position is kept too"
     packed = TrainerState(1, 1, 0.0, 0.0, "", {"data": {"policy": {"name": "packed"}}}, 1.5)
     assert packed.divides_by(TEXT_TOKENS), "without learnt padding both are the same"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from unmask.data.length_policies import Packed, rows_of_texts
+from tests.conftest import rows_of_texts
+from unmask.data.length_policies import Packed
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.training.data_feed import DataFeed, MicroBatch, split_batch

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from tests.conftest import rows_of_texts
 from unmask.config import TrainingConfig
-from unmask.data.length_policies import Padded, rows_of_texts
+from unmask.data.length_policies import Padded
 from unmask.models import CausalSpec, DiTSpec
 from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import Noise, Objective

@@ -115,7 +115,7 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
     """Print every experiment with its runs, and how long they take at this machine's measured speed."""
     from unmask.data.protocols import get_protocol
     from unmask.evaluation.tables import experiments
-    from unmask.evaluation.tables.base import estimate_hours, measure_speed
+    from unmask.evaluation.tables.base import measure_speed, training_flops
 
     speed = measure_speed()
     rows: list[dict[str, Any]] = []
@@ -125,7 +125,7 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
         size = experiment.scale(scale)
         protocol = get_protocol(on or size.protocol)
         runs = experiment.runs(size, protocol)
-        hours = sum(estimate_hours(run.recipe, speed) for run in runs)
+        hours = sum(training_flops(run.recipe) for run in runs) / speed / 3600
         about = {"name": name, "about": experiment.about, "protocol": protocol.name}
         rows.append({**about, "runs": len(runs), "hours": hours})
     if as_json:

@@ -157,20 +157,6 @@ class Prompted(Policy):
         return PromptedRows(tokens, length, special.eos_id, special.pad_id, ids[0], self.separator)
 
 
-def rows_of_texts(
-    policy: Policy,
-    token_ids: Sequence[Sequence[int]],
-    length: int,
-    eos_id: int | None,
-    pad_id: int | None = None,
-    texts: Sequence[str] | None = None,
-    encode: Encode | None = None,
-    bos_id: int | None = None,
-) -> Rows:
-    """Return the rows of encoded texts. texts: the source of each list of ids, to count bytes and characters."""
-    return policy.rows(Tokens.of(token_ids, texts), length, SpecialTokens(eos_id, pad_id, encode, bos_id))
-
-
 def rows_given(
     policy: Policy,
     given: Sequence[Sequence[int]],

@@ -103,15 +103,6 @@ class Protocol:
                 raise
             raise UnmaskError(f"{str(error).removesuffix('.')}; or {remedy}.") from error
 
-    def data_config(self) -> dict[str, Any]:
-        """The section `data` of a recipe that trains on this protocol."""
-        return {
-            "source": {"name": "protocol", "protocol": self.name},
-            "tokenizer": dict(self.tokenizer),
-            "policy": dict(self.policy),
-            "length": self.length,
-        }
-
 
 def _find_file(path: Path) -> Path | None:
     """The file itself, or a compressed one with the same name."""

@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from unmask.data.encoding import encode, encode_one
-from unmask.data.length_policies import rows_of_texts
+from unmask.data.encoding import encode
+from unmask.data.length_policies import SpecialTokens
 from unmask.data.puzzles import PuzzleSource
-from unmask.data.rows import Rows
+from unmask.data.rows import Rows, Tokens
 from unmask.data.sources import Source
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.evaluation.statistics import (
@@ -245,14 +244,7 @@ class PuzzleEvaluation(TaskEvaluation):
 def puzzle_rows(lm: MaskedDiffusionLM, items: list[str]) -> Rows:
     """Puzzles as the model saw them in training; the question is frozen."""
     tokenizer = lm.text_processor.tokenizer
-    return rows_of_texts(
-        lm.config.policy,
-        encode(tokenizer, items),
-        lm.row_length,
-        tokenizer.eos_token_id,
-        tokenizer.pad_token_id,
-        encode=partial(encode_one, tokenizer),
-    )
+    return lm.config.policy.rows(Tokens.of(encode(tokenizer, items)), lm.row_length, SpecialTokens.of(tokenizer))
 
 
 def solve(

@@ -282,7 +282,8 @@ def make_page(frames: Sequence[Frame], caption: str = "") -> str:
     # Split before inserting, so that a placeholder in the text is left alone.
     head, rest = template.split("{{caption}}")
     body, tail = rest.split("{{replay}}")
-    return f"{head}{html.escape(caption)}{body}{script_json(replay_data(frames))}{tail}"
+    data = json.dumps(replay_data(frames), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"{head}{html.escape(caption)}{body}{data.translate(_ESCAPES)}{tail}"
 
 
 def replay_data(frames: Sequence[Frame]) -> dict[str, Any]:
@@ -302,8 +303,3 @@ def replay_data(frames: Sequence[Frame]) -> dict[str, Any]:
         "hidden": len(frames[-1].ids) - shown,
         "scale": CONFIDENCE_SCALE,
     }
-
-
-def script_json(data: Any) -> str:
-    """JSON that is safe inside a script element."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)

@@ -282,16 +282,6 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def check_trackers(names: Iterable[str]) -> None:
-    """Raise `UnmaskError` if the package of a tracker is missing."""
-    for name in names:
-        if find_spec(name) is None:
-            raise UnmaskError(
-                f"training.trackers names '{name}', which is not installed: pip install 'unmask[track]', "
-                "or leave it out."
-            )
-
-
 class Trackers(Callback):
     """Passes records on to TensorBoard, Weights & Biases or trackio, through Accelerate's trackers.
 
@@ -300,6 +290,12 @@ class Trackers(Callback):
     """
 
     def __init__(self, names: Sequence[str], out: Path, recipe: dict[str, Any]) -> None:
+        for name in names:
+            if find_spec(name) is None:
+                raise UnmaskError(
+                    f"training.trackers names '{name}', which is not installed: pip install 'unmask[track]', "
+                    "or leave it out."
+                )
         self._names = names
         self._out = out
         self._recipe = recipe

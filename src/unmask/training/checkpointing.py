@@ -100,7 +100,7 @@ def save_state(
     state: TrainerState,
 ) -> Path:
     """Write a checkpoint atomically. All processes contribute their tensors; the main process writes."""
-    path = checkpoint_path(out, state.step)
+    path = out / CHECKPOINTS / f"step-{state.step:08d}"
     files = _state_files(distributed, train_step)
     with train_step.ema.applied():
         averaged = _gather_to_main(distributed, train_step.denoiser.state_dict().items())
@@ -198,11 +198,6 @@ def _read_state(path: Path, name: str, read: Callable[[Path], T]) -> T:
             f"The checkpoint '{path}' is damaged: {name} cannot be read ({reason}); "
             "resume from the last good one with --resume auto."
         ) from error
-
-
-def checkpoint_path(out: Path, step: int) -> Path:
-    """The folder of the checkpoint after `step` steps."""
-    return out / CHECKPOINTS / f"step-{step:08d}"
 
 
 def all_checkpoints(out: Path) -> list[Path]:

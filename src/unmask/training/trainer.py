@@ -26,7 +26,7 @@ from unmask.errors import UnmaskError
 from unmask.io import atomic_text
 from unmask.likelihood import Bound
 from unmask.training.advice import Advisor, Baseline, advice_on_data
-from unmask.training.callbacks import Callback, CallbackList, RunLogger, Trackers, check_trackers
+from unmask.training.callbacks import Callback, CallbackList, RunLogger, Trackers
 from unmask.training.checkpointing import (
     RECIPE,
     Resume,
@@ -101,10 +101,9 @@ def train(
     """
     out = Path(out)
     check_fit(recipe.model, recipe.objective)
-    check_trackers(recipe.training.trackers)
+    trackers = Trackers(recipe.training.trackers, out, recipe.model_dump(mode="json"))
     accelerator = make_accelerator(recipe.training, recipe.optimizer.clip)
     distributed = Distributed(accelerator)
-    trackers = Trackers(recipe.training.trackers, out, recipe.model_dump(mode="json"))
     listeners = CallbackList([trackers, *callbacks] if distributed.is_main else [])
     with ExitStack() as held, deterministic_kernels(recipe.training.deterministic), closing(listeners):
         distributed.on_main(lambda: held.enter_context(run_lock(out)))

@@ -9,7 +9,7 @@ import pytest
 from tests.runs import StopAt
 from unmask.data.protocols import get_protocol
 from unmask.evaluation.tables import experiments
-from unmask.evaluation.tables.base import TINY, Cell, Table, Workspace, bound_cell, estimate_hours, make_run, merge
+from unmask.evaluation.tables.base import TINY, Cell, Table, Workspace, bound_cell, make_run, merge, training_flops
 from unmask.evaluation.tables.report import write_report
 from unmask.likelihood import Bound
 from unmask.training import Callback, Interrupted
@@ -96,7 +96,7 @@ def test_every_experiment_has_valid_recipes_at_every_scale():
 
 def test_hours_grow_with_the_steps():
     slow, fast = tiny_run(training={"steps": 8}), tiny_run()
-    assert estimate_hours(slow.recipe, 1e9) == pytest.approx(2 * estimate_hours(fast.recipe, 1e9))
+    assert training_flops(slow.recipe) == pytest.approx(2 * training_flops(fast.recipe))
 
 
 def test_reproduce_writes_table_figure_and_report(run, refused, tmp_path):

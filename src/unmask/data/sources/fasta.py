@@ -41,11 +41,6 @@ def reverse_complement(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(ids < len(LETTERS), complement[np.minimum(ids, len(LETTERS) - 1)], ids)[..., ::-1]
 
 
-def reverse_complement_of_text(text: str) -> str:
-    """Return the reverse complement of a sequence."""
-    return text.translate(str.maketrans(LETTERS, COMPLEMENTS))[::-1]
-
-
 class FastaSource(FileSource):
     """DNA in FASTA files and folders of them: each record is a document of A, C, G, T and N.
 
@@ -67,7 +62,10 @@ class FastaSource(FileSource):
 
 
 def read_fasta(file: InputFile, both_strands: bool = False) -> Iterator[Document]:
-    """Yield a document per record with a sequence, named by the first word of its header."""
+    """Yield a document per record with a sequence, named by the first word of its header.
+
+    The reverse complement is read from the end of a temporary copy of the sequence.
+    """
     with file.open_bytes() as stream:
         name = None
         lines = iter(partial(stream.readline, LINE_BYTES), b"")
@@ -76,17 +74,21 @@ def read_fasta(file: InputFile, both_strands: bool = False) -> Iterator[Document
                 *_, header = group
                 name = f"{file.name}#{(header[1:].decode('utf-8', 'replace').split() or [''])[0]}"
             elif name is not None:
-                parts = _sequence(group, file)
-                yield from _both_strands(name, parts) if both_strands else in_parts(name, parts)
+                with tempfile.SpooledTemporaryFile(max_size=CHUNK_BYTES) as copy:
+                    yield from in_parts(name, _sequence(group, file, copy if both_strands else None))
+                    if both_strands:
+                        yield from in_parts(name + REVERSE_SUFFIX, _reverse_complement_of(copy))
             elif any(map(bytes.strip, group)):
                 raise UnmaskError(f"{file.label} must begin with a line '>name', as FASTA does; check the file.")
 
 
-def _sequence(lines: Iterator[bytes], file: InputFile) -> Iterator[str]:
+def _sequence(lines: Iterator[bytes], file: InputFile, copy: IO[bytes] | None) -> Iterator[str]:
     while block := b"".join(islice(lines, LINES_AT_ONCE)):
         letters = block.translate(_CLEAN, _WHITE_SPACE)
         if _INVALID in letters:
             raise _invalid_letter(file)
+        if copy is not None:
+            copy.write(letters)
         yield letters.decode("ascii")
 
 
@@ -104,21 +106,8 @@ def _invalid_letter(file: InputFile) -> UnmaskError:
     return UnmaskError(f"{file.label} changed while it was read; run again when nothing writes to it.")
 
 
-def _both_strands(name: str, parts: Iterator[str]) -> Iterator[Document]:
-    """Yield a strand while copying it to a temporary file, then its reverse complement from the end of the copy."""
-    with tempfile.SpooledTemporaryFile(max_size=CHUNK_BYTES) as copy:
-        yield from in_parts(name, _copy_to(copy, parts))
-        yield from in_parts(name + REVERSE_SUFFIX, _read_reversed(copy))
-
-
-def _copy_to(copy: IO[bytes], parts: Iterator[str]) -> Iterator[str]:
-    for part in parts:
-        copy.write(part.encode("ascii"))
-        yield part
-
-
-def _read_reversed(copy: IO[bytes]) -> Iterator[str]:
+def _reverse_complement_of(copy: IO[bytes]) -> Iterator[str]:
     for end in range(copy.tell(), 0, -CHUNK_BYTES):
         start = max(end - CHUNK_BYTES, 0)
         copy.seek(start)
-        yield reverse_complement_of_text(copy.read(end - start).decode("ascii"))
+        yield copy.read(end - start).decode("ascii").translate(str.maketrans(LETTERS, COMPLEMENTS))[::-1]

@@ -57,13 +57,10 @@ def read_plain(file: InputFile, options: PlainTextOptions) -> Iterator[Document]
         elif separator == "line":
             yield from numbered(file.name, map(_without_line_end, text))
         else:
-            is_separator = str.isspace if separator == "paragraph" else partial(_is_line, separator)
+            paragraphs = separator == "paragraph"
+            is_separator = str.isspace if paragraphs else lambda line: _without_line_end(line) == separator
             groups = (lines for separates, lines in groupby(text, is_separator) if not separates)
             yield from numbered(file.name, map(_without_last_line_end, groups))
-
-
-def _is_line(text: str, line: str) -> bool:
-    return _without_line_end(line) == text
 
 
 def _without_line_end(line: str) -> str:

@@ -108,7 +108,13 @@ def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_run(label: str, protocol: Protocol, *parts: Mapping[str, Any], seed: int = 0) -> Run:
     """A run on a protocol's data; `parts` are pieces of a recipe, whose model is a DiT unless they name another."""
-    recipe = merge({"data": protocol.data_config()}, *parts, {"training": {"seed": seed}})
+    data = {
+        "source": {"name": "protocol", "protocol": protocol.name},
+        "tokenizer": dict(protocol.tokenizer),
+        "policy": dict(protocol.policy),
+        "length": protocol.length,
+    }
+    recipe = merge({"data": data}, *parts, {"training": {"seed": seed}})
     recipe["model"] = {"name": "dit", **recipe["model"]}
     return Run(label, parse_recipe(recipe), seed)
 
@@ -410,11 +416,6 @@ def measure_speed() -> float:
     flops = flops_per_token(network.config, length, recipe.objective, recipe.schedule)
     assert flops is not None
     return flops * rows * length / statistics.median(times)
-
-
-def estimate_hours(recipe: Recipe, speed: float) -> float:
-    """Hours of a training run at `speed` floating-point operations per second."""
-    return training_flops(recipe) / speed / 3600
 
 
 def training_flops(recipe: Recipe) -> float:

@@ -185,13 +185,14 @@ def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol,
     rows: dict[str, dict[str, Cell | str]] = {}
     curves = []
     epochs = []
+    length = scale.recipe.get("data", {}).get("length", protocol.length)
+    batch = scale.recipe["training"]["batch_size"] * length
     for model in COMPARED:
         best_bits = []
         for characters in scale.characters:
             of_size = {label: found[f"{model}, {characters:,} characters, {label}"] for label in REGULARISED}
             label, points = min(of_size.items(), key=lambda item: min(item[1].values()))
             step, bits = min(points.items(), key=lambda item: item[1])
-            batch = scale.recipe["training"]["batch_size"] * _length(scale, protocol)
             rows[f"{model}, {characters:,} characters"] = {
                 "best validation": Cell(bits, bound=model != "AR"),
                 "epochs": Cell(step * batch / characters),
@@ -213,10 +214,6 @@ def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol,
         axes=("unique characters", "best bits per token"),
         log_x=True,
     )
-
-
-def _length(scale: Scale, protocol: Protocol) -> int:
-    return scale.recipe.get("data", {}).get("length", protocol.length)
 
 
 def validations(workspace: Workspace, run: Run) -> dict[int, float]:
