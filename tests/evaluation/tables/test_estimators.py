@@ -28,7 +28,7 @@ def test_schedules_share_their_bound(reproduce, monkeypatch):
         assert row["gradient variance"].value > 0
         assert row["trained with it: perplexity"].bound
     variance = {name: row["variance per datapoint"].value for name, row in table.rows.items()}
-    assert variance["linear"] > variance["cosine"] > variance["log-linear"]
+    assert variance["linear"] > 2 * max(variance["cosine"], variance["log-linear"])
 
 
 def test_every_step_of_the_derivation_keeps_or_lowers_the_bound(reproduce):

@@ -23,7 +23,7 @@ from unmask.data.protocols import Protocol, get_protocol
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import atomic_text
-from unmask.likelihood import Bound
+from unmask.likelihood import OFFSETS, Bound, estimate_bound
 
 if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM
@@ -180,9 +180,9 @@ class Curve:
     x_axis: str = ""
 
     @classmethod
-    def of(cls, label: str, x: Sequence[float], cells: Sequence[Any], axis: str = "") -> Curve:
+    def of(cls, label: str, x: Sequence[float], cells: Sequence[Any], axis: str = "", x_axis: str = "") -> Curve:
         """A curve through cells, with half of their interval or else their largest error as bars."""
-        return cls(label, x, [cell.value for cell in cells], [cell.spread for cell in cells], axis)
+        return cls(label, x, [cell.value for cell in cells], [cell.spread for cell in cells], axis, x_axis)
 
 
 @dataclass(frozen=True)
@@ -322,19 +322,24 @@ class Workspace:
         self.seconds[f"{name}-{digest}"] = kept["seconds"]
         return kept["result"]
 
-    def bound(self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, **options: Any) -> Bound:
-        """The bound of a run on the test part of a protocol; `options` are those of `unmask.likelihood.evaluate`."""
+    def bound(
+        self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
+    ) -> Bound:
+        """The bound of a run on the test part of a protocol, or that of its process in so many steps."""
         from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+        from unmask.objectives.subs import Subs
 
         def compute(progress: Callable[[float], None] | None) -> dict[str, Any]:
             lm = self.load(run)
             rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
-            result = lm.evaluate(rows, seed=seed, progress=progress, **options)
-            discrete = next(iter(result.discrete.values()), None)
-            return (discrete or result.headline).as_dict()
+            if steps is None:
+                return lm.evaluate(rows, seed=seed, progress=progress).headline.as_dict()
+            denoiser, estimator = lm.prepare_denoiser(rows.length * len(rows) * OFFSETS), Subs(steps=steps)
+            return estimate_bound(denoiser, estimator, lm.config.schedule, rows, seed=seed, progress=progress).as_dict()
 
         self.train(run)
-        inputs = {"run": run.folder, "protocol": protocol.name, "documents": documents, "seed": seed, **options}
+        inputs = {"run": run.folder, "protocol": protocol.name, "documents": documents, "seed": seed}
+        inputs |= {} if steps is None else {"steps": steps}
         return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
 
 

@@ -267,8 +267,7 @@ def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: 
     rows: dict[str, dict[str, Cell | str]] = {}
     for label in PUBLISHED_BY_STEPS:
         steps = None if label == INFINITE else int(label)
-        options: dict[str, Any] = {} if steps is None else {"steps": (steps,)}
-        bound = workspace.bound(network, protocol, scale.documents, **options)
+        bound = workspace.bound(network, protocol, scale.documents, steps=steps)
         quality = judged_cells(workspace, network, judge, scale.samples, steps=steps)
         rows[label] = {
             **{column: bound_cell([bound], unit) for column, unit in units(protocol).items()},
