@@ -1,8 +1,10 @@
-"""Training tokens per second on two CPU cores by threads and their waiting policy, idle and next to a busy process.
+"""Speed of sampling and training on CPUs by threads and how they wait, relative to one thread.
 
     python benchmarks/cpu_threads.py
 
-Every measurement runs in a new process because libgomp reads its settings once.
+Each row is measured as the machine is, and next to a busy process per CPU. Every measurement runs in a new process,
+because OpenMP reads its settings once. `import unmask` selects the last row unless torch is imported before it, and the
+command line takes only as many threads as there are free CPUs.
 """
 
 from __future__ import annotations
@@ -11,20 +13,23 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
-SECONDS = 6.0
+SECONDS = 4.0
 LENGTH, BATCH, VOCABULARY = 128, 32, 1024
+CPUS = os.cpu_count() or 1
 SETTINGS = {
     "1 thread": (1, {}),
-    "2 threads, libgomp's default": (2, {}),
-    "2 threads, GOMP_SPINCOUNT=10000": (2, {"GOMP_SPINCOUNT": "10000"}),
+    f"{CPUS} threads that spin (default)": (CPUS, {}),
+    f"{CPUS} threads, passive": (CPUS, {"OMP_WAIT_POLICY": "passive"}),
 }
 
 
-def measure(threads: int) -> float:
-    """Return tokens per second of forward, backward and AdamW of the nano DiT, after three warm-up steps."""
-    import torch
+def measure(threads: int) -> tuple[float, float]:
+    """Return texts per second of the shipped model, and training steps per second of the nano DiT."""
+    import torch  # before unmask, which would set the waiting policy
 
+    import unmask
     from unmask import registry
     from unmask.objectives.base import Noise
     from unmask.objectives.subs import Subs
@@ -32,48 +37,58 @@ def measure(threads: int) -> float:
     from unmask.schedules import LogLinear
 
     torch.set_num_threads(threads)
+    lm = unmask.load(device="cpu")
     spec = registry.build("model", {"name": "dit", "size": "nano", "dropout": 0.0})
     model = spec.build(VOCABULARY, VOCABULARY - 1, LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     batch = Batch.of(torch.randint(0, VOCABULARY - 1, (BATCH, LENGTH)))
 
-    def step(number: int) -> None:
-        noise = Noise.draw(0, number, torch.arange(BATCH), torch.rand(BATCH), LENGTH)
+    def train(step: int) -> None:
+        noise = Noise.draw(0, step, torch.arange(BATCH), torch.rand(BATCH), LENGTH)
         Subs().loss(model, batch, LogLinear(), noise).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    for number in range(3):
-        step(number)
-    start, steps = time.perf_counter(), 0
+    return per_second(lambda seed: lm.generate(length=64, steps=16, seed=seed)), per_second(train)
+
+
+def per_second(work: Callable[[int], object]) -> float:
+    """Return how often `work` runs in a second, after a first time."""
+    work(0)
+    start, done = time.perf_counter(), 0
     while time.perf_counter() - start < SECONDS:
-        step(steps)
-        steps += 1
-    return steps * BATCH * LENGTH / (time.perf_counter() - start)
+        done += 1
+        work(done)
+    return done / (time.perf_counter() - start)
 
 
-def run_in_process(threads: int, settings: dict[str, str]) -> float:
+def run_in_process(threads: int, settings: dict[str, str]) -> list[float]:
     """Run `measure` in a process with these environment variables."""
     command = [sys.executable, __file__, str(threads)]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    return [float(number) for number in done.stdout.split()]
 
 
 def main() -> None:
     """Print the table."""
+    print(f"{'relative to 1 thread':<34}{'sample':>8}{'train':>8}{'sample, busy':>14}{'train, busy':>13}")
+    first: list[float] = []
     for words, (threads, settings) in SETTINGS.items():
-        idle = run_in_process(threads, settings)
-        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        speeds = run_in_process(threads, settings)
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CPUS)]
         try:
-            loaded = run_in_process(threads, settings)
+            speeds += run_in_process(threads, settings)
         finally:
-            busy.kill()
-            busy.wait()
-        print(f"{words:<34}{idle:>8.0f} idle{loaded:>8.0f} next to a busy process", flush=True)
+            for process in busy:
+                process.kill()
+                process.wait()
+        first = first or speeds
+        ratios = [speed / one for speed, one in zip(speeds, first, strict=True)]
+        print("{:<34}{:>8.2f}{:>8.2f}{:>14.2f}{:>13.2f}".format(words, *ratios), flush=True)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(measure(int(sys.argv[1])))
+        print(*measure(int(sys.argv[1])))
     else:
         main()

@@ -9,10 +9,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+    # OpenMP reads this once. Threads that spin while they wait starve each other next to a busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from unmask import constraints
@@ -21,10 +27,12 @@ if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM, load
     from unmask.registry import register
     from unmask.text_processor import Frame, Generation
+    from unmask.training.collator import DataCollatorForMaskedDiffusion
     from unmask.training.run import train
 
 _WHERE = {
     "Bound": "unmask.likelihood",
+    "DataCollatorForMaskedDiffusion": "unmask.training.collator",
     "Frame": "unmask.text_processor",
     "Generation": "unmask.text_processor",
     "MaskedDiffusionLM": "unmask.pipeline",
@@ -36,6 +44,7 @@ _WHERE = {
 
 __all__ = [
     "Bound",
+    "DataCollatorForMaskedDiffusion",
     "Frame",
     "Generation",
     "MaskedDiffusionLM",

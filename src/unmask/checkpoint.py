@@ -6,6 +6,7 @@ unmask.json is the `CheckpointConfig`: schedule, objective, length policy and pr
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from unmask import __version__
 from unmask.data.encoding import vocabulary_size
 from unmask.data.tokenizers import framed_tokenizer, open_tokenizer
 from unmask.errors import UnmaskError, reading
+from unmask.hub import download, is_hub_name
 from unmask.io import atomic_folder, is_intact, read_json, write_checksums
 from unmask.registry import build, field
 
@@ -35,10 +37,10 @@ def shipped_models() -> list[str]:
     return sorted(file.parent.name for file in SHIPPED.glob(f"*/{CONFIG_FILE}"))
 
 
-def find_checkpoint(name: str | Path | None = None) -> Path:
-    """The folder of a checkpoint: a path, the name of a shipped model, or (None) the default model.
+def find_checkpoint(name: str | Path | None = None, revision: str | None = None) -> Path:
+    """The folder of a checkpoint: a path, the name of a shipped or hub model, or (None) the default model.
 
-    A checkpoint folder on disk precedes a shipped model of the same name.
+    A checkpoint folder on disk precedes a shipped model of the same name, and any path one of the hub.
     """
     if not isinstance(name, str | PathLike | None):
         raise UnmaskError(f"A checkpoint must be a path or a name, got {name!r}.")
@@ -47,16 +49,28 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
     if str(path) in shipped_models() and (name is None or not is_checkpoint(path)):
         return SHIPPED / path
     if name in (None, "") or not os.path.exists(path):
+        if isinstance(name, str) and is_hub_name(name):
+            return download(name, revision)
         raise UnmaskError(
-            f"There is no checkpoint at '{named}'; give a folder written by 'unmask train' or 'unmask convert', or a "
-            f"shipped model: {', '.join(shipped_models()) or 'none'}."
+            f"There is no checkpoint at '{named}'; give a folder written by 'unmask train' or 'unmask convert', a name "
+            f"on the Hugging Face hub (org/name), or a shipped model: {', '.join(shipped_models()) or 'none'}."
         )
     return path
 
 
 def is_checkpoint(what: str | Path) -> bool:
     """Whether a folder on disk is a checkpoint or a run with one."""
-    return os.path.isfile(Path(what) / CONFIG_FILE)  # False for a text that is too long for a name
+    path = Path(what)
+    return os.path.isfile(path / CONFIG_FILE) or has_network(path)  # False for a text too long for a name
+
+
+def has_network(path: Path) -> bool:
+    """Whether a folder holds a network of this package, as `save_pretrained` of transformers writes it."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return str(config["model_type"]).startswith("unmask-")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 class CheckpointConfig(BaseModel):
@@ -119,7 +133,7 @@ def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: Chec
         write_checkpoint(temporary, model, tokenizer, config)
 
 
-def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
+def load_checkpoint(folder: str | Path | None = None, revision: str | None = None) -> Checkpoint:
     """Load a checkpoint folder, the last checkpoint of a run folder, or a shipped model; weights become float32.
 
     Nothing in the folder is run. Weights and tokenizer.json must match their checksums, if these are recorded; the
@@ -127,7 +141,7 @@ def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
     """
     from unmask.models.build import load_network
 
-    path = find_checkpoint(folder)
+    path = find_checkpoint(folder, revision)
     latest = path / "latest"  # training may replace it at any time, so it is resolved once
     source = latest.resolve() if (latest / CONFIG_FILE).is_file() else path
     config = read_checkpoint_config(source)
@@ -147,11 +161,35 @@ def load_checkpoint(folder: str | Path | None = None) -> Checkpoint:
 
 
 def read_checkpoint_config(path: Path) -> CheckpointConfig:
-    """Read unmask.json of a checkpoint folder."""
+    """Read unmask.json of a checkpoint folder; a network that transformers saved without it gets the defaults."""
     file = path / CONFIG_FILE
     if not file.is_file():
+        if has_network(path):
+            return _default_config(path)
         raise UnmaskError(
             f"'{path}' is not a checkpoint, it has no {CONFIG_FILE}; create one with 'unmask train' or 'convert'."
         )
     with reading(f"'{file}' cannot be read", "restore it or train again"):
         return CheckpointConfig(**read_json(file))
+
+
+def _default_config(path: Path) -> CheckpointConfig:
+    """The settings of a network without unmask.json, as far as its config and its tokenizer tell."""
+    from unmask.models.build import is_causal_config, read_config
+
+    network = read_config(path)
+    tokenizer = open_tokenizer(path) if (path / "tokenizer_config.json").exists() else None
+    causal = is_causal_config(network)
+    policy = "packed"
+    if getattr(network, "row_length", None) is not None:
+        policy = "supervised_eos"
+    elif tokenizer is not None and (eos := tokenizer.eos_token_id) is not None:
+        policy = "padded" if causal or tokenizer("")["input_ids"] == [eos] else "packed"
+    length = getattr(network, "row_length", None) or network.max_length
+    config = CheckpointConfig(objective="ar" if causal else "subs", policy=policy, length=length)
+    warnings.warn(
+        f"'{path}' has no {CONFIG_FILE}; it is opened with the objective {config.objective.name}, the schedule "
+        f"{config.schedule.name} and the length policy {policy}, rows of {length} tokens.",
+        stacklevel=2,
+    )
+    return config

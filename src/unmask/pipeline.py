@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from unmask.checkpoint import CheckpointConfig, load_checkpoint
+from unmask.checkpoint import CheckpointConfig, is_checkpoint, load_checkpoint, write_checkpoint
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
@@ -27,7 +29,9 @@ from unmask.generation_config import (
     invalid_file,
     read_generation_config,
 )
+from unmask.hub import model_card, upload
 from unmask.infilling import DEFAULT_STRENGTH, TemplateLayout, mask_around, mask_spans, mask_unlikely
+from unmask.io import atomic_folder, check_new_folder, write_checksums
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
 from unmask.models.inference import (
@@ -69,16 +73,21 @@ Moment = TypeVar("Moment", State, Frame)
 
 
 def load(
-    path: str | Path | None = None, *, device: str | torch.device | None = None, dtype: Dtype = "auto"
+    path: str | Path | None = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: Dtype = "auto",
+    revision: str | None = None,
 ) -> MaskedDiffusionLM:
-    """Open a checkpoint: a folder written by `unmask train` or `unmask convert`, or a shipped model by its name.
+    """Open a checkpoint: a folder written by `unmask train` or `unmask convert`, or a shipped or hub model by its name.
 
-    Without a path this is the shipped model `stories`. `device` defaults to the GPU if there is one. `dtype` is the
-    precision of the blocks; the default is bf16 on GPUs that support it, and float32 elsewhere.
+    Without a path this is the shipped model `stories`. A name of the Hugging Face hub is "org/name"; `revision` is one
+    of its branches, tags or commits. `device` defaults to the GPU if there is one. `dtype` is the precision of the
+    blocks; the default is bf16 on GPUs that support it, and float32 elsewhere.
     """
     selected = select_device(device)
     precision = select_dtype(dtype, selected)
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, revision)
     network = checkpoint.model.to(selected)
     if precision == torch.bfloat16:
         cast_trunk_to_bf16(network)
@@ -148,6 +157,33 @@ class MaskedDiffusionLM:
     def decode(self, ids: list[int]) -> str:
         """The text of a canvas, up to the first EOS if the length policy ends texts with it."""
         return self.text_processor.decode(ids)
+
+    # -- save
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the checkpoint atomically, with a model card, to a new folder or over one written by this method."""
+        folder = Path(folder)
+        if not is_checkpoint(folder) or any(path.is_dir() for path in folder.iterdir()):
+            check_new_folder(folder, "name a new folder")
+        with atomic_folder(folder) as temporary:
+            self._write(temporary, str(folder))
+
+    def push_to_hub(self, name: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the checkpoint with a model card to the repository "org/name" of the hub; return its address."""
+        with tempfile.TemporaryDirectory() as temporary:
+            self._write(Path(temporary), name)
+            return upload(Path(temporary), name, private=private, token=token)
+
+    def _write(self, folder: Path, name: str) -> None:
+        card = None if self.path is None else self.path / "README.md"
+        write_checkpoint(folder, self.denoiser, self.tokenizer, self.config)
+        if self.generation_config:
+            file = folder / FILE
+            stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            file.write_text(json.dumps(stored | self.generation_config, indent=2) + "\n", encoding="utf-8")
+            write_checksums(folder)
+        text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else model_card(self, name)
+        (folder / "README.md").write_text(text, encoding="utf-8")
 
     # -- generate
 

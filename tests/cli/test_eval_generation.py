@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
 from tests.judges import CONTEXT, save_judge
+from unmask.models.build import silence_transformers
 
 FIGURES = ("perplexity", "entropy", "repetition", "distinct_1", "distinct_2", "distinct_3", "tokens", "characters")
 
@@ -31,6 +33,12 @@ def generation(run, tmp_path, monkeypatch, mdlm_folder, ar_folder, judge_folder)
         return out, err
 
     return call
+
+
+def test_the_retries_of_the_hub_are_not_shown(capfd):
+    with silence_transformers():
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
+    assert capfd.readouterr() == ("", "")
 
 
 def rows_of(generation, *arguments):

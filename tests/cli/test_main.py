@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import tempfile
 import pytest
 import torch
 
+from unmask.cli import choose_threads
 from unmask.models import DiT
 
 UNMASK = (sys.executable, "-m", "unmask")
@@ -77,6 +79,44 @@ def test_torch_is_imported_only_by_verbs():
     assert results[0][1:] == ["False", "False"]
     helped = "import sys, unmask.cli; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", helped], text=True) == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "environment", "policy"),
+    [
+        ("", {}, "passive"),
+        ("", {"OMP_WAIT_POLICY": "active"}, "active"),
+        ("", {"GOMP_SPINCOUNT": "10"}, "None"),
+        ("sys.modules['torch'] = None;", {}, "None"),
+    ],
+)
+def test_threads_wait_passively_unless_the_user_chose(before, environment, policy):
+    program = f"import os, sys; {before} import unmask; print(os.environ.get('OMP_WAIT_POLICY'))"
+    clean = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | environment
+    assert subprocess.check_output([sys.executable, "-c", program], env=clean, text=True).strip() == policy
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("load", "running", "quota", "threads", "training"),
+    [
+        (0.0, 1, "max 100000", 8, 8),
+        (3.2, 4, "max 100000", 5, 8),
+        (7.9, 1, "max 100000", 8, 8),
+        (20.0, 30, "max 100000", 1, 8),
+        (0.0, 1, "150000 100000", 2, 2),
+        (20.0, 30, "150000 100000", 1, 2),
+    ],
+)
+def test_threads_are_the_free_cpus_within_the_limit_of_a_container(
+    monkeypatch, load, running, quota, threads, training
+):
+    files = {"/sys/fs/cgroup/cpu.max": quota, "/proc/loadavg": f"{load} 0 0 {running}/99 1"}
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: files[str(path)])
+    assert (choose_threads(training=False), choose_threads(training=True)) == (threads, training)
 
 
 EARLY = [

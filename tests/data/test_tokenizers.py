@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import unmask
 from unmask import registry
 from unmask.data import encoding
-from unmask.data.encoding import byte_symbols, encode, encoder_of, vocabulary_size
+from unmask.data.encoding import byte_symbols, encode, encode_one, encoder_of, vocabulary_size
 from unmask.data.sources import CorpusDigest, Document
-from unmask.data.tokenizers import BPETokenizer
+from unmask.data.tokenizers import BPETokenizer, framed_tokenizer
 from unmask.errors import UnmaskError
 
 DATA = os.environ.get("UNMASK_DATA")
@@ -218,3 +218,21 @@ def test_published_tokenizers(name, size, mask, eos, text, ids, tmp_path) -> Non
         assert encoder_of(one).identity == encoder_of(tokenizer).identity
     if name == "vocab/gpt2":
         assert [tokenizer.decode(row) for row in forged[:-1]] == [*TEXTS, FORGED]
+
+
+def test_framed_tokenizers_give_rows_as_in_training() -> None:
+    built = BPETokenizer(vocab_size=270).build(lambda: iter([Document("a", "the cat sat on the mat " * 9)]))
+    before, after, mask, eos = (
+        encode_one(built, "the"),
+        encode_one(built, " sat"),
+        built.mask_token_id,
+        built.eos_token_id,
+    )
+    text = "the [MASK] sat"
+    assert framed_tokenizer(built, 32)(text)["input_ids"] == [*before, mask, *after]
+    assert framed_tokenizer(built, 32, end=True)(text)["input_ids"] == [*before, mask, *after, eos]
+    causal = framed_tokenizer(built, 32, begin=mask)
+    assert causal("the sat")["input_ids"] == [mask, *before, *after]
+    assert (causal.pad_token_id, causal.model_max_length, causal.padding_side) == (eos, 32, "left")
+    assert encode_one(causal, text) == encode_one(framed_tokenizer(built, 32), text) == encode_one(built, text)
+    assert (built.pad_token, built("the")["input_ids"]) == (None, before), "a copy is framed"

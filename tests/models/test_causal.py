@@ -80,6 +80,14 @@ def test_labels_are_shifted_and_the_last_logits_can_be_kept() -> None:
     torch.testing.assert_close(model(ids, logits_to_keep=2).logits, output.logits[:, -2:])
 
 
+def test_the_begin_token_after_padding_is_not_predicted() -> None:
+    model, ids = make(), some_ids().clamp(max=MASK - 1)
+    ids[:, 3] = MASK
+    mask = (torch.arange(L) >= 3).expand_as(ids)
+    alone = model(ids[:, 3:], labels=ids[:, 3:]).loss
+    torch.testing.assert_close(model(ids, mask, labels=ids.masked_fill(~mask, -100)).loss, alone)
+
+
 def test_greedy_generation_follows_the_argmax() -> None:
     model = make()
     begin = torch.full((2, 1), model.config.bos_token_id)
@@ -89,6 +97,7 @@ def test_greedy_generation_follows_the_argmax() -> None:
         expected = torch.cat((expected, model(expected, use_cache=False).logits[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(model.generate(begin, max_new_tokens=6, do_sample=False), expected)
     assert model.generate(max_new_tokens=3, do_sample=False).shape == (1, 4)
+    assert model.generate(begin, max_new_tokens=100, do_sample=False).shape == (2, L)
 
 
 @pytest.mark.parametrize(("given", "bos"), [({}, MASK), ({"bos_token_id": 4}, 4), ({"bos_token_id": None}, None)])

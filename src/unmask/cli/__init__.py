@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import platform
 import sys
 import tempfile
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,6 +66,8 @@ def main() -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     warnings.formatwarning = _format_warning
+    if "torch" not in sys.modules:  # OpenMP reads this once
+        os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads(sys.argv[1:2] in (["train"], ["reproduce"]))))
     try:
         code = app(prog_name="unmask", standalone_mode=False)
         sys.stdout.flush()
@@ -101,6 +105,25 @@ def _format_warning(
     """A warning of ours is a sentence."""
     ours = Path(filename).is_relative_to(Path(__file__).parents[1])
     return f"unmask: {message}\n" if ours else f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
+def choose_threads(training: bool) -> int:
+    """The CPUs that this process may use and, unless it trains, that other processes leave free; at least one.
+
+    Training does not look at other processes because its rounding errors depend on the number of threads.
+    """
+    cpus = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpus
+    with suppress(OSError, ValueError):  # the limit of a container; "max" is none
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        allowed = min(allowed, math.ceil(int(quota) / int(period)))
+    busy = 0.0
+    if not training:
+        with suppress(OSError, AttributeError):  # not on Windows
+            busy = os.getloadavg()[0]
+        with suppress(OSError, ValueError):  # processes that run at this moment, this one included
+            busy = min(busy, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+    return max(1, min(allowed, cpus - round(busy)))
 
 
 def _exit_with(message: str, every_process: bool = False, code: int = 2) -> NoReturn:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_type_hints
 
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -395,12 +396,15 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide the progress bars of transformers, and send what its imports (DeepSpeed) print to stderr."""
+    """Hide progress bars and the hub's retries, and send what imports of transformers (DeepSpeed) print to stderr."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
+        hub_logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()

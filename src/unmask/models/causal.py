@@ -87,6 +87,8 @@ class CausalLM(Transformer, GenerationMixin):
         logits = self.head(rows[:, -logits_to_keep:])
         loss = None
         if labels is not None:
+            # the begin token of a row that is padded on the left; it has no logit
+            labels = labels.masked_fill(labels == self.config.mask_token_id, -100)
             loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss,
