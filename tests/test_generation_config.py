@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 
+import unmask
 from unmask.constraints import Words
 from unmask.errors import UnmaskError
 from unmask.generation_config import FILE, MAX_COUNT, GenerationConfig, read_generation_config
@@ -134,10 +136,11 @@ def test_defaults_are_read_from_the_checkpoint(tmp_path):
         (b'{"temperature": "hot"}', "temperature must be a valid number, got 'hot'"),
     ],
 )
-def test_a_bad_file_of_defaults_is_one_sentence(tmp_path, content, message):
-    (tmp_path / FILE).write_bytes(content)
+def test_a_bad_file_of_defaults_is_one_sentence(mdlm_folder, tmp_path, content, message):
+    folder = shutil.copytree(mdlm_folder, tmp_path / "model")
+    (folder / FILE).write_bytes(content)
     with pytest.raises(
         UnmaskError, match=rf"{FILE}' cannot be used \(.*({message}).*\); correct or delete it"
     ) as caught:
-        read_generation_config(tmp_path)
+        unmask.load(folder)
     assert "\n" not in str(caught.value)

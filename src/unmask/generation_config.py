@@ -190,7 +190,7 @@ class GenerationConfig(BaseModel):
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The defaults in the generation_config.json of a checkpoint; none without the file.
+    """The defaults in the generation_config.json of a checkpoint, which `load` checks; none without the file.
 
     Fields that only transformers has are passed over; `do_sample: false` is temperature 0, `top_k: 0` no top-k.
     """
@@ -206,7 +206,6 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
             del defaults["top_k"]
         if content.get("do_sample") is False:
             defaults["temperature"] = 0.0
-        GenerationConfig.parse(defaults, read_generation_config)
     except (ValueError, RecursionError, UnmaskError) as error:
         raise invalid_file(file, error) from error
     return defaults

@@ -17,6 +17,7 @@ from torch import Tensor
 from unmask.constraints import Automaton, Banned, Constraint, Vocabulary
 from unmask.errors import UnmaskError
 from unmask.generation_config import Constraints
+from unmask.models.inference import device_of
 from unmask.objectives.base import Noise
 from unmask.objectives.subs import MaskCount
 from unmask.process import Batch
@@ -236,12 +237,25 @@ def mask_unlikely(processor: TextProcessor, denoiser: Any, ids: list[int], stren
 
 
 @torch.no_grad()
+def most_likely_tokens(
+    processor: TextProcessor, denoiser: Any, row: list[int], top: int
+) -> list[list[tuple[str, float]]]:
+    """For every mask of a row, the `top` most likely tokens with their probabilities, from one network call."""
+    ids = torch.tensor([row], device=device_of(denoiser))
+    masked = ids == processor.mask_token_id
+    hidden = denoiser.hidden(ids, alpha=1.0 - masked.float().mean(dim=1))[masked]
+    best = denoiser.head(hidden).float().softmax(-1).topk(min(top, processor.vocab_size - 1))
+    tokens = [[processor.tokenizer.decode([one]) for one in ids] for ids in best.indices.tolist()]
+    return [list(zip(*pair, strict=True)) for pair in zip(tokens, best.values.tolist(), strict=True)]
+
+
+@torch.no_grad()
 def token_log_probs(denoiser: Any, row: Tensor, count: int) -> Tensor:
     """[count] log p of each of the first tokens of a row [L], given the tokens that are not masked with it.
 
     One network call of up to eight rows; row g masks the tokens g, g + 8, g + 16, ...
     """
-    device = getattr(denoiser, "device", row.device)
+    device = device_of(denoiser)
     row, passes = row.to(device), min(EDIT_PASSES, count)
     position = torch.arange(len(row), device=device)
     masked = (position % passes == torch.arange(passes, device=device)[:, None]) & (position < count)

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -30,28 +29,23 @@ from unmask.generation_config import (
     read_generation_config,
 )
 from unmask.hub import model_card, upload
-from unmask.infilling import DEFAULT_STRENGTH, TemplateLayout, mask_around, mask_spans, mask_unlikely
+from unmask.infilling import (
+    DEFAULT_STRENGTH,
+    TemplateLayout,
+    mask_around,
+    mask_spans,
+    mask_unlikely,
+    most_likely_tokens,
+)
 from unmask.io import atomic_folder, check_new_folder, write_checksums
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
-from unmask.models.inference import (
-    Dtype,
-    InferenceEngine,
-    cast_trunk_to_bf16,
-    device_of,
-    select_device,
-    select_dtype,
-)
+from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, device_of, select_device, select_dtype
 from unmask.random import check_seeds
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.guidance import MaskPaddedDenoiser
-from unmask.samplers.options import (
-    SamplerSpec,
-    SamplingOptions,
-    choose_sampler,
-    configure_sampler,
-)
+from unmask.samplers.options import SamplerSpec, SamplingOptions, choose_sampler, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows
 from unmask.text_processor import (
@@ -68,7 +62,6 @@ from unmask.text_processor import (
     is_open,
 )
 
-TokenRows = list[list[int]]
 Moment = TypeVar("Moment", State, Frame)
 
 
@@ -351,7 +344,6 @@ class MaskedDiffusionLM:
         config.check_sampler(sampler, self.row_length, self.text_processor.max_length)
         return self._generate(self._rows_with_blanks(checked, config), sampler, config, progress=progress)
 
-    @torch.no_grad()
     def top_tokens(self, texts: str | Sequence[str], top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For every text and every masked token of it, the `top` most likely tokens with their probabilities.
 
@@ -361,20 +353,11 @@ class MaskedDiffusionLM:
         if self.causal:
             raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
         check_count("top", top)
-        denoiser, mask = self._continue_with_masks(self.denoiser), self.text_processor.mask_token_id
-        alternatives = []
-        for row in self._rows_with_blanks(check_texts(texts, "fill"), GenerationConfig()):
-            ids = torch.tensor([row], device=self.device)
-            masked = ids == mask
-            hidden = denoiser.hidden(ids, alpha=1.0 - masked.float().mean(dim=1))[masked]
-            best = denoiser.head(hidden).float().softmax(-1).topk(min(top, self.text_processor.vocab_size - 1))
-            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            alternatives.append(
-                [[(self.tokenizer.decode([one]), p) for one, p in zip(*pair, strict=True)] for pair in rows]
-            )
-        return alternatives
+        rows = self._rows_with_blanks(check_texts(texts, "fill"), GenerationConfig())
+        denoiser = self._continue_with_masks(self.denoiser)
+        return [most_likely_tokens(self.text_processor, denoiser, row, top) for row in rows]
 
-    def _rows_with_blanks(self, texts: list[str], config: GenerationConfig) -> TokenRows:
+    def _rows_with_blanks(self, texts: list[str], config: GenerationConfig) -> list[list[int]]:
         """The rows of texts with blanks; a blank of open length gets its length."""
         for text in texts:
             if not BLANK.search(text):
@@ -393,16 +376,10 @@ class MaskedDiffusionLM:
 
         A row must contain the EOS tokens of its length policy (`unmask.data.length_policies.Policy.append_eos`).
         """
-        if not isinstance(rows, Sequence) or not rows or not all(hasattr(row, "__len__") and len(row) for row in rows):
-            raise UnmaskError("rows must be a non-empty list of non-empty lists of token ids.")
         config, sampler = self.resolve(options, self.fill_rows, whole_texts=False)
-        check_seeds(config.seed, len(rows))
-        processor = self.text_processor
-        checked = [processor.check_ids(list(row)) for row in rows]
-        for row in checked:
-            runs = groupby(row, key=lambda token: token == processor.mask_token_id)
-            processor.check_template([len(list(run)) if masked else list(run) for masked, run in runs])
-        config.check_sampler(sampler, max(map(len, checked)), processor.max_length)
+        checked = self.text_processor.check_rows(rows)
+        check_seeds(config.seed, len(checked))
+        config.check_sampler(sampler, max(map(len, checked)), self.text_processor.max_length)
         return self._generate(checked, sampler, config, progress=progress)
 
     # -- edit and rewrite
@@ -552,7 +529,7 @@ class MaskedDiffusionLM:
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
-    ) -> tuple[TokenRows, int]:
+    ) -> tuple[list[list[int]], int]:
         """A row for each prompt, and the number of tokens of each."""
         if suffix and self.causal:
             raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
@@ -569,7 +546,7 @@ class MaskedDiffusionLM:
         return rows, length
 
     def _configure(
-        self, rows: TokenRows, sampler: Sampler, config: GenerationConfig
+        self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
     ) -> tuple[SamplingOptions, Callable[[Canvas], Iterator[State]]]:
         """The options of the sampling run, and a function that runs the sampler on a canvas of some of the rows."""
         processor = self.text_processor
@@ -608,7 +585,7 @@ class MaskedDiffusionLM:
 
     def _generate(
         self,
-        rows: TokenRows,
+        rows: list[list[int]],
         sampler: Sampler,
         config: GenerationConfig,
         length: int | None = None,

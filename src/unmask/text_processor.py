@@ -267,6 +267,16 @@ class TextProcessor:
                 raise UnmaskError(f"Token ids must be integers from 0 to {self.vocab_size - 1}, got {token!r}.")
         return ids
 
+    def check_rows(self, rows: Any) -> list[list[int]]:
+        """Rows of token ids with masks as lists; an error unless the model knows all tokens and can fill the masks."""
+        if not isinstance(rows, Sequence) or not rows or not all(hasattr(row, "__len__") and len(row) for row in rows):
+            raise UnmaskError("rows must be a non-empty list of non-empty lists of token ids.")
+        checked = [self.check_ids(list(row)) for row in rows]
+        for row in checked:
+            runs = groupby(row, key=lambda token: token == self.mask_token_id)
+            self.check_template([len(list(run)) if masked else list(run) for masked, run in runs])
+        return checked
+
     def canvas(self, rows: list[list[int]], seed: int, device: torch.device) -> Canvas:
         """A canvas of rows of any lengths, padded on the right."""
         ids = _pad(rows, self.tokenizer.pad_token_id or 0, device)

@@ -22,7 +22,8 @@ from unmask.data.encoding import encode
 from unmask.data.tokenizers import check_tokenizer_file
 from unmask.errors import UnmaskError, reading
 from unmask.evaluation.statistics import Values
-from unmask.models.build import check_published_sizes, is_causal_config, silence_transformers
+from unmask.models.build import check_published_sizes, silence_transformers
+from unmask.models.config import CausalConfig
 from unmask.models.inference import Dtype, select_dtype
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Judge:
         if not known:
             raise UnmaskError(f"The judge '{name}' has neither a BOS nor an EOS token; choose another.")
         self.bos: int = known[0]
-        ours = is_causal_config(config)
+        ours = isinstance(config, CausalConfig)
         self.context = config.max_length if ours else getattr(config, "max_position_embeddings", None)
         self.max_logits = MAX_LOGITS.get(model.device.type, MAX_LOGITS["cuda"])
         self.vocab_size = self._check_causal()

@@ -142,7 +142,7 @@ class CheckpointSpec(Component):
     @property
     def causal(self) -> bool:
         """Whether the network is autoregressive."""
-        return is_causal_config(read_config(Path(self.path)))
+        return isinstance(read_config(Path(self.path)), CausalConfig)
 
     def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
         """The network in float32. The vocabulary must be that of the checkpoint; `length` may be longer."""
@@ -153,7 +153,7 @@ class CheckpointSpec(Component):
                 f"'{self.path}' has {config.vocab_size} with the mask at {config.mask_token_id}; "
                 "use the tokenizer of the checkpoint."
             )
-        causal = is_causal_config(config)
+        causal = isinstance(config, CausalConfig)
         if getattr(config, "learned_positions", False) and length > config.max_length:
             raise UnmaskError(
                 f"data.length must be at most {config.max_length}, the positions that the network in '{self.path}' has "
@@ -289,11 +289,6 @@ def _network_class(config_class: type, causal: bool | None = None) -> Any:
         if hasattr(network, "hidden") and hasattr(network, "head"):
             return network
     return None
-
-
-def is_causal_config(config: Any) -> bool:
-    """Whether networks of this configuration are autoregressive."""
-    return isinstance(config, CausalConfig)
 
 
 def load_network(path: Path, causal: bool, config: Any = None) -> Any:

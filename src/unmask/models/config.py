@@ -81,14 +81,6 @@ class TransformerConfig(PretrainedConfig):
         self.max_length = max_length
         self.rope_base = rope_base
         self.qk_norm = qk_norm
-        self._check_sizes()
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    def _check_sizes(self) -> None:
         sizes = "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio", "max_length"
         for name in sizes:
             if getattr(self, name) < 1:
@@ -101,6 +93,11 @@ class TransformerConfig(PretrainedConfig):
                 f"attention heads of an even width, got {self.hidden_size}."
             )
         self._check_token("mask_token_id", self.mask_token_id)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
 
     def _check_token(self, name: str, token: int) -> None:
         if not 0 <= token < self.vocab_size:
