@@ -91,5 +91,5 @@ def test_the_default_model_has_defaults_for_good_texts_and_its_card_names_them()
 
 def test_generated_stories_resemble_the_data():
     texts = load(device="cpu").generate(2, seed=0)
-    assert all(len(text) > 200 and text.isascii() for text in texts)
+    assert all(len(text) > 200 for text in texts)
     assert len({*STORY.lower().split()} & {*" ".join(texts).lower().split()}) > 15
