@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 
 if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM
@@ -47,7 +47,7 @@ def download(name: str, revision: str | None = None) -> Path:
         except Exception:
             raise UnmaskError(
                 f"There is no checkpoint at '{name}', and the Hugging Face hub cannot be reached to look for a model"
-                f"{version} of this name ({_first_line(error)}); connect to the internet once, or name a folder."
+                f"{version} of this name ({first_line(error)}); connect to the internet once, or name a folder."
             ) from error
 
 
@@ -61,7 +61,7 @@ def upload(folder: Path, name: str, *, private: bool | None = None, token: str |
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with unmask")
     except Exception as error:
         raise UnmaskError(
-            f"The model could not be uploaded to '{name}' ({_first_line(error)}); check the name and the connection, "
+            f"The model could not be uploaded to '{name}' ({first_line(error)}); check the name and the connection, "
             "and log in with 'hf auth login'."
         ) from error
     return str(address)
@@ -98,7 +98,3 @@ def model_card(lm: MaskedDiffusionLM, name: str) -> str:
             "",
         ]
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
