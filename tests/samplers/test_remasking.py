@@ -9,16 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.constraints import Vocabulary, Words, compile_constraints
-from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError
 from unmask.laws.chains import output_distribution, remasking_states
 from unmask.laws.tables import ConstantDenoiser, DataDistribution, RecordingDenoiser, all_canvases, random_table
 from unmask.registry import build
 from unmask.samplers.ancestral import AncestralSampler
-from unmask.samplers.base import Canvas, State, run_sampler, sample
+from unmask.samplers.base import Canvas, State, run_sampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMConfSampler, ReMDMSampler, doubt
-from unmask.samplers.token_sampling import TokenSampler
 
 V, L, MASK = 4, 3, 1
 BLANK = torch.full((L,), MASK)
@@ -101,17 +98,6 @@ def test_states_stay_consistent_while_tokens_are_masked_again(sampler):
         assert ((state.confidence == 0) == state.masked).all()
     rewritten = sum(int((after.masked & before.written).sum()) for before, after in itertools.pairwise(states))
     assert rewritten > 0 or isinstance(sampler, CorrectorSampler)
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [ReMDMSampler(steps=6, eta=0.5), ReMDMSampler(steps=6, strategy="cap_conf", eta=0.5), CorrectorSampler(steps=6)],
-)
-def test_constraints_are_kept(sampler):
-    automaton = compile_constraints([Words([2, 3])], Vocabulary(None, V, MASK), [])
-    tokens = ConstrainedTokenSampler(TokenSampler(), automaton, torch.device("cpu"))
-    state = sample(sampler, random_table(), Canvas.of(torch.full((60, L), MASK), MASK), tokens)
-    assert all([2, 3] in (row[:2], row[1:]) for row in state.ids.tolist())
 
 
 def test_published_remasking_by_confidence():

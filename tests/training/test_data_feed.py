@@ -83,11 +83,3 @@ def test_steps_differ_in_rows_times_and_masks() -> None:
 def test_more_micro_batches_than_sequences_is_refused() -> None:
     with pytest.raises(UnmaskError, match=r"batch of 4 cannot be cut into 5 micro-batches; .*accumulation"):
         split_batch(4, 5)
-
-
-def test_validation_rows_are_spread_over_the_table() -> None:
-    table = rows(40)
-    chosen = table.spread(4)
-    assert chosen[np.arange(4)].input_ids[:, 0].tolist() == [0, 10, 20, 30]
-    assert chosen.documents == table.documents
-    assert table.spread(40) is table

@@ -62,18 +62,6 @@ def test_returned_terms_hold_no_graph(objective: Objective, monkeypatch: pytest.
         assert not any(value.requires_grad for value in vars(terms).values() if value is not None)
 
 
-def test_the_average_counts_steps_from_one() -> None:
-    """After step n = 1, 2, ... its decay is (1 + n) / (10 + n)."""
-    one = make_step(Subs(), ema=0.9999, warmup=0)
-    expected = {name: parameter.detach().clone() for name, parameter in one.parameters.items()}
-    for step in range(3):
-        one.step(feed(1).micro_batches(step), step)
-        for name, parameter in one.parameters.items():
-            expected[name].lerp_(parameter.detach(), 1 - (2 + step) / (11 + step))
-    assert any(not torch.equal(expected[name], parameter) for name, parameter in one.parameters.items())
-    torch.testing.assert_close(one.ema.weights, expected, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("objective", [Subs(), AR()])
 def test_the_gradient_is_that_of_nats_per_counted_token(objective: Objective) -> None:
     one = make_step(objective)
