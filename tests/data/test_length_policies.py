@@ -25,7 +25,6 @@ from unmask.data.length_policies import (
 )
 from unmask.data.rows import RowBatch, Rows
 from unmask.data.sources import Document
-from unmask.data.split import prepare
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError
 
@@ -270,18 +269,6 @@ def test_sizes_of_answers_are_not_those_of_the_whole_text() -> None:
 def test_texts_that_are_not_a_question_and_an_answer_are_errors(policy, texts, length, message) -> None:
     with pytest.raises(UnmaskError, match=message):
         question_rows(policy, texts, length)
-
-
-@pytest.mark.parametrize(("policy", "length"), [(Overlaid(), 16), (Overlaid(asks=True), 33)])
-def test_a_corpus_of_puzzles_has_its_givens_frozen(policy: Policy, length: int) -> None:
-    source = registry.build("source", {"name": "sudoku", "box": 2, "bases": 8, "count": 40, "validation": 5})
-    corpus = prepare(source, registry.build("tokenizer", {"name": "char", "alphabet": "1234.="}))
-    train, validation = corpus.rows(policy, length)
-    assert (len(train), len(validation)) == (40, 5)
-    question, answer = [document.text for document in source.documents()][43].split("=")
-    row = validation[3]
-    assert corpus.tokenizer.decode(row.input_ids[0])[-16:] == answer
-    assert row.frozen[0, -16:].tolist() == [cell != "." for cell in question]
 
 
 def test_a_cache_gives_the_same_rows_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,6 @@ def test_one_index_gives_the_same_as_all() -> None:
     assert np.array_equal(permute(7, 3, 1000, np.arange(1000).reshape(10, 100)), whole.reshape(10, 100))
 
 
-def test_the_values_do_not_change_between_versions() -> None:
-    assert permute(0, 0, 1000, np.arange(6)).tolist() == [948, 619, 836, 162, 419, 505]
-
-
 def test_all_permutations_of_three_occur_equally_often() -> None:
     epochs = np.repeat(np.arange(3000), 3)
     permutations = permute(0, epochs, 3, np.tile(np.arange(3), 3000)).reshape(-1, 3)

@@ -137,13 +137,6 @@ def test_adaptive_samplers_write_what_is_certain_enough(sampler, tops, order):
     assert states[-1].calls.tolist() == [max(order) + 1] * 2
 
 
-def test_samplers_declare_that_they_need_a_planner():
-    assert ThresholdSampler(by="planner").needs_planner
-    assert OrderedSampler(order="planner").needs_planner
-    assert not ThresholdSampler().needs_planner
-    assert not OrderedSampler().needs_planner
-
-
 def test_the_limit_on_calls_falls_and_finished_sequences_are_left_out():
     denoiser = RecordingDenoiser(PerPosition(0.9, 0.6, 0.8, 0.65))
     ids = torch.tensor([[MASK] * 4, [MASK, 2, MASK, 2], [2] * 4])

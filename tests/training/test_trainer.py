@@ -133,21 +133,6 @@ def test_the_newest_and_the_best_checkpoints_are_kept(
     assert load_checkpoint(out / "best").config.length == 16
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"objective": {"name": "d3pm", "zero_masking": False}},
-        {"data": {"policy": "padded"}, "training": {"accumulation": 2}},
-        {"model": {"conditioned": True}, "optimizer": {"ema": 0.0}, "training": {"precision": "bf16"}},
-    ],
-)
-def test_other_objectives_policies_and_precisions_run(text: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    result = train(recipe(text, **changes), tmp_path / "run")
-    assert math.isfinite(result.bound.nats)
-    loaded = load_checkpoint(tmp_path / "run")
-    assert loaded.config.objective.name == changes.get("objective", {"name": "subs"})["name"]
-
-
 def test_a_mixture_trains_resumes_and_is_evaluated(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_text("".join(f"{name * 9} {number:03}\n" for number in range(120)))
