@@ -21,7 +21,7 @@ from unmask.data.rows import Rows
 from unmask.errors import UnmaskError, is_out_of_memory
 from unmask.models import CausalConfig, CausalLM, CheckpointSpec, DiT, DiTConfig, DiTSpec
 from unmask.models.build import read_config
-from unmask.models.inference import InferenceEngine, cast_trunk_to_bf16, has_triton, use_fused_kernels
+from unmask.models.inference import InferenceEngine, cast_trunk_to_bf16, has_triton
 from unmask.objectives.base import Objective
 from unmask.objectives.subs import Subs
 from unmask.optimizers.base import AdamW, OptimizerComponent
@@ -92,7 +92,10 @@ class Setup:
             cast_trunk_to_bf16(network)
         if self.device.type != "cuda" or not has_triton():
             return network
-        return use_fused_kernels(network) if causal else InferenceEngine(network).compile()
+        if not causal:
+            return InferenceEngine(network).compile()
+        network.fused = True  # draws use compiled kernels; the blocks stay uncompiled
+        return network
 
     def plain_network(self) -> PlainDiT:
         """Build the plain network of the same sizes; it is bidirectional and unconditioned."""

@@ -18,7 +18,6 @@ WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 SENTENCE_END = re.compile(r"[.!?…。！？][\s\"'”’»)\]]*$")
 DIVERGENCE_POINTS, MAUVE_SCALE = 25, 5
 """Points of the divergence frontier and the factor of the divergences: the defaults of mauve-text."""
-FAILURES = ("broken_words", "repeated_spans", "unfinished_quotes", "unfinished_end")
 
 
 def self_bleu(texts: Sequence[str]) -> Values:
@@ -61,7 +60,7 @@ def _closest_other(length: int, lengths: list[int]) -> int:
 def count_failures(
     texts: Sequence[str], held_out: Sequence[str] | None, are_held_out: bool = False
 ) -> dict[str, tuple[Values, Values] | None]:
-    """For each of `FAILURES`, the failures [n] of every text, and what they are divided by [n].
+    """For each kind of failure, the failures [n] of every text, and what they are divided by [n].
 
     - broken_words, of all words: no held-out text has the word. For the held-out texts themselves: no other one has it.
     - repeated_spans, of all texts: 8 consecutive words occur twice.

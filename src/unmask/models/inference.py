@@ -95,12 +95,6 @@ def compile_blocks(network: Any) -> None:
     network.fused = True
 
 
-def use_fused_kernels(network: Any) -> Any:
-    """Let draws and losses use compiled kernels; the blocks stay uncompiled."""
-    network.fused = True
-    return network
-
-
 def _with_memory_budget(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keep the results of matrix products and attention for the backward pass, and recompute cheap operations."""
 
