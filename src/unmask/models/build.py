@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -233,6 +232,7 @@ def merged_state_dict(network: nn.Module, state: Mapping[str, Tensor] | None = N
 
 WEIGHTS = "model.safetensors"
 WEIGHT_INDEX = "model.safetensors.index.json"
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 MAX_LENGTH = 1 << 24
 """Tokens of the longest sequence that a config.json may ask for."""
 
@@ -259,23 +259,16 @@ def read_config(path: Path) -> Any:
             hints |= get_type_hints(parent.__init__) if "__init__" in vars(parent) else {}
         values = {name: value for name, value in fields.items() if name in hints.keys() - {"kwargs", "return"}}
         for name, value in values.items():
-            if not _is_valid(value, hints[name]):
-                raise ValueError(f"{name} must be {getattr(hints[name], '__name__', hints[name])}, got {value!r:.80}")
+            try:
+                TypeAdapter(hints[name], config=STRICT).validate_python(value)
+            except ValidationError as error:
+                hint = getattr(hints[name], "__name__", hints[name])
+                raise ValueError(f"{name} must be {hint}, got {value!r:.80}") from error
         config = config_class(**values)
         for name in ("max_length", "row_length"):
             if (getattr(config, name, None) or 0) > MAX_LENGTH:
                 raise ValueError(f"{name} must be at most {MAX_LENGTH}, got {getattr(config, name)}")
     return config
-
-
-def _is_valid(value: Any, hint: Any) -> bool:
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    try:
-        TypeAdapter(hint).validate_python(value, strict=True)
-    except ValidationError:
-        return False
-    return True
 
 
 def _network_class(config_class: type, causal: bool | None = None) -> Any:
