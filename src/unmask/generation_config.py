@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from unmask.constraints import Constraint, as_constraints
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.random import MAX_SEED, MIN_SEED
+from unmask.random import MAX_SEED, MIN_SEED, is_integer
 from unmask.registry import explain
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -32,7 +32,7 @@ MAX_COUNT = 1_000_000
 """Largest number of texts, of tokens in a text, or of particles."""
 
 # Strict types that also take the scalars of numpy and torch.
-Integer = Annotated[int, BeforeValidator(lambda value: value.__index__() if hasattr(value, "__index__") else value)]
+Integer = Annotated[int, BeforeValidator(lambda value: value.__index__() if is_integer(value) else value)]
 Number = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, Real) else value)]
 
 
@@ -97,7 +97,7 @@ class GenerationConfig(BaseModel):
         given = {name: value for name, value in options.items() if name not in unset}
         replaced = TOKEN_FIELDS if given.get("rule") is not None else frozenset()
         replaced |= SAMPLER_FIELDS if given.keys() & {"order", "sampler"} else frozenset()
-        if not given.get("exact"):
+        if given.get("exact") is not True:
             given = {name: value for name, value in (defaults or {}).items() if name not in replaced} | given
         try:
             return cls(**given)
@@ -218,7 +218,7 @@ def invalid_file(file: Path, error: Exception) -> UnmaskError:
 
 def check_count(name: str, value: Any) -> None:
     """Raise `UnmaskError` unless a value is an integer from 1 to `MAX_COUNT`."""
-    if not hasattr(value, "__index__"):
+    if not is_integer(value):
         raise UnmaskError(f"{name} must be an integer, got {value!r}.")
     if not 1 <= value <= MAX_COUNT:
         raise UnmaskError(f"{name} must be from 1 to {MAX_COUNT}, got {value}.")

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError, first_line
+from unmask.io import HUB_TIMEOUT
 
 if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM
 
 FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.yaml"]
 """Weights, configs, tokenizer files and descriptions; nothing that holds code."""
-TIMEOUT = 3.0
-"""Seconds to wait for the first answer of the hub."""
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -34,7 +33,7 @@ def download(name: str, revision: str | None = None) -> Path:
     version = "" if revision is None else f" with the revision '{revision}'"
     files: dict[str, Any] = {"revision": revision, "allow_patterns": FILES, "ignore_patterns": "*/*"}
     try:
-        HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
+        HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT)
         return Path(snapshot_download(name, **files))
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise UnmaskError(

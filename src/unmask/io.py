@@ -24,6 +24,8 @@ STATE_CHECKSUMS = "state/checksums.json"
 CHUNK = 1 << 22
 MAX_JSON = 1 << 28
 """Bytes of the largest JSON file that is read; the largest tokenizers have about a tenth of it."""
+HUB_TIMEOUT = 2.0
+"""Seconds to wait for the first answer of the Hugging Face hub."""
 
 
 @contextmanager
@@ -231,3 +233,20 @@ def check_new_folder(path: Path, remedy: str, ignore: Sequence[str] = ()) -> Non
 def unique_names(names: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Each name, or its path if the name occurs more than once."""
     return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
+
+
+@contextmanager
+def offline_if_unreachable() -> Iterator[None]:
+    """Without a connection, libraries look into the cache of the hub at once, instead of after many retries."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    offline = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+    except Exception:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -41,7 +42,7 @@ from unmask.io import atomic_folder, check_new_folder, write_checksums
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
 from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, device_of, select_device, select_dtype
-from unmask.random import check_seeds
+from unmask.random import check_seeds, is_integer
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.guidance import MaskPaddedDenoiser
@@ -155,6 +156,8 @@ class MaskedDiffusionLM:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the checkpoint atomically, with a model card, to a new folder or over one written by this method."""
+        if not isinstance(folder, str | PathLike):
+            raise UnmaskError(f"folder must be a path, got {folder!r}.")
         folder = Path(folder)
         if not is_checkpoint(folder) or any(path.is_dir() for path in folder.iterdir()):
             check_new_folder(folder, "name a new folder")
@@ -510,7 +513,8 @@ class MaskedDiffusionLM:
         default is one token per call.
         """
         defaults = self.generation_config
-        if not whole_texts or options.get("particles") not in (None, 1):
+        particles = options.get("particles")
+        if not whole_texts or not (particles is None or (is_integer(particles) and particles == 1)):
             defaults = {name: value for name, value in defaults.items() if name not in SAMPLER_FIELDS}
         config = GenerationConfig.parse(options, method, defaults)
         return config, self.sampler(config.steps, config.order, config.sampler)

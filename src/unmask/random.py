@@ -11,6 +11,7 @@ never overflow int64 and the wrap-around is an explicit `& 0xFFFFFFFF`.
 from __future__ import annotations
 
 from enum import IntEnum
+from operator import index
 from typing import Any
 
 import torch
@@ -42,9 +43,18 @@ class Purpose(IntEnum):
 Integer = int | Tensor
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, also a scalar of numpy or torch."""
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True
+
+
 def check_seeds(seed: Any, count: int = 1) -> None:
     """Raise `UnmaskError` unless `seed` and the `count - 1` integers after it fit into 64 bits."""
-    if not hasattr(seed, "__index__"):
+    if not is_integer(seed):
         raise UnmaskError(f"seed must be an integer, got {seed!r}.")
     if not MIN_SEED <= seed <= MAX_SEED - count + 1:
         texts = f" for {count} texts" if count > 1 else ""

@@ -26,6 +26,7 @@ from unmask.data.encoding import begins_with_spaces, encode
 from unmask.data.length_policies import SpecialTokens, rows_given
 from unmask.data.rows import Tokens
 from unmask.errors import UnmaskError
+from unmask.random import is_integer
 from unmask.samplers.base import Canvas, State
 
 if TYPE_CHECKING:
@@ -263,15 +264,19 @@ class TextProcessor:
         if len(ids) > self.max_length:
             raise UnmaskError(f"The text has {len(ids)} tokens and this model reads {self.max_length}; shorten it.")
         for token in ids:
-            if not hasattr(token, "__index__") or not 0 <= token < self.vocab_size:
+            if not is_integer(token) or not 0 <= token < self.vocab_size:
                 raise UnmaskError(f"Token ids must be integers from 0 to {self.vocab_size - 1}, got {token!r}.")
         return ids
 
     def check_rows(self, rows: Any) -> list[list[int]]:
         """Rows of token ids with masks as lists; an error unless the model knows all tokens and can fill the masks."""
-        if not isinstance(rows, Sequence) or not rows or not all(hasattr(row, "__len__") and len(row) for row in rows):
+        try:
+            lists = [list(row) for row in rows]
+        except TypeError:
+            lists = []
+        if not lists or not all(lists):
             raise UnmaskError("rows must be a non-empty list of non-empty lists of token ids.")
-        checked = [self.check_ids(list(row)) for row in rows]
+        checked = [self.check_ids(row) for row in lists]
         for row in checked:
             runs = groupby(row, key=lambda token: token == self.mask_token_id)
             self.check_template([len(list(run)) if masked else list(run) for masked, run in runs])
@@ -475,7 +480,7 @@ def check_text(text: Any) -> str:
 
 def check_texts(texts: Any, verb: str) -> list[str]:
     """A string or several as a list; an error if there is none."""
-    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+    if isinstance(texts, bytes | Tensor) or not isinstance(texts, Iterable):
         raise UnmaskError(f"The texts to {verb} must be a string or a list of strings, got {texts!r}.")
     checked = [texts] if isinstance(texts, str) else [check_text(text) for text in texts]
     if not checked:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -236,8 +237,14 @@ def whole_word_dfa(word: str, absent: bool = False) -> CharacterDFA:
     return CharacterDFA(classes, transitions, at_end ^ absent, len(classes) + 1)
 
 
+def _as_plain(value: Any) -> Any:
+    """Arrays and tensors as lists or numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _is_one_of(tokens: Token | Sequence[Token], vocabulary: Vocabulary) -> Bools:
     """[V] whether a token is one of these; a string is one token."""
+    tokens = _as_plain(tokens)
     named = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
     return np.isin(np.arange(vocabulary.size), vocabulary.tokens(named))
 
@@ -246,6 +253,7 @@ def _at_positions(allowed: Bools, positions: Sequence[int] | None, vocabulary: V
     if positions is None:
         token_class = np.where(allowed & (np.arange(vocabulary.size) != vocabulary.mask), 0, -1)
         return position_automaton(token_class, np.ones((0, 1), dtype=bool))
+    positions = _as_plain(positions)
     if not isinstance(positions, Iterable):
         raise UnmaskError(f"positions must be a list such as [0], got {positions!r}.")
     return _by_position(dict.fromkeys(positions, allowed), vocabulary)

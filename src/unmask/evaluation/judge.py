@@ -7,6 +7,7 @@ as GPT-2). No EOS is appended or counted, because models differ in how a text en
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from unmask.data.encoding import encode
 from unmask.data.tokenizers import check_tokenizer_file
 from unmask.errors import UnmaskError, reading
 from unmask.evaluation.statistics import Values
+from unmask.io import offline_if_unreachable
 from unmask.models.build import check_published_sizes, silence_transformers
 from unmask.models.config import CausalConfig
 from unmask.models.inference import Dtype, select_dtype
@@ -197,7 +199,8 @@ def open_judge(name: str, device: str | torch.device | None = None, dtype: Dtype
     if path.is_dir():
         check_published_sizes(path)
     location = str(path) if path.is_dir() else name
-    return Judge(_load_model(location, name, precision).to(place), _load_tokenizer(location, name), name)
+    with nullcontext() if path.is_dir() else offline_if_unreachable():
+        return Judge(_load_model(location, name, precision).to(place), _load_tokenizer(location, name), name)
 
 
 def _load_model(location: str, name: str, dtype: torch.dtype) -> Any:

@@ -46,7 +46,11 @@ def train(
     """
     settings = []
     for key, value in (overrides or {}).items():
-        written = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+        plain = value.tolist() if hasattr(value, "tolist") else str(value) if isinstance(value, Path) else value
+        try:
+            written = yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
+        except yaml.YAMLError as error:
+            raise UnmaskError(f"{key} must be a number, a string, a list or a mapping, got {value!r}.") from error
         settings.append(f"{key}={written}")
     if isinstance(recipe, Recipe):
         if settings or text is not None or checkpoint is not None or out is None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from unmask.data.sources import Document, Source, is_saved_dataset, numbered
 from unmask.data.sources.text import find_text_field, texts_of_records
 from unmask.errors import UnmaskError
+from unmask.io import offline_if_unreachable
 
 ROWS_AT_ONCE = 256
 
@@ -56,10 +57,15 @@ class HuggingFaceSource(Source):
                 if isinstance(saved, dict) and self.split not in saved:
                     raise ValueError(f"it has no split '{self.split}' but {', '.join(saved)}")
                 return saved[self.split] if isinstance(saved, dict) else saved
-            path = str(folder) if folder.exists() else self.path
-            return datasets.load_dataset(
-                path, self.config, split=self.split, revision=self.revision, streaming=self.streaming
-            )
+            local = folder.exists()
+            with contextlib.nullcontext() if local else offline_if_unreachable():
+                return datasets.load_dataset(
+                    str(folder) if local else self.path,
+                    self.config,
+                    split=self.split,
+                    revision=self.revision,
+                    streaming=self.streaming,
+                )
 
     def _values(self, column: str) -> Iterator[Any]:
         with self._report_errors():
