@@ -60,6 +60,8 @@ AXES: dict[str, dict[str, str | type]] = {
         "text": "unmask.data.sources.text:TextSource",
         "fasta": "unmask.data.sources.fasta:FastaSource",
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
+        "parallel": "unmask.data.sources.parallel:ParallelSource",
+        "toy_translation": "unmask.data.sources.parallel:ToyTranslationSource",
         "markov": "unmask.data.puzzles:MarkovSource",
         "sudoku": "unmask.data.puzzles:SudokuSource",
         "paths": "unmask.data.puzzles:PathsSource",

@@ -249,6 +249,17 @@ def test_a_prompted_row_freezes_everything_up_to_the_first_separator() -> None:
     assert row.attention_mask[0].tolist() == [True] * 14 + [False] * 2
 
 
+def test_a_prompted_row_may_be_filled_with_eos_that_counts() -> None:
+    policy = Prompted(separator="\t", supervised_eos=True)
+    rows = question_rows(policy, ["un chat\ta cat", "x\ty"], 16, BYTES)
+    both = rows[[0, 1]]
+    assert both.frozen.sum(axis=1).tolist() == [8, 2]
+    assert both.attention_mask.all()
+    assert (both.input_ids == BYTES.eos_token_id).sum(axis=1).tolist() == [3, 13]
+    assert policy.supervises_padding
+    assert not Prompted().supervises_padding
+
+
 def test_sizes_of_answers_are_not_those_of_the_whole_text() -> None:
     for rows in (question_rows(Overlaid(), ["1..4=1234"], 4), question_rows(Prompted(), ["12=34"], 5)):
         assert rows.bytes is rows.characters is None
@@ -264,6 +275,7 @@ def test_sizes_of_answers_are_not_those_of_the_whole_text() -> None:
         (Prompted(), ["1=2", "12"], 5, "looks for '=' between a question and its answer, but document 1 has none"),
         (Prompted(separator="=:"), ["1=2"], 5, "is 2 tokens; choose"),
         (Prompted(), ["12=345"], 4, "do not fit in a row of 4"),
+        (Prompted(supervised_eos=True), ["1=2"], 5, "needs a tokenizer with an EOS token"),
     ],
 )
 def test_texts_that_are_not_a_question_and_an_answer_are_errors(policy, texts, length, message) -> None:

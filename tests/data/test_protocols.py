@@ -94,6 +94,16 @@ def test_records_are_read_by_protocol(tiny_data):
     assert [one.text for one in get_protocol("ag_news").documents("test")] == ['A title A "quoted" description']
 
 
+def test_files_in_two_languages_are_read_together(tiny_data):
+    (tiny_data / "multi30k").mkdir()
+    (tiny_data / "multi30k/val.de").write_text("Ein Hund.\nZwei\n")
+    (tiny_data / "multi30k/val.en").write_text("A dog.\nTwo\n")
+    assert [one.text for one in get_protocol("multi30k").documents("validation")] == ["Ein Hund.\tA dog.", "Zwei\tTwo"]
+    (tiny_data / "multi30k/val.en").write_text("A dog.\n")
+    with pytest.raises(UnmaskError, match="Multi30k do not have equally many lines"):
+        list(get_protocol("multi30k").documents("validation"))
+
+
 def test_parts_of_one_file_are_disjoint_and_complete(tmp_path, monkeypatch):
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
     (tmp_path / "t.txt").write_text("abcdefghij")
@@ -107,7 +117,7 @@ def test_parts_of_one_file_are_disjoint_and_complete(tmp_path, monkeypatch):
         assert found == [(0, million[0]), (million[0], million[1]), (million[1], million[2])]
 
 
-@pytest.mark.parametrize("name", ["stdlib", "a file"])
+@pytest.mark.parametrize("name", ["stdlib", "toy-translation", "a file"])
 def test_parts_are_disjoint_and_complete(tmp_path, name):
     if name == "a file":
         name = str(tmp_path / "a.txt")
@@ -161,6 +171,8 @@ def test_a_file_of_another_kind_is_refused(tiny_data):
         ("lambada", "test", 5153),
         ("ag_news", "test", 7600),
         ("wiki", "validation", 200),
+        ("multi30k", "validation", 1014),
+        ("multi30k", "test", 1000),
     ],
 )
 def test_published_sizes(name, part, documents):

@@ -17,7 +17,10 @@ SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1"]
 SMALL += ["training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in ("default", "finetune")])
+NOT_MEASURED = ("default", "finetune", "translation", "translation-ar")
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in NOT_MEASURED])
 def test_a_recipe_states_its_expected_result(name):
     expect = read_recipe(name).expect
     assert expect.bits_per_token or expect.bits_per_byte
@@ -46,6 +49,8 @@ def test_a_recipe_trains(name, tmp_path):
     if name.startswith(("sudoku", "paths")):
         small = ["data.source.count=20", "data.source.validation=4"]
         small += ["data.source.bases=8"] if name.startswith("sudoku") else []
+    elif name.startswith("translation"):
+        small = ["data.source={name: toy_translation, count: 20, validation: 4}", "data.tokenizer=byte"]
     else:
         tokenizer = "char" if name == "paper/text8" else "byte"
         source = f"data.source={{name: text, paths: ['{text}'], separator: line}}"

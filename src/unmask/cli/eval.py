@@ -14,6 +14,7 @@ from unmask.cli import common
 from unmask.cli.eval_generation import generation
 from unmask.cli.eval_harness import harness
 from unmask.cli.eval_tasks import code, puzzles
+from unmask.cli.eval_translation import translation
 from unmask.cli.eval_zero_shot import zero_shot
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ class EvalGroup(TyperGroup):
 
 app = typer.Typer(
     cls=EvalGroup,
-    help="Evaluate a checkpoint: perplexity on held-out text (the default) or on other data sets, generation, puzzles "
-    "or code.",
+    help="Evaluate a checkpoint: perplexity on held-out text (the default) or on other data sets, generation, puzzles, "
+    "code or translation.",
 )
 app.command("code")(code)
 app.command("generation")(generation)
 app.command("harness")(harness)
 app.command("puzzles")(puzzles)
+app.command("translation")(translation)
 app.command("zero-shot")(zero_shot)
 
 
@@ -84,7 +86,7 @@ def perplexity(
 
     Other evaluations: 'unmask eval zero-shot --help' for the data sets of the paper, 'unmask eval generation --help'
     for the quality of generated texts, 'unmask eval puzzles --help' for puzzles, 'unmask eval code --help' for blanks
-    in functions.
+    in functions, 'unmask eval translation --help' for BLEU.
     """
     from unmask.evaluation.perplexity import evaluation_rows
     from unmask.likelihood import count_draws

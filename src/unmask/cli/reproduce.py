@@ -51,6 +51,7 @@ def reproduce(
 
         unmask reproduce all --scale tiny
     """
+    from unmask.data.protocols import get_protocol
     from unmask.errors import UnmaskError, did_you_mean
     from unmask.evaluation.tables import experiments, get_experiment
     from unmask.evaluation.tables.base import SCALES
@@ -61,7 +62,11 @@ def reproduce(
     if what == LIST:
         _list(chosen, on, as_json)
         return
-    names = list(experiments()) if what == ALL else [get_experiment(what).name]
+    if what == ALL:
+        suited = (one for one in experiments().values() if chosen in one.scales)
+        names = [one.name for one in suited if on is None or one.fits(get_protocol(on))]
+    else:
+        names = [get_experiment(what).name]
     _run(names, chosen, on, out / scale, device, as_json, report=what == ALL)
 
 
@@ -124,6 +129,8 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
             continue
         size = experiment.scale(scale)
         protocol = get_protocol(on or size.protocol)
+        if not experiment.fits(protocol):
+            continue
         runs = experiment.runs(size, protocol)
         hours = sum(training_flops(run.recipe) for run in runs) / speed / 3600
         about = {"name": name, "about": experiment.about, "protocol": protocol.name}

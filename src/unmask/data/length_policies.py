@@ -48,8 +48,10 @@ class Policy(Component):
     ends_with_eos: ClassVar[bool] = True
     """Whether a row holds one text that ends at the first EOS."""
 
-    supervises_padding: ClassVar[bool] = False
-    """Whether a text is followed by EOS tokens that count, up to the end of the row."""
+    @property
+    def supervises_padding(self) -> bool:
+        """Whether a text is followed by EOS tokens that count, up to the end of the row."""
+        return False
 
     def append_eos(self, ids: Sequence[int], length: int, eos_id: int | None) -> list[int]:
         """Append the EOS tokens that a text of this policy has in a row of `length` tokens."""
@@ -111,7 +113,10 @@ class SupervisedEOS(Policy):
 
     overflow: Literal["split", "truncate", "error"] = "split"
     name: Literal["supervised_eos"] = "supervised_eos"
-    supervises_padding: ClassVar[bool] = True
+
+    @property
+    def supervises_padding(self) -> bool:
+        return True
 
     def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
         """Return the rows of each document in turn; every position counts."""
@@ -140,10 +145,19 @@ class Overlaid(Policy):
 
 
 class Prompted(Policy):
-    """``question=answer``, one per row: everything up to the first ``separator`` is frozen, answer and EOS count."""
+    """``question=answer``, one per row: everything up to the first ``separator`` is frozen, answer and EOS count.
+
+    supervised_eos: whether the answer is followed by EOS up to the end of the row, all of them attended and counted, so
+    that a masked model learns how long an answer is.
+    """
 
     name: Literal["prompted"] = "prompted"
     separator: str = "="
+    supervised_eos: bool = False
+
+    @property
+    def supervises_padding(self) -> bool:
+        return self.supervised_eos
 
     def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
         """Return one row per document; a document that does not fit is an error."""
@@ -154,7 +168,12 @@ class Prompted(Policy):
                 f"The separator {self.separator!r} of the policy 'prompted' is {len(ids)} tokens; "
                 "choose one that is a single token."
             )
-        return PromptedRows(tokens, length, special.eos_id, special.pad_id, ids[0], self.separator)
+        if self.supervised_eos and special.eos_id is None:
+            raise UnmaskError("data.policy.supervised_eos needs a tokenizer with an EOS token; leave it out.")
+        pad_id = special.eos_id if self.supervised_eos else special.pad_id
+        return PromptedRows(
+            tokens, length, special.eos_id, pad_id, ids[0], self.separator, supervises_padding=self.supervised_eos
+        )
 
 
 def rows_given(

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from unmask.data.sources import Document, Source, numbered
 from unmask.data.sources.files import COMPRESSIONS, InputFile
+from unmask.data.sources.parallel import SEPARATOR, join_pairs
 from unmask.data.stdlib import StdlibSource
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build
@@ -52,8 +54,9 @@ class Part:
 class Protocol:
     """A data set and how it is read.
 
-    read: the texts of a file. group: the texts of consecutive records, where a record is only a piece of one. clean:
-    undoes the tokenization of a text. stand_in: what the data replace, if they are not those of the paper.
+    read: the texts of a file. join: those of several files, by default one file after the other. group: the texts of
+    consecutive records, where a record is only a piece of one. clean: undoes the tokenization of a text. stand_in: what
+    the data replace, if they are not those of the paper.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Protocol:
     length: int
     policy: Mapping[str, Any]
     read: Callable[[Iterable[str]], Texts]
+    join: Callable[..., Texts] = chain
     group: Callable[[Iterable[str]], Texts] = iter
     clean: Callable[[str], str] = str
     stand_in: str | None = None
@@ -76,23 +80,23 @@ class Protocol:
         found = [] if root is None else [_find_file(Path(root, name)) for name in place.files]
         remedy = f"set {DATA_VARIABLE} to a folder with {' and '.join(place.files)}"
         if found and None not in found:
-            texts = self._file_texts([path for path in found if path is not None], slice(*place.characters))
+            characters = slice(*place.characters)
+            texts = self.join(*(self._file_texts(path, characters) for path in found if path is not None))
         elif place.source:
             texts = self._source_texts(place, remedy)
         else:
             raise UnmaskError(f"The {part} part of '{self.name}' is not on the Hugging Face hub; {remedy}.")
         return numbered(part, map(self.clean, texts))
 
-    def _file_texts(self, paths: Iterable[Path], characters: slice) -> Texts:
-        for path in paths:
-            file = InputFile(path, path.name, str(path))
-            try:
-                with file.open_text("strict") as lines:
-                    yield from (text[characters] for text in self.read(lines))
-            except (ValueError, KeyError, TypeError, csv.Error) as error:
-                raise UnmaskError(
-                    f"{path} is not a file of the protocol '{self.name}' ({error}); download it again."
-                ) from error
+    def _file_texts(self, path: Path, characters: slice) -> Texts:
+        file = InputFile(path, path.name, str(path))
+        try:
+            with file.open_text("strict") as lines:
+                yield from (text[characters] for text in self.read(lines))
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise UnmaskError(
+                f"{path} is not a file of the protocol '{self.name}' ({error}); download it again."
+            ) from error
 
     def _source_texts(self, place: Part, remedy: str) -> Texts:
         try:
@@ -252,6 +256,8 @@ GPT2 = {"name": "huggingface", "path": "gpt2"}
 BERT = {"name": "huggingface", "path": "bert-base-uncased"}
 PACKED = {"name": "packed"}
 PADDED = {"name": "padded", "overflow": "truncate"}
+MULTI30K_FILES: dict[PartName, str] = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
+TRANSLATED = {"name": "prompted", "separator": SEPARATOR, "supervised_eos": True}
 FILE_WORDS: dict[PartName, str] = {"train": "train", "validation": "valid", "test": "test"}
 
 
@@ -294,6 +300,10 @@ def _science(name: str, title: str) -> Protocol:
     hub = _hub("armanc/scientific_papers", "test", config=name, field="article", revision=PARQUET)
     parts: dict[PartName, Part] = {"test": Part((f"{name}/test.jsonl",), hub)}
     return _gpt2(name, f"{title} articles of the scientific-papers corpus", parts, _json_field("text"))
+
+
+def _is_of(part: PartName, document: str) -> bool:
+    return document.startswith(f"{part}#")
 
 
 def _json_field(name: str) -> Callable[[Iterable[str]], Texts]:
@@ -448,6 +458,31 @@ PROTOCOLS: dict[str, Protocol] = {
             "English Wikipedia of 2006, the articles of enwik8 without mark-up",
             {part: Part((f"wiki/wiki-{part}.txt",)) for part in ("train", "validation", "test")},
             partial(read_between, "<|endofdocument|>"),
+        ),
+        Protocol(
+            "multi30k",
+            "Multi30k, German to English, the test set of 2016",
+            {
+                part: Part(
+                    (f"multi30k/{file}.de", f"multi30k/{file}.en"),
+                    {"name": "parallel", "paths": "hf:bentrevett/multi30k", "fields": ("de", "en"), "split": part},
+                )
+                for part, file in MULTI30K_FILES.items()
+            },
+            {"name": "bpe", "vocab_size": 8192},
+            112,
+            TRANSLATED,
+            iter,
+            join=partial(join_pairs, where="The files of Multi30k"),
+        ),
+        Protocol(
+            "toy-translation",
+            "a made-up language, word by word, on every machine",
+            {part: Part(source={"name": "toy_translation"}, keep=partial(_is_of, part)) for part in get_args(PartName)},
+            {"name": "bpe", "vocab_size": 768},
+            16,
+            TRANSLATED,
+            iter,
         ),
     )
 }

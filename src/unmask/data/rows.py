@@ -449,9 +449,16 @@ class PromptedRows(DocumentRows):
     holds_texts = False
 
     def __init__(
-        self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None, separator: int, text: str
+        self,
+        tokens: Tokens,
+        length: int,
+        eos_id: int | None,
+        pad_id: int | None,
+        separator: int,
+        text: str,
+        supervises_padding: bool = False,
     ) -> None:
-        super().__init__(tokens, length, eos_id, pad_id, "error")
+        super().__init__(tokens, length, eos_id, pad_id, "error", supervises_padding)
         self._separator = separator
         places = np.flatnonzero(np.asarray(tokens.ids) == separator)
         separators = np.diff(np.searchsorted(places, self._offsets))

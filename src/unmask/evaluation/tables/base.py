@@ -252,7 +252,7 @@ class Experiment:
     """A table of the paper, or of a claim in it.
 
     runs: what it trains, for a scale and a protocol. measure: the table, of trained runs. protocols: scales that it
-    supports with their sizes.
+    supports with their sizes. translates: whether its data are pairs of texts.
     """
 
     name: str
@@ -260,6 +260,11 @@ class Experiment:
     scales: Mapping[ScaleName, Scale]
     runs: Callable[[Any, Protocol], Sequence[Run]]
     measure: Callable[[Workspace, Any, Protocol, Sequence[Run]], Table]
+    translates: bool = False
+
+    def fits(self, protocol: Protocol) -> bool:
+        """Return whether the data of a protocol are of the kind that it needs."""
+        return (protocol.policy["name"] == "prompted") == self.translates
 
     def scale(self, name: ScaleName) -> Scale:
         if name not in self.scales:
@@ -349,6 +354,9 @@ def run_experiment(experiment: Experiment, scale_name: ScaleName, on: str | None
 
     scale = experiment.scale(scale_name)
     protocol = get_protocol(on or scale.protocol)
+    if not experiment.fits(protocol):
+        kind = "pairs of texts, such as multi30k" if experiment.translates else "plain text"
+        raise UnmaskError(f"'{experiment.name}' needs {kind}, got the protocol '{protocol.name}'; choose another.")
     workspace.seconds.clear()
     table = experiment.measure(workspace, scale, protocol, experiment.runs(scale, protocol))
     command = f"unmask reproduce {experiment.name} --scale {scale_name}{f' --on {on}' if on else ''}"

@@ -1,0 +1,116 @@
+"""Translation with the source frozen: MDLM by the number of steps, and AR."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unmask.data.protocols import Protocol
+from unmask.evaluation.statistics import Estimate
+from unmask.evaluation.tables.base import (
+    SMALL,
+    TINY,
+    Cell,
+    Curve,
+    Experiment,
+    Run,
+    Scale,
+    Table,
+    Workspace,
+    make_run,
+    merge,
+)
+from unmask.evaluation.tables.language_modeling import by_label
+from unmask.evaluation.translation import measure, read_pairs, translate
+
+MODELS: dict[str, dict[str, Any]] = {
+    "MDLM": {"model": {"absolute_positions": True}, "objective": {"name": "subs", "weight": "flat"}},
+    "AR": {
+        "model": {"name": "causal"},
+        "objective": "ar",
+        "data": {"policy": {"name": "prompted", "supervised_eos": False}},
+    },
+}
+STEPS = {"1 step": 1, "4 steps": 4, "16 steps": 16, "one token per call": None}
+COLUMNS = {"BLEU": "bleu", "chrF": "chrf", "length": "length_ratio", "calls": "calls", "seconds": "seconds"}
+
+
+def translation_runs(scale: Scale, protocol: Protocol) -> list[Run]:
+    """A run for each model and training seed, with equal steps and batches."""
+    return [
+        make_run(label, protocol, merge(scale.recipe, row), seed=seed)
+        for label, row in MODELS.items()
+        for seed in range(scale.seeds)
+    ]
+
+
+def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """BLEU and chrF of MDLM for several numbers of steps, and of AR."""
+    rows: dict[str, dict[str, Cell | str]] = {}
+    found: dict[str, list[dict[str, Cell]]] = {}
+    for label, seeds in by_label(runs).items():
+        for words, steps in STEPS.items() if label == "MDLM" else [("", None)]:
+            figures = [_figures(workspace, run, protocol, scale.documents, steps) for run in seeds]
+            cells = {column: _cell([one[name] for one in figures]) for column, name in COLUMNS.items()}
+            rows[f"{label}, {words}" if words else label] = dict(cells)
+            found.setdefault(label, []).append(cells)
+    errors = f"± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else "95% bootstrap interval"
+    return Table(
+        f"Translation of {protocol.name}",
+        list(COLUMNS),
+        rows,
+        notes=[
+            f"{errors}. Equal parameters, optimiser, steps and batches. Greedy tokens, MDLM by confidence. The model "
+            "chooses the length: words written over words of the reference; calls and seconds per sentence.",
+        ],
+        curves=[
+            Curve.of(label, [cells["calls"].value for cells in some], [cells["BLEU"] for cells in some])
+            for label, some in found.items()
+        ],
+        axes=("network calls per sentence", "BLEU"),
+        log_x=True,
+    )
+
+
+def _figures(
+    workspace: Workspace, run: Run, protocol: Protocol, count: int | None, steps: int | None
+) -> dict[str, Estimate]:
+    def compute(progress: Callable[[float], None] | None) -> dict[str, Any]:
+        lm = workspace.load(run)
+        pairs = read_pairs(lm, protocol.name, count=count)
+        done = translate(lm, [source for source, _ in pairs], steps, progress=progress)
+        return {name: one.as_dict() for name, one in measure(done, [target for _, target in pairs]).items()}
+
+    workspace.train(run)
+    inputs = {"run": run.folder, "protocol": protocol.name, "pairs": count, "steps": steps}
+    kept = workspace.measure(f"translation-{run.folder}", compute, **inputs)
+    return {name: Estimate(**one) for name, one in kept.items()}
+
+
+def _cell(seeds: Sequence[Estimate]) -> Cell:
+    """The mean over training seeds with their spread, or the interval of a single one."""
+    value = statistics.fmean(one.value for one in seeds)
+    if len(seeds) > 1:
+        return Cell(value, {"seeds": statistics.stdev(one.value for one in seeds)})
+    only = seeds[0]
+    return Cell(value, interval=None if only.low is None or only.high is None else (only.low, only.high))
+
+
+EXPERIMENTS = (
+    Experiment(
+        "translation",
+        "Translation with the source frozen by MDLM and AR: BLEU and chrF by number of steps",
+        {
+            "tiny": Scale(
+                "toy-translation", merge(TINY, {"data": {"length": 16}, "training": {"steps": 200}}), documents=40
+            ),
+            "small": Scale(
+                "multi30k", merge(SMALL, {"model": {"dropout": 0.2}, "training": {"validate_every": 500}}), seeds=2
+            ),
+        },
+        translation_runs,
+        measure_translation,
+        translates=True,
+    ),
+)

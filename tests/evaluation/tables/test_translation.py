@@ -1,0 +1,36 @@
+"""The table of translation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.evaluation.tables.conftest import SMALLEST
+from unmask.errors import UnmaskError
+from unmask.evaluation.tables import get_experiment
+from unmask.evaluation.tables.base import Scale, Workspace, run_experiment
+
+
+def test_mdlm_has_a_row_for_each_number_of_steps(tmp_path):
+    pytest.importorskip("sacrebleu")
+    experiment = get_experiment("translation")
+    scale = Scale("toy-translation", SMALLEST, documents=4)
+    done = []
+    workspace = Workspace(tmp_path, lambda label: done.append(label) or ())
+    table = run_experiment(replace(experiment, scales={"tiny": scale}), "tiny", None, workspace)
+    assert done == ["MDLM, seed 0", "AR, seed 0"]
+    steps = ("1 step", "4 steps", "16 steps", "one token per call")
+    assert list(table.rows) == [*(f"MDLM, {words}" for words in steps), "AR"]
+    assert [table.rows[row]["calls"].value for row in table.rows][:2] == [1, 4]
+    assert all(row["BLEU"].interval is not None for row in table.rows.values())
+    assert (tmp_path / "translation/figure.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "message"),
+    [("translation", "stdlib", "pairs of texts"), ("table1", "toy-translation", "plain text")],
+)
+def test_data_of_another_kind_are_refused(tmp_path, name, on, message):
+    with pytest.raises(UnmaskError, match=f"'{name}' needs {message}"):
+        run_experiment(get_experiment(name), "tiny", on, Workspace(tmp_path))
