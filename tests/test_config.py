@@ -59,5 +59,5 @@ def test_a_file_that_is_not_a_recipe_is_named(tmp_path):
 def test_options_of_a_checkpoints_source_are_left_to_the_checkpoint():
     """`planner` takes its data from the checkpoint, whose source is not known before it is opened."""
     check_recipe("planner", ["data.source.count=100"], fine_tunes=True)
-    with pytest.raises(UnmaskError, match="has no option 'cuont'"):
+    with pytest.raises(UnmaskError, match=r"has no option 'data.source.cuont'"):
         check_recipe("planner", ["data.source=sudoku", "data.source.cuont=100"], fine_tunes=True)

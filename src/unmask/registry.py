@@ -139,8 +139,11 @@ def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
         raise UnmaskError(f"{axis} '{spec['name']}': {explain(error)}") from error
 
 
-def check_options(axis: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a name or a mapping as a mapping, after checking its keys; this does not import the member, or torch."""
+def check_options(axis: str, spec: str | Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return a name or a mapping as a mapping, after checking its keys; this does not import the member, or torch.
+
+    Messages name an option with the `section` of a recipe, such as "data.source.".
+    """
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
@@ -148,8 +151,8 @@ def check_options(axis: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
     name, target = _find(axis, spec["name"])
     options = _options(*target.split(":")) if isinstance(target, str) else set(target.model_fields)
     for key in spec.keys() - options:
-        choices = did_you_mean(str(key), options - {"name"})
-        raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{key}'.{choices}")
+        choices = did_you_mean(f"{section}{key}", (f"{section}{option}" for option in options - {"name"}))
+        raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{section}{key}'.{choices}")
     return {**spec, "name": name}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -111,11 +112,12 @@ def test_threads_wait_passively_unless_the_user_chose(before, environment, polic
 def test_threads_are_the_free_cpus_within_the_limit_of_a_container(
     monkeypatch, load, running, quota, threads, training
 ):
-    files = {"/sys/fs/cgroup/cpu.max": quota, "/proc/loadavg": f"{load} 0 0 {running}/99 1"}
+    looks = itertools.cycle([1, running])
+    files = {"/sys/fs/cgroup/cpu.max": lambda: quota, "/proc/loadavg": lambda: f"{load} 0 0 {next(looks)}/99 1"}
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr("pathlib.Path.read_text", lambda path: files[str(path)])
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: files[str(path)]())
     assert (choose_threads(training=False), choose_threads(training=True)) == (threads, training)
 
 
@@ -139,9 +141,14 @@ EARLY = [
     (["train", "nowhere.txt"], "'nowhere.txt' is neither"),
     (["train", "no*.txt"], "No file with text matches no*.txt"),
     (["train", "a.txt", "--from", "nowhere"], "no checkpoint at 'nowhere'"),
-    (["train", "a.txt", "model.sise=nano"], "The model 'dit' has no option 'sise'. Did you mean 'size'?"),
+    (["train", "a.txt", "model.sise=nano"], "The model 'dit' has no option 'model.sise'. Did you mean 'model.size'?"),
+    (
+        ["train", "a.txt", "data.source.fild=body"],
+        "no option 'data.source.fild'. Did you mean 'data.source.field'?",
+    ),
+    (["train", "a.txt", "schedule=cosin"], "There is no schedule named 'cosin'. Did you mean 'cosine'?"),
     (["train", "a.txt", "modle.size=nano"], "A recipe has no key 'modle'. Did you mean 'model'?"),
-    (["train", "a.txt", "schedule.powr=2"], "has no option 'powr'"),
+    (["train", "a.txt", "schedule.powr=2"], "has no option 'schedule.powr'"),
     (["train", "a.txt", "optimizer.learnig_rate=2"], "Did you mean 'learning_rate'?"),
     (["train", "a.txt", "training.steps=0"], "training.steps must be greater than or equal to 1, got 0"),
     (["train", "a.csv"], "name one, as in data.source.field=body (or --field body)."),

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from contextlib import suppress
@@ -25,6 +26,8 @@ from unmask.errors import LoneError, UnmaskError
 from unmask.io import cache_dir
 
 INTERRUPTED = 130
+LOOKS, LOOK_SECONDS = 10, 0.005
+"""How often and how far apart running processes are counted; one that waits for a disk or a pipe runs in between."""
 UsageError: Any = typer.BadParameter.__base__  # click's class; some versions of Typer bundle their own click
 
 app = typer.Typer(
@@ -121,8 +124,12 @@ def choose_threads(training: bool) -> int:
     if not training:
         with suppress(OSError, AttributeError):  # not on Windows
             busy = os.getloadavg()[0]
-        with suppress(OSError, ValueError):  # processes that run at this moment, this one included
-            busy = min(busy, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+        with suppress(OSError, ValueError):  # processes that run now, this one included: the average lags behind
+            running = []
+            for _ in range(LOOKS):
+                running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+                time.sleep(LOOK_SECONDS)
+            busy = min(busy, max(running))
     return max(1, min(allowed, cpus - round(busy)))
 
 
