@@ -334,9 +334,15 @@ def test_list_shows_members_with_their_options(reported, printed):
     assert "trained by `unmask demo` in about a minute on two cores. (nano, 500 steps of 8 rows)" in recipes
 
 
-def test_names_are_whole_at_40_columns(printed, monkeypatch):
+def test_names_are_whole_at_40_columns(printed, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "40")
     for line in printed("list").splitlines():
         assert len(line) <= 40
     out = printed("list", "recipe")
     assert all(f"  {name} " in out for name in ("stories-ar", "text8-speedrun", "paper/lm1b"))
+    (tmp_path / "a.txt").write_text("abcabcd" * 6)
+    rows = [
+        line[:12].strip()
+        for line in printed("eval", "smoke", "--data", tmp_path / "a.txt", "--precision", 1).splitlines()
+    ]
+    assert [name for name in rows if name][:5] == ["42 tokens", "bits/token", "bits/byte", "bits/char", "perplexity"]

@@ -134,7 +134,7 @@ def _print_bounds(result: Evaluation) -> None:
         table = Table(box=None, header_style="bold")
         table.add_column(f"{result.headline.tokens:,} tokens", no_wrap=True)
         for bound in shown:
-            table.add_column(bound.estimator, justify="right", no_wrap=True)
+            table.add_column(bound.estimator, justify="right", overflow="fold")
         for unit, label in UNITS.items():
             table.add_row(label, *(format_with_errors(bound, unit) for bound in shown))
         common.console.print(table)

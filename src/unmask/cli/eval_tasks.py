@@ -212,7 +212,8 @@ def _print_code(evaluation: CodeEvaluation) -> None:
 def _print_table(rows: Sequence[TaskResult], columns: dict[str, Column]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("", "tokens", "steps", *columns):
-        table.add_column(heading, no_wrap=True, justify="left" if heading in ("", "tokens") else "right")
+        left = heading in ("", "tokens")
+        table.add_column(heading, no_wrap=not heading, overflow="fold", justify="left" if left else "right")
     for row in rows:
         steps = "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
         table.add_row(row.strategy, row.rule, steps, *(column(row.metrics) for column in columns.values()))
