@@ -21,6 +21,7 @@ from unmask.likelihood import (
     Draws,
     Evaluation,
     NatTotals,
+    _data_stderr,
     agree,
     estimate_bound,
     evaluate,
@@ -270,3 +271,10 @@ def test_texts_that_cannot_be_scored_are_named(mdlm):
     ):
         with pytest.raises(UnmaskError, match=message):
             mdlm.score(texts, given=given)
+
+
+def test_a_spread_that_the_draws_hide_is_unknown():
+    """Equal documents whose draws vary: the estimate without that noise would be negative."""
+    nats = np.array([[1.0, 3.0], [3.0, 1.0], [1.0, 3.0], [3.0, 1.0]])
+    assert _data_stderr(nats, np.array([1, 1]), 2) is None
+    assert _data_stderr(nats[:1], np.array([1, 1]), 2) == pytest.approx(2.0)

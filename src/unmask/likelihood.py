@@ -60,7 +60,8 @@ class Bound:
     otherwise in records of earlier versions. `mc_stderr` is the Monte-Carlo standard error in nats (0 for an exact
     likelihood). `data_stderr`, `byte_data_stderr` and `character_data_stderr` are the standard errors of nats per
     token, byte and character from the spread over documents, times the tokens, bytes or characters; None with fewer
-    than two documents. `each` holds one bound per document if requested.
+    than two documents, or if the noise of the draws hides their spread. `each` holds one bound per document if
+    requested.
     """
 
     estimator: str
@@ -478,7 +479,8 @@ def summarise(name: str, totals: NatTotals, rows: Rows, draws: Draws, exact: boo
 def _data_stderr(nats_RD: Floats, units_D: npt.NDArray[Any], documents: int) -> float | None:
     """Standard error, in nats, of the ratio of all nats to all units over documents (docs/mathematics.md).
 
-    The residuals of the means over offsets contain the noise of the draws; its variance is subtracted.
+    The residuals of the means over offsets contain the noise of the draws; its variance is subtracted. None with fewer
+    than two documents, or if that noise hides their spread.
     """
     if documents < 2 or not units_D.sum():
         return None
@@ -486,7 +488,9 @@ def _data_stderr(nats_RD: Floats, units_D: npt.NDArray[Any], documents: int) -> 
     squares = np.square(residual_RD.mean(axis=0)).sum()
     if (offsets := len(residual_RD)) > 1:
         squares -= residual_RD.var(axis=0, ddof=1).sum() / offsets
-    return math.sqrt(documents / (documents - 1) * max(0.0, float(squares)))
+        if squares <= 0:
+            return None
+    return math.sqrt(documents / (documents - 1) * float(squares))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from unmask.cli.score import score
 from unmask.objectives.subs import MaskCount
 from unmask.pipeline import MaskedDiffusionLM
 
+UNLIKE = "~~~~~~~~ 000"
 BOOK = "a few words to be scored\n" * 8
 
 
@@ -36,9 +37,9 @@ def test_notes_explain_errors_and_padding(run, mdlm_folder, ar_folder, tmp_path,
     draws, data = "Monte-Carlo error", "data error"
     for folder, texts, shown in (
         (mdlm_folder, ["some text"], {draws}),
-        (mdlm_folder, ["some text", "other text"], {draws, data}),
+        (mdlm_folder, ["some text", UNLIKE], {draws, data}),
         (ar_folder, ["some text"], set()),
-        (ar_folder, ["some text", "other text"], {data}),
+        (ar_folder, ["some text", UNLIKE], {data}),
     ):
         out = run("score", folder, *texts, "--precision", 0.3)[1]
         assert {words for words in (draws, data) if words in out} == shown
@@ -108,8 +109,8 @@ def test_missing_training_data_are_asked_for(refused, mdlm_folder, tmp_path, mon
 
 
 def test_each_of_several_texts_has_a_row_and_so_has_the_total(printed, reported, mdlm_folder):
-    lines = printed("score", mdlm_folder, "[bold] text", "other text", "--precision", 0.5).splitlines()
-    (first,), (second,), (total,) = ([line for line in lines if word in line] for word in ("[bold]", "other", " all "))
+    lines = printed("score", mdlm_folder, "[bold] text", UNLIKE, "--precision", 0.3).splitlines()
+    (first,), (second,), (total,) = ([line for line in lines if word in line] for word in ("[bold]", UNLIKE, " all "))
     assert (first.count("±"), second.count("±"), total.count("±")) == (2, 2, 4)
     words = ["a text with spaces is no checkpoint", "nor is this one"]
     assert len(reported("score", *words, "--precision", 5)["headline"]["each"]) == 2
