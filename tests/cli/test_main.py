@@ -62,7 +62,6 @@ def test_help_is_printed_once_without_arguments(run, group):
         (["fill", "no blanks"], "has no blank"),
         (["edit", "{mdlm}"], "is a checkpoint; add the text to edit"),
         (["score", "{mdlm}"], "is a checkpoint; add the text to score"),
-        (["score", "one text", "another"], "'one text'"),
     ],
 )
 def test_bad_commands_are_one_sentence_and_exit_2(refused, mdlm_folder, arguments, words):
