@@ -22,7 +22,9 @@ def test_the_least_likely_tokens_are_rewritten(edit):
     result = edit(TEXT)
     assert result["strength"] == 0.3
     assert sum(order >= 0 for order in result["texts"][0]["order"]) == round(0.3 * len(TEXT))
-    assert min(edit(TEXT, "--strength", 1.0)["texts"][0]["order"]) == 0
+    *rewritten, final = edit(TEXT, "--strength", 1.0)["texts"][0]["order"]
+    assert min(rewritten) == 0
+    assert final == -1, "the final full stop stays"
 
 
 def test_spans_are_rewritten_and_words_kept(printed, edit, mdlm_folder):

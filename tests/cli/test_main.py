@@ -148,7 +148,7 @@ EARLY = [
     (["train", "a.txt", "schedule=cosin"], "There is no schedule named 'cosin'. Did you mean 'cosine'?"),
     (["train", "a.txt", "modle.size=nano"], "A recipe has no key 'modle'. Did you mean 'model'?"),
     (["train", "a.txt", "schedule.powr=2"], "has no option 'schedule.powr'"),
-    (["train", "a.txt", "optimizer.learnig_rate=2"], "Did you mean 'learning_rate'?"),
+    (["train", "a.txt", "optimizer.learnig_rate=2"], "Did you mean 'optimizer.learning_rate'?"),
     (["train", "a.txt", "training.steps=0"], "training.steps must be greater than or equal to 1, got 0"),
     (["train", "a.csv"], "name one, as in data.source.field=body (or --field body)."),
     (["train", "a.csv", "data.source.field=bdy"], "a.csv has no field 'bdy'. Did you mean 'body'?"),
@@ -330,11 +330,11 @@ def test_list_shows_members_with_their_options(reported, printed):
     assert "57,129 parameters" in shipped
     assert "(0.1 MB)" in shipped
     recipes = " ".join(printed("list", "recipe").split())
-    assert "trained by `unmask demo` in about a minute on two cores. (nano, 500 steps of 8 rows)" in recipes
+    assert "trained in about a minute on two cores. (nano, 500 steps of 8 rows)" in recipes
 
 
 def test_names_are_whole_at_40_columns(printed, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("unmask.cli.common.console.width", 40)
     for line in printed("list").splitlines():
         assert len(line) <= 40
     out = printed("list", "recipe")

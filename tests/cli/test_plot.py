@@ -48,8 +48,8 @@ def test_json_has_last_and_best_values(reported, runs):
         (("run", "healthy", "--out", "new/curves.png"), "'new'"),
         (("run", "healthy", "--x", "tokens"), "--x steps"),
         (("run", "healthy", "--x", "hours"), "--x"),
-        (("order", "nowhere", "--out", "order.txt"), ".png"),
-        (("order", "nowhere", "--out", "new/order.png"), "'new'"),
+        (("order", "smoke", "--out", "order.txt"), ".png"),
+        (("order", "smoke", "--out", "new/order.png"), "'new'"),
         (("order", "nowhere"), "'nowhere'"),
     ],
 )
