@@ -50,6 +50,7 @@ AXES: dict[str, dict[str, str | type]] = {
     "model": {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
+        "encoder": "unmask.models.encoder:EncoderSpec",
         "checkpoint": "unmask.models.build:CheckpointSpec",
     },
     "optimizer": {
