@@ -112,6 +112,12 @@ class Encoder(nn.Module):
         return self.network.dtype
 
     @property
+    def input_names(self) -> list[str]:
+        """What the network takes of a tokenizer's output: segments only if it was trained with two."""
+        segments = getattr(self.config.network, "type_vocab_size", 0) > 1
+        return ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
+
+    @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks."""
         lists = (module for module in self.network.base_model.modules() if isinstance(module, nn.ModuleList))
@@ -168,7 +174,7 @@ class Encoder(nn.Module):
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
         weight, bias = self._weight_and_bias(mask_logit)
-        return F.linear(rows.to(weight.dtype) if not torch.is_autocast_enabled(rows.device.type) else rows, weight, bias)
+        return F.linear(rows.to(weight.dtype), weight, bias)
 
     def projection(self) -> Projection:
         """Weight and bias of `head`, without the mask token, for losses that never store all logits."""
