@@ -71,11 +71,16 @@ def is_checkpoint(what: str | Path) -> bool:
 
 
 def has_network(path: Path) -> bool:
-    """Whether a folder holds a network, as `save_pretrained` of transformers writes it."""
+    """Whether a folder holds a network of this package, as `save_pretrained` of transformers writes it."""
+    return (_network_type(path) or "").startswith("unmask-")
+
+
+def _network_type(path: Path) -> str | None:
+    """The type of the network in a folder, or None if there is no config.json of transformers."""
     try:
-        return isinstance(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"], str)
+        return str(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return False
+        return None
 
 
 class CheckpointConfig(BaseModel):
@@ -156,6 +161,11 @@ def load_checkpoint(folder: str | Path | None = None, revision: str | None = Non
     model = load_network(source, causal=config.objective.causal)
     tokenizer = None
     if isinstance(model, Encoder) and not (source / CONFIG_FILE).is_file():
+        warnings.warn(
+            f"'{path}' is an encoder without fine-tuning, so its bound is not trained for high mask rates; "
+            f"fine-tune it with 'unmask train TEXT --from {path}'.",
+            stacklevel=2,
+        )
         tokenizer = load_published(str(source))
     elif (source / "tokenizer_config.json").exists():
         tokenizer = open_tokenizer(source)
@@ -176,7 +186,7 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read unmask.json of a checkpoint folder; a network that transformers saved without it gets the defaults."""
     file = path / CONFIG_FILE
     if not file.is_file():
-        if has_network(path):
+        if _network_type(path) is not None:
             return _default_config(path)
         raise UnmaskError(
             f"'{path}' is not a checkpoint, it has no {CONFIG_FILE}; create one with 'unmask train' or 'convert'."
@@ -193,11 +203,6 @@ def _default_config(path: Path) -> CheckpointConfig:
 
     network = read_config(path)
     if isinstance(network, EncoderConfig):
-        warnings.warn(
-            f"'{path}' is an encoder without fine-tuning, so its bound is not trained for high mask rates; "
-            f"fine-tune it with 'unmask train TEXT --from {path}'.",
-            stacklevel=2,
-        )
         return CheckpointConfig(policy="packed", length=min(network.max_length, ENCODER_LENGTH))
     tokenizer = open_tokenizer(path) if (path / "tokenizer_config.json").exists() else None
     causal = isinstance(network, CausalConfig)
