@@ -363,12 +363,12 @@ def framed_tokenizer(
     if framed.mask_token is not None and begin is None and begins_with_spaces(framed):
         framed.add_special_tokens({"mask_token": AddedToken(framed.mask_token, lstrip=True, special=True)})
     if frame is not None:
-        first, last = framed.convert_ids_to_tokens(list(frame))
+        cls, sep = map(str, framed.convert_ids_to_tokens(list(frame)))
         if framed.backend_tokenizer.post_processor is None:
             framed.backend_tokenizer.post_processor = processors.TemplateProcessing(
-                single=[first, "$A", last],
-                pair=[first, "$A", last, "$B:1", f"{last}:1"],
-                special_tokens=list(zip((first, last), frame, strict=True)),
+                single=[cls, "$A", sep],
+                pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+                special_tokens=list(zip((cls, sep), frame, strict=True)),
             )
         return framed
     first = None if begin is None else framed.convert_ids_to_tokens(begin)

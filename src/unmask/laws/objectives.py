@@ -395,7 +395,7 @@ def corruption_has_the_shares_of_bert(objective: MLM) -> Iterator[Check]:
     assert corruption.z is not None
     kept = 1 - objective.masked - objective.random
     for token in range(V):
-        expected = kept * float((token == TEXT).double().mean()) + objective.random / V
+        expected = kept * float(TEXT.eq(token).double().mean()) + objective.random / V
         expected += objective.masked * (token == MASK)
         share = float((corruption.z == token).double().mean())
         yield Check(abs(share - expected), 1e-9, f"distance of the share of token {token} from {expected:.4f}")

@@ -194,7 +194,7 @@ class Encoder(nn.Module):
         """Cast everything to a dtype but the output layer, which is untied from the embedding if it shared weights."""
         weight, bias = _output_projection(self.network)
         kept = weight.detach().clone(), None if bias is None else bias.detach().clone()
-        self.network.to(dtype)
+        nn.Module.to(self.network, dtype)
         self._kept_projection = kept
 
     def save_pretrained(
@@ -298,8 +298,8 @@ def parse_config(config_class: type[PretrainedConfig], values: dict[str, Any]) -
     common = {field.name for field in fields(PretrainedConfig)}  # type: ignore[arg-type]
     declared = {field.name for field in fields(config_class)} - common  # type: ignore[arg-type]
     known = {name: value for name, value in values.items() if name in declared | {*UNDECLARED}}
-    decoder = {name: False for name in ("is_decoder", "add_cross_attention") if name in declared}
-    return config_class(**{**known, **decoder})
+    known |= {name: False for name in ("is_decoder", "add_cross_attention") if name in declared}
+    return config_class(**known)
 
 
 def read_special_tokens(config: Any, tokenizer: Any) -> tuple[int | None, tuple[int, int] | None]:
@@ -346,7 +346,7 @@ class EncoderSpec(Component):
         roberta, distilbert = self.architecture == "roberta", self.architecture == "distilbert"
         pad = 1 if roberta and pad_token_id is None else pad_token_id
         positions = length + FRAME + (pad + 1 if roberta and pad is not None else 0)
-        options = {
+        options: dict[str, Any] = {
             "vocab_size": vocab_size,
             "dim" if distilbert else "hidden_size": self.hidden_size,
             "n_layers" if distilbert else "num_hidden_layers": self.layers,
