@@ -197,7 +197,9 @@ def test_recipes_pre_train_and_fine_tune(tmp_path):
     """The recipe bert-small, and bert-small-mdlm from its checkpoint, at a small size."""
     text = tmp_path / "my.txt"
     text.write_text(40 * TEXT)
-    make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer").mkdir()
+    vocabulary = make_tokenizer().get_vocab()
+    (tmp_path / "tokenizer" / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
     source = f"data.source={{name: text, paths: ['{text}'], separator: line}}"
     small = ["model.hidden_size=32", "model.layers=1", "model.heads=2", "data.length=16"]
     tokenizer = f"data.tokenizer.path={tmp_path / 'tokenizer'}"
@@ -205,6 +207,9 @@ def test_recipes_pre_train_and_fine_tune(tmp_path):
     assert first.bound.estimator == "mask-count"
     lm = unmask.load(first.path, device="cpu")
     assert (lm.config.objective.name, lm.denoiser.config.frame) == ("subs", (2, 3))
+    pair = AutoTokenizer.from_pretrained(first.path)("the cat", "sat")
+    assert pair["input_ids"] == [2, *lm.text_processor.encode(["the cat"])[0], 3, vocabulary["sat"], 3]
+    assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1]
     overrides = [source, f"model.path={first.path}", *QUICK]
     second = train(resolve_recipe("bert-small-mdlm", None, overrides), tmp_path / "fine-tuned")
     assert AutoModelForMaskedLM.from_pretrained(second.path).config.model_type == "bert"

@@ -364,7 +364,7 @@ def framed_tokenizer(
         framed.add_special_tokens({"mask_token": AddedToken(framed.mask_token, lstrip=True, special=True)})
     if frame is not None:
         cls, sep = map(str, framed.convert_ids_to_tokens(list(frame)))
-        if framed.backend_tokenizer.post_processor is None:
+        if framed("")["input_ids"] != list(frame):  # such as one of a plain vocabulary file
             framed.backend_tokenizer.post_processor = processors.TemplateProcessing(
                 single=[cls, "$A", sep],
                 pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
