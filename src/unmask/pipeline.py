@@ -86,7 +86,8 @@ def load(
     if precision == torch.bfloat16:
         cast_trunk_to_bf16(network)
     causal = checkpoint.config.objective.causal
-    engine = InferenceEngine(network) if selected.type == "cuda" and not causal else None
+    records = selected.type == "cuda" and not causal and getattr(network, "supports_cuda_graphs", True)
+    engine = InferenceEngine(network) if records else None
     lm = build_pipeline(network, checkpoint.tokenizer, checkpoint.config, checkpoint.path, engine)
     lm.generation_config = read_generation_config(checkpoint.path)
     try:

@@ -206,6 +206,8 @@ def predicted_share(objective: Objective, schedule: Schedule) -> float:
     """The mean share of positions that the output layer predicts."""
     if objective.causal:
         return 1.0
+    if (rate := getattr(objective, "rate", None)) is not None:
+        return rate
     midpoints = (torch.arange(1000) + 0.5) / 1000
     return float(schedule.mask_rate(midpoints).mean())
 
