@@ -176,11 +176,11 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
 def _default_config(path: Path) -> CheckpointConfig:
     """The settings of a network without unmask.json, as far as its config and its tokenizer tell."""
     from unmask.models.build import read_config
-    from unmask.models.config import CausalConfig
+    from unmask.models.config import AutoregressiveConfig
 
     network = read_config(path)
     tokenizer = open_tokenizer(path) if (path / "tokenizer_config.json").exists() else None
-    causal = isinstance(network, CausalConfig)
+    causal = isinstance(network, AutoregressiveConfig)
     policy = "packed"
     if getattr(network, "row_length", None) is not None:
         policy = "supervised_eos"

@@ -22,6 +22,7 @@ from unmask.checkpoint import CheckpointConfig
 from unmask.config import Recipe
 from unmask.data.rows import Rows
 from unmask.data.split import prepare
+from unmask.data.tokenizers import complement_map
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
 from unmask.likelihood import Bound
@@ -322,7 +323,9 @@ def build_components(
     train_rows, validation_rows = corpus.rows(data.policy, data.length)
     train_rows.check_trainable()
     torch.manual_seed(recipe.training.seed)
-    options = {"mask_logit": True} if recipe.objective.needs_mask_logit else {}
+    options: dict[str, Any] = {"mask_logit": True} if recipe.objective.needs_mask_logit else {}
+    if getattr(recipe.model, "equivariant", False):
+        options["complement_map"] = complement_map(tokenizer)
     denoiser = recipe.model.build(len(tokenizer), tokenizer.mask_token_id, data.length, **options)
     checkpoint_config = CheckpointConfig(
         schedule=recipe.schedule,
