@@ -198,14 +198,14 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
 def _default_config(path: Path) -> CheckpointConfig:
     """The settings of a network without unmask.json, as far as its config and its tokenizer tell."""
     from unmask.models.build import read_config
-    from unmask.models.config import CausalConfig
+    from unmask.models.config import AutoregressiveConfig
     from unmask.models.encoder import EncoderConfig
 
     network = read_config(path)
     if isinstance(network, EncoderConfig):
         return CheckpointConfig(policy="packed", length=min(network.max_length, ENCODER_LENGTH))
     tokenizer = open_tokenizer(path) if (path / "tokenizer_config.json").exists() else None
-    causal = isinstance(network, CausalConfig)
+    causal = isinstance(network, AutoregressiveConfig)
     policy = "packed"
     if getattr(network, "row_length", None) is not None:
         policy = "supervised_eos"

@@ -52,6 +52,11 @@ AXES: dict[str, dict[str, str | type]] = {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
         "encoder": "unmask.models.encoder:EncoderSpec",
+        "mamba": "unmask.models.ssm:MambaSpec",
+        "bimamba": "unmask.models.ssm:BiMambaSpec",
+        "caduceus-ps": "unmask.models.caduceus:CaduceusPSSpec",
+        "caduceus-ph": "unmask.models.caduceus:CaduceusPHSpec",
+        "hyena": "unmask.models.hyena:HyenaSpec",
         "checkpoint": "unmask.models.build:CheckpointSpec",
     },
     "optimizer": {

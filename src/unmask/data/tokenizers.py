@@ -119,6 +119,30 @@ class DNATokenizer(TokenizerComponent):
         return CharTokenizer(alphabet=LETTERS).build(documents)
 
 
+def complement_map(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The token on the opposite strand of DNA for every token: that of the reverse complement of its text.
+
+    Tokens that are not made of bases, such as N and the mask, map to themselves.
+    """
+    vocabulary = tokenizer.get_vocab()
+    tokens = {token: number for token, number in vocabulary.items() if token and set(token) <= {*"ACGTNacgtn"}}
+    if not {*"ACGT"} <= tokens.keys():
+        raise UnmaskError(
+            "Reverse complements need a tokenizer with the tokens A, C, G and T, and the one here has "
+            f"{len({*'ACGT'} & tokens.keys())} of them; set data.tokenizer=dna."
+        )
+    complements = list(range(max(vocabulary.values()) + 1))
+    for token, number in tokens.items():
+        opposite = token.translate(str.maketrans("ACGTacgt", "TGCAtgca"))[::-1]
+        if opposite not in tokens:
+            raise UnmaskError(
+                f"Reverse complements need the token '{opposite}', the opposite of '{token}', which the tokenizer does "
+                "not have; set data.tokenizer=dna."
+            )
+        complements[number] = tokens[opposite]
+    return complements
+
+
 class BPETokenizer(TokenizerComponent):
     """Byte-level byte-pair encoding, trained on the training documents. Decoding restores every text.
 

@@ -24,7 +24,7 @@ from unmask.data.tokenizers import load_published
 from unmask.errors import UnmaskError, did_you_mean, reading
 from unmask.io import CHECKSUMS, is_intact, read_json
 from unmask.models.causal import CausalLM
-from unmask.models.config import CausalConfig, DiTConfig
+from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.dit import DiT
 from unmask.models.encoder import Encoder, EncoderConfig, network_class, parse_config, read_special_tokens
 from unmask.models.layers import Dropout, PlannerHead
@@ -144,7 +144,7 @@ class CheckpointSpec(Component):
     @property
     def causal(self) -> bool:
         """Whether the network is autoregressive."""
-        return isinstance(read_config(Path(self.path)), CausalConfig)
+        return isinstance(read_config(Path(self.path)), AutoregressiveConfig)
 
     def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
         """The network in float32. The vocabulary must be that of the checkpoint; `length` may be longer."""
@@ -157,7 +157,7 @@ class CheckpointSpec(Component):
                 f"'{self.path}' has {config.vocab_size} with the mask at {config.mask_token_id}; "
                 "use the tokenizer of the checkpoint."
             )
-        causal = isinstance(config, CausalConfig)
+        causal = isinstance(config, AutoregressiveConfig)
         if (encoder or getattr(config, "learned_positions", False)) and length > config.max_length:
             raise UnmaskError(
                 f"data.length must be at most {config.max_length}, the positions that the network in '{self.path}' has "
@@ -172,6 +172,11 @@ class CheckpointSpec(Component):
             config.planner_width = None
         network = load_network(Path(self.path), causal, config)
         if self.absolute_positions and not causal:
+            if not isinstance(network, DiT):
+                raise UnmaskError(
+                    f"model.absolute_positions must be false: the network in '{self.path}' is a "
+                    f"{type(network).__name__}, and only a DiT can have them."
+                )
             network.add_absolute_positions()
         if self.planner is not None:
             return attach_planner(network, self.planner)
@@ -197,7 +202,7 @@ def attach_planner(network: Any, planner: PlannerConfig) -> Any:
     for module in network.modules():
         if isinstance(module, Dropout):
             module.p = 0.0
-    network.planner = PlannerHead(network.config.hidden_size, planner.width)
+    network.planner = PlannerHead(network.config.row_size, planner.width)
     network.config.planner_width = planner.width
     return network
 

@@ -182,7 +182,7 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
     clean row. A planner is trained on a frozen network, which saves the backward pass (two thirds), and counts masked
     tokens alone.
     """
-    if not hasattr(config, "mlp_ratio"):
+    if not hasattr(config, "num_attention_heads"):
         return None
     trunk, head = trunk_flops(config, length), head_flops(config)
     extra, share = int(objective.needs_visible_rows), predicted_share(objective, schedule)
