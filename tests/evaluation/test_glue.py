@@ -117,6 +117,8 @@ def test_rows_have_the_tokens_of_the_checkpoint(tmp_path):
     begin, eos = causal.denoiser.config.bos_token_id, causal.tokenizer.eos_token_id
     assert encode_examples(causal, [("ab",)]) == ([[begin, *byte[:2]]], 0)
     assert encode_examples(causal, [("ab", "c")]) == ([[begin, *byte[:2], eos, 99]], 0)
+    lm.denoiser.config.frame = (1, 2)  # a network that frames its rows itself, as encoders do
+    assert encode_examples(lm, [("ab", "cd")])[0] == [[*byte[:2], lm.tokenizer.eos_token_id, *byte[2:4]]]
     with_sep = small_lm("dit", cls_token="[CLS]", sep_token="[SEP]")
     assert encode_examples(with_sep, [("ab", "c")])[0] == [[*byte[:2], with_sep.tokenizer.sep_token_id, 99]]
 

@@ -81,11 +81,12 @@ class GlueResult:
 def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> tuple[list[Row], int]:
     """A row for each sentence or pair, and the number of those that were cut to the length of the model's rows.
 
-    The tokens before and after a text are those that the checkpoint's tokenizer adds. Sentences of a pair are separated
-    by its separator token, or else EOS, or else a newline. A pair that is too long loses tokens of the longer sentence.
+    The tokens before and after a text are those that the checkpoint's tokenizer adds, unless the network adds its own
+    `frame`, as encoders do. Sentences of a pair are separated by the separator token, or else EOS, or else a newline. A
+    pair that is too long loses tokens of the longer sentence.
     """
     tokenizer = lm.text_processor.tokenizer
-    begin, end = _frame(tokenizer)
+    begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer)
     encoded = lm.text_processor.encode([text for pair in texts for text in pair])
     parts = iter(encoded)
     separator = _separator(lm) if any(len(pair) > 1 for pair in texts) else []
