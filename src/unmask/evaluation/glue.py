@@ -160,15 +160,16 @@ def collate(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class SequenceClassifier(nn.Module):
-    """A network with a fresh head: a layer with tanh as in BERT's pooler, dropout, and a linear layer."""
+    """A network with a fresh head: a layer with tanh as in BERT's pooler, dropout, and a linear layer.
+
+    A network that reads both strands of DNA has rows of twice its width; their sum is the same for both strands.
+    """
 
     def __init__(self, network: Any, outputs: int, causal: bool) -> None:
         super().__init__()
         self.network = network
         self.causal = causal
-        device = next(network.parameters()).device
-        with torch.no_grad():  # not every denoiser has a hidden_size
-            width = network.hidden(torch.zeros(1, 1, dtype=torch.int64, device=device)).shape[-1]
+        width = network.config.hidden_size
         self.dense = nn.Linear(width, width)
         self.dropout = nn.Dropout(DROPOUT)
         self.out = nn.Linear(width, outputs)
@@ -184,6 +185,7 @@ class SequenceClassifier(nn.Module):
             pooled_BD = rows_BLD[torch.arange(len(sizes), device=sizes.device), sizes - 1]
         else:
             pooled_BD = (rows_BLD * attention_mask[..., None]).sum(dim=1) / sizes[:, None]
+        pooled_BD = pooled_BD.unflatten(-1, (-1, self.dense.in_features)).sum(dim=1)
         return self.out(self.dropout(torch.tanh(self.dense(self.dropout(pooled_BD))))).float()
 
 
