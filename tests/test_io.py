@@ -209,4 +209,5 @@ def test_devices_and_pipes_are_never_replaced(tmp_path: Path):
     for write in (lambda: atomic_text(pipe, "x"), lambda: check_output_file(pipe)):
         with pytest.raises(UnmaskError, match="is a device or a pipe, which would be replaced; name a file"):
             write()
-    assert pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+    assert pipe.is_fifo()
+    assert [*tmp_path.iterdir()] == [pipe]
