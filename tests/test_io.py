@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from multiprocessing import get_context
 from pathlib import Path
@@ -200,3 +201,13 @@ def test_checksums_find_changed_missing_and_unreadable_files(tmp_path: Path, pla
     assert find_damage(tmp_path) == "config.json cannot be read"
     (tmp_path / place).write_text("[1]")
     assert find_damage(tmp_path) == "checksums.json cannot be parsed"
+
+
+def test_devices_and_pipes_are_never_replaced(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for write in (lambda: atomic_text(pipe, "x"), lambda: check_output_file(pipe)):
+        with pytest.raises(UnmaskError, match="is a device or a pipe, which would be replaced; name a file"):
+            write()
+    assert pipe.is_fifo()
+    assert [*tmp_path.iterdir()] == [pipe]

@@ -77,6 +77,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     from safetensors import SafetensorError
 
     path = Path(path)
+    _refuse_devices(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -91,6 +92,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
             Path(name).unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise _write_error(path, getattr(error, "strerror", None) or error) from error
+
+
+def _refuse_devices(path: Path) -> None:
+    """Raise `UnmaskError` for a device or pipe, which a file would replace: an administrator may rename over those."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UnmaskError(f"'{path}' is a device or a pipe, which would be replaced; name a file.")
 
 
 def _write_error(path: Path, reason: object) -> UnmaskError:
@@ -207,6 +214,7 @@ def check_output_file(path: Path) -> None:
     """Raise `UnmaskError` unless a file can be written at `path` and its folder exists."""
     if path.is_dir():
         raise UnmaskError(f"'{path}' is a folder; name a file.")
+    _refuse_devices(path)
     if not path.parent.is_dir():
         raise UnmaskError(f"'{path}' cannot be written: the folder '{path.parent}' does not exist; create it first.")
     check_writable(path)
