@@ -93,10 +93,9 @@ def test_a_graph_that_differs_from_torch_is_not_written(monkeypatch, mdlm_folder
 def test_bad_input_leaves_nothing(refused, mdlm_folder, tmp_path):
     file = tmp_path / "file"
     file.write_text("x")
-    for verb in ("onnx",):
-        assert "nowhere" in refused("export", verb, "nowhere", tmp_path / "out")
-        assert "is a file" in refused("export", verb, mdlm_folder, file)
-        assert "float64" in refused("export", verb, mdlm_folder, tmp_path / "out", "--dtype", "float64")
+    assert "nowhere" in refused("export", "onnx", "nowhere", tmp_path / "out")
+    assert "is a file" in refused("export", "onnx", mdlm_folder, file)
+    assert "float64" in refused("export", "onnx", mdlm_folder, tmp_path / "out", "--dtype", "float64")
     with pytest.raises(unmask.UnmaskError, match="dtype must be one of"):
         export_onnx(mdlm_folder, tmp_path / "out", "bf16")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == [file]
