@@ -161,6 +161,7 @@ def trace(module: Logits) -> Any:
             output_names=["logits"],
             dynamic_shapes=tuple(dimensions) if longest > 1 else None,
         )
+    assert program is not None, "only a dry run returns none"
     return program.model_proto
 
 
