@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import typer
 
 from unmask import __version__
-from unmask.cli import bench, convert, demo, doctor, edit, fill, plot, reproduce, sample, score, ship, train
+from unmask.cli import bench, convert, demo, doctor, edit, export, fill, plot, reproduce, sample, score, ship, train
 from unmask.cli import eval as eval_verbs
 from unmask.cli import list as list_verb
 from unmask.cli.common import ASCII_ERRORS
@@ -47,6 +47,7 @@ app.command("score")(score.score)
 app.command("reproduce")(reproduce.reproduce)
 app.command("convert")(convert.convert)
 app.command("ship")(ship.ship)
+app.add_typer(export.app, name="export")
 app.add_typer(bench.app, name="bench")
 app.add_typer(plot.app, name="plot")
 app.command("list")(list_verb.list_members)

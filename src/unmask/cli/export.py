@@ -1,0 +1,49 @@
+"""`unmask export`: a checkpoint for other runtimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from unmask.cli.common import Json, check_checkpoint, print_result
+from unmask.io import check_new_folder, check_writable
+
+app = typer.Typer(no_args_is_help=True, help="Export a checkpoint for other runtimes.")
+
+CheckpointName = Annotated[
+    str, typer.Argument(help="A checkpoint folder or a shipped model ('unmask list shipped').", metavar="CKPT")
+]
+Precision = Literal["float32", "float16", "int8"]
+
+
+@app.command("onnx")
+def export_onnx(
+    checkpoint: CheckpointName,
+    folder: Annotated[Path, typer.Argument(help="The new folder to write.", metavar="DIR")],
+    dtype: Annotated[Precision, typer.Option(help="How weights are stored; the arithmetic is float32.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Write model.onnx with the tokenizer and the configs, and compare its logits with torch's.
+
+    Inputs are input_ids and attention_mask, int64 of any batch and length; the output is logits.
+
+    Examples:
+
+        unmask export onnx stories stories-onnx
+
+        unmask export onnx runs/mine mine-onnx --dtype int8
+    """
+    check_new_folder(folder, "name a new folder")
+    check_writable(folder)
+    check_checkpoint(checkpoint)
+    from unmask.convert import onnx
+
+    report = onnx.export_onnx(checkpoint, folder, dtype)
+    text = f"Wrote {folder}: {report.bytes / 1e6:.1f} MB in {dtype}. "
+    text += f"Checked against torch: logits differ by at most {report.difference:.1e}, "
+    text += f"predictions by {report.divergence:.1e} nats per token."
+    if report.row_length is not None:
+        text += f"\nContinue shorter rows with masks to {report.row_length} tokens, as in training."
+    print_result(report.as_dict(), text, as_json)
