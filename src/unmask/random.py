@@ -38,7 +38,7 @@ class Purpose(IntEnum):
     PARTICLE = 7
     RESAMPLE = 8
     WINDOW = 9
-    STRAND = 20
+    STRAND = 10
 
 
 Integer = int | Tensor
