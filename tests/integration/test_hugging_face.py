@@ -109,7 +109,9 @@ def test_auto_classes_open_every_model(spec: Any, tmp_path: Path) -> None:
             assert type(loaded) is type(network)
             for name, weight in loaded.state_dict().items():
                 assert torch.equal(weight.cpu(), network.state_dict()[name])
-            torch.testing.assert_close(loaded(ids.to(loaded.device)).logits.cpu(), network(ids).logits, atol=1e-4, rtol=1e-5)
+            torch.testing.assert_close(
+                loaded(ids.to(loaded.device)).logits.cpu(), network(ids).logits, atol=1e-4, rtol=1e-5
+            )
             assert loaded.dtype == torch.float32
     rounded = auto_class(spec).from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert rounded.dtype == rounded(ids).logits.dtype == torch.bfloat16
