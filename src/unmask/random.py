@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     PARTICLE = 7
     RESAMPLE = 8
     WINDOW = 9
+    ATTENTION = 16
 
 
 Integer = int | Tensor

@@ -51,6 +51,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
         "checkpoint": "unmask.models.build:CheckpointSpec",
+        "adapted": "unmask.models.decoder:AdaptedSpec",
     },
     "optimizer": {
         "adamw": "unmask.optimizers.base:AdamW",

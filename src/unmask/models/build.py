@@ -159,7 +159,8 @@ class CheckpointSpec(Component):
                 f"learned, got {length}."
             )
         config.max_length = max(config.max_length, length)
-        config.dropout = config.dropout if self.dropout is None else self.dropout
+        if self.dropout is not None:
+            config.dropout = self.dropout
         if not causal:
             config.mask_logit = options.get("mask_logit", False)
             config.planner_width = None

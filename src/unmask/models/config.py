@@ -119,6 +119,10 @@ class DiTConfig(TransformerConfig):
         absolute_positions: Whether to add absolute position embeddings. With rotary embeddings alone all positions of a
             fully masked sequence look the same.
         learned_positions: Whether a learned vector per position replaces the rotary embeddings, as in BERT.
+        shifted: Whether position i is predicted from the row of position i - 1, as in an autoregressive model, from
+            whose weights such a network starts.
+        begin_token_id: The token before position 0 of a shifted network, which the network adds itself; with None
+            position 0 is predicted from its own row.
         planner_width: Hidden width of the planner head, or None without a planner.
         row_length: Tokens per training row if the network learnt the EOS tokens after a text; ``forward`` then
             continues shorter rows with masks, since it takes the end of a row for the end of the text.
@@ -135,6 +139,8 @@ class DiTConfig(TransformerConfig):
         mask_logit: bool = False,
         absolute_positions: bool = False,
         learned_positions: bool = False,
+        shifted: bool = False,
+        begin_token_id: int | None = None,
         planner_width: int | None = None,
         row_length: int | None = None,
         **kwargs: Any,
@@ -142,6 +148,8 @@ class DiTConfig(TransformerConfig):
         super().__init__(**kwargs)
         self.absolute_positions = absolute_positions
         self.learned_positions = learned_positions
+        self.shifted = shifted
+        self.begin_token_id = begin_token_id
         self.conditioned = conditioned
         self.modulated = modulated or conditioned
         self.cond_dim = cond_dim
@@ -150,6 +158,8 @@ class DiTConfig(TransformerConfig):
         self.row_length = row_length
         if self.modulated and cond_dim < 1:
             raise UnmaskError(f"cond_dim must be at least 1, got {cond_dim}.")
+        if begin_token_id is not None:
+            self._check_token("begin_token_id", begin_token_id)
 
 
 class CausalConfig(TransformerConfig):

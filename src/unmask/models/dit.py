@@ -14,7 +14,14 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import AttentionMask, Rotary, StaticCache, bidirectional_mask, rotary_angles
+from unmask.models.attention import (
+    AttentionAnnealing,
+    AttentionMask,
+    Rotary,
+    StaticCache,
+    bidirectional_mask,
+    rotary_angles,
+)
 from unmask.models.config import EPSILON, DiTConfig, TransformerConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.layers import (
@@ -27,6 +34,7 @@ from unmask.models.layers import (
     TimestepEmbedder,
     TokenEmbedding,
     draw_dropout_seeds,
+    shifted_rows,
 )
 
 
@@ -190,8 +198,11 @@ class DiT(Transformer):
         self.position_embed: PositionEmbedding | None = None
         if config.absolute_positions:
             self.add_absolute_positions()
-        learned = config.learned_positions
-        self.learned_positions = LearnedPositions(config.max_length, config.hidden_size) if learned else None
+        self.learned_positions: LearnedPositions | None = None
+        if config.learned_positions:
+            self.learned_positions = LearnedPositions(config.max_length + config.shifted, config.hidden_size)
+        self.annealing: AttentionAnnealing | None = None
+        """The attention in training, if it becomes bidirectional then."""
         width = config.planner_width
         self.loss_type = "ForMaskedLM"
         self.planner = None if width is None else PlannerHead(config.hidden_size, width)
@@ -211,7 +222,7 @@ class DiT(Transformer):
             attention_mask: True (or 1) at tokens and False at padding, [B, L]; None without padding.
         """
         self._check_input(input_ids, attention_mask)
-        return self._run(input_ids, bidirectional_mask(attention_mask), self._condition(alpha, input_ids.device))
+        return self._rows(input_ids, alpha, attention_mask)
 
     def hidden_at(
         self,
@@ -222,8 +233,7 @@ class DiT(Transformer):
     ) -> Tensor:
         """`hidden` at positions [B, K] of each sequence only, [B, K, D], at lower cost."""
         self._check_input(input_ids, attention_mask)
-        cond = self._condition(alpha, input_ids.device)
-        return self._run(input_ids, bidirectional_mask(attention_mask), cond, positions=positions)
+        return self._rows(input_ids, alpha, attention_mask, positions)
 
     @can_return_tuple
     def forward(
@@ -253,7 +263,7 @@ class DiT(Transformer):
             if attention_mask is not None:
                 ids, attention_mask = ids.masked_fill(~attention_mask.bool(), self.config.mask_token_id), None
             ids = F.pad(ids, (0, max(0, length - width)), value=self.config.mask_token_id)
-        rows = self._run(ids, bidirectional_mask(attention_mask), self._condition(alpha, ids.device), states=states)
+        rows = self._rows(ids, alpha, attention_mask, states=states)
         logits = self.head(rows[:, :width], self.config.mask_logit)
         loss = None
         if labels is not None and loss_weight is None:
@@ -271,6 +281,28 @@ class DiT(Transformer):
         if self.planner is None:
             raise missing_planner_error()
         return self.planner(rows, log_top)
+
+    def _rows(
+        self,
+        input_ids: Tensor,
+        alpha: Tensor | None,
+        attention_mask: Tensor | None,
+        positions: Tensor | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
+        cond = self._condition(alpha, input_ids.device)
+
+        def run(ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+            if self.annealing is not None and self.training:
+                mask = self.annealing.mask(ids.shape[1], attention_mask)
+            else:
+                mask = bidirectional_mask(attention_mask)
+            return self._run(ids, mask, cond, positions=positions, states=states)
+
+        if self.config.shifted:
+            return shifted_rows(run, self.config.begin_token_id, input_ids, attention_mask, positions)
+        return run(input_ids, attention_mask, positions)
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         x = self.vocab_embed(input_ids)
