@@ -106,7 +106,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "width": (lambda p: edit(p, "config.json", hidden_size=2**62), "do not fit its config.json"),
     "heads": (lambda p: edit(p, "config.json", num_attention_heads="2"), "num_attention_heads must be int, got '2'"),
     "length": (lambda p: edit(p, "config.json", max_length=10**12), "max_length must be at most"),
-    "another network": (lambda p: edit(p, "config.json", model_type="bert"), "no network of the type 'bert'"),
+    "another network": (lambda p: edit(p, "config.json", model_type="vit"), "no network of the type 'vit'"),
     "no type": (lambda p: edit(p, "config.json", model_type=[]), r"no network of the type \[\]"),
     "not UTF-8": (lambda p: (p / "config.json").write_bytes(b'{"a": "\xff"}'), r"config\.json' cannot be read .*utf-8"),
     "deep": (lambda p: (p / "config.json").write_text(100_000 * "["), r"config\.json' cannot be read .*recursion"),

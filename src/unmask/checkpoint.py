@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from unmask import __version__
 from unmask.data.encoding import vocabulary_size
-from unmask.data.tokenizers import framed_tokenizer, open_tokenizer
+from unmask.data.tokenizers import framed_tokenizer, load_published, open_tokenizer
 from unmask.errors import UnmaskError, reading
 from unmask.hub import download, is_hub_name
 from unmask.io import atomic_folder, is_intact, read_json, write_checksums
@@ -30,6 +30,9 @@ DEFAULT_MODEL = "stories"
 DEFAULT_AR_MODEL = "stories-ar"
 """The autoregressive model trained on the same data."""
 CONFIG_FILE = "unmask.json"
+HUB = "hf:"
+ENCODER_LENGTH = 512
+"""Tokens per row of an encoder without unmask.json, if it takes more."""
 
 
 def shipped_models() -> list[str]:
@@ -40,10 +43,13 @@ def shipped_models() -> list[str]:
 def find_checkpoint(name: str | Path | None = None, revision: str | None = None) -> Path:
     """The folder of a checkpoint: a path, the name of a shipped or hub model, or (None) the default model.
 
-    A checkpoint folder on disk precedes a shipped model of the same name, and any path one of the hub.
+    A checkpoint folder on disk precedes a shipped model of the same name, and any path one of the hub; "hf:NAME" is
+    always one of the hub.
     """
     if not isinstance(name, str | PathLike | None):
         raise UnmaskError(f"A checkpoint must be a path or a name, got {name!r}.")
+    if isinstance(name, str) and name.startswith(HUB):
+        return download(name.removeprefix(HUB), revision)
     named = DEFAULT_MODEL if name is None else name
     path = Path(named)
     if str(path) in shipped_models() and (name is None or not is_checkpoint(path)):
@@ -66,11 +72,15 @@ def is_checkpoint(what: str | Path) -> bool:
 
 def has_network(path: Path) -> bool:
     """Whether a folder holds a network of this package, as `save_pretrained` of transformers writes it."""
+    return (_network_type(path) or "").startswith("unmask-")
+
+
+def _network_type(path: Path) -> str | None:
+    """The type of the network in a folder, or None if there is no config.json of transformers."""
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return str(config["model_type"]).startswith("unmask-")
+        return str(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return False
+        return None
 
 
 class CheckpointConfig(BaseModel):
@@ -112,14 +122,16 @@ def write_checkpoint(
     from unmask.models.build import silence_transformers
 
     policy, causal, begin = config.policy, config.objective.causal, getattr(model.config, "bos_token_id", None)
-    max_length = model.config.max_length
+    max_length, frame = model.config.max_length, getattr(model.config, "frame", None)
     if tokenizer is not None:
         end = policy.ends_with_eos and not policy.supervises_padding and not causal
-        framed = framed_tokenizer(tokenizer, max_length, begin=begin, end=end)
+        framed = framed_tokenizer(tokenizer, max_length + len(frame or ()), begin=begin, end=end, frame=frame)
+        if hasattr(model, "input_names"):
+            framed.init_kwargs["model_input_names"] = framed.model_input_names = model.input_names
         framed.save_pretrained(folder)
         if causal:
             model.generation_config.update(eos_token_id=framed.eos_token_id, pad_token_id=framed.pad_token_id)
-    if not causal:
+    if hasattr(model.config, "row_length"):
         model.config.row_length = min(config.length, max_length) if policy.supervises_padding else None
     with silence_transformers():
         model.save_pretrained(folder, state_dict=state_dict, **options)
@@ -140,13 +152,23 @@ def load_checkpoint(folder: str | Path | None = None, revision: str | None = Non
     other files may be edited, with a warning.
     """
     from unmask.models.build import load_network
+    from unmask.models.encoder import Encoder
 
     path = find_checkpoint(folder, revision)
     latest = path / "latest"  # training may replace it at any time, so it is resolved once
     source = latest.resolve() if (latest / CONFIG_FILE).is_file() else path
     config = read_checkpoint_config(source)
     model = load_network(source, causal=config.objective.causal)
-    tokenizer = open_tokenizer(source) if (source / "tokenizer_config.json").exists() else None
+    tokenizer = None
+    if isinstance(model, Encoder) and not (source / CONFIG_FILE).is_file():
+        warnings.warn(
+            f"'{path}' is an encoder without fine-tuning, so its bound is not trained for high mask rates; "
+            f"fine-tune it with 'unmask train TEXT --from {path}'.",
+            stacklevel=2,
+        )
+        tokenizer = load_published(str(source))
+    elif (source / "tokenizer_config.json").exists():
+        tokenizer = open_tokenizer(source)
     if tokenizer is not None:
         size, mask = vocabulary_size(tokenizer), tokenizer.mask_token_id
         if size > model.config.vocab_size or mask not in (None, model.config.mask_token_id):
@@ -164,7 +186,7 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read unmask.json of a checkpoint folder; a network that transformers saved without it gets the defaults."""
     file = path / CONFIG_FILE
     if not file.is_file():
-        if has_network(path):
+        if _network_type(path) is not None:
             return _default_config(path)
         raise UnmaskError(
             f"'{path}' is not a checkpoint, it has no {CONFIG_FILE}; create one with 'unmask train' or 'convert'."
@@ -176,11 +198,14 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
 def _default_config(path: Path) -> CheckpointConfig:
     """The settings of a network without unmask.json, as far as its config and its tokenizer tell."""
     from unmask.models.build import read_config
-    from unmask.models.config import CausalConfig
+    from unmask.models.config import AutoregressiveConfig
+    from unmask.models.encoder import EncoderConfig
 
     network = read_config(path)
+    if isinstance(network, EncoderConfig):
+        return CheckpointConfig(policy="packed", length=min(network.max_length, ENCODER_LENGTH))
     tokenizer = open_tokenizer(path) if (path / "tokenizer_config.json").exists() else None
-    causal = isinstance(network, CausalConfig)
+    causal = isinstance(network, AutoregressiveConfig)
     policy = "packed"
     if getattr(network, "row_length", None) is not None:
         policy = "supervised_eos"

@@ -41,10 +41,10 @@ class GenerationConfig(BaseModel):
 
     `temperature` to `greedy_above` are the options of a `TokenSampler`, which may be given as `rule` instead. Every
     text satisfies the `constraint`. `guidance` is the weight of classifier-free guidance on the prompt. `score`, a
-    function of a text, selects the best of `best_of` texts or weights `particles`. Texts longer than the model are
-    generated in windows, each `stride` tokens after the last one (default: half of the model's length). `steps`,
-    `order` and `sampler` select the sampler; sequence i has the seed `seed + i`. `exact` ignores the defaults of the
-    checkpoint.
+    function of a text, selects the best of `best_of` texts or weights `particles`. Texts longer than a window are
+    generated in windows of `window` tokens (default: the model's length), each `stride` tokens after the last one
+    (default: half a window). `steps`, `order` and `sampler` select the sampler; sequence i has the seed `seed + i`.
+    `exact` ignores the defaults of the checkpoint.
 
     A model with learnt padding fills the row after a text with EOS. `eos_rule` draws tokens such that only EOS follows
     EOS. Without it every token is drawn as the network predicts it, which with one token per call is the law of
@@ -65,6 +65,7 @@ class GenerationConfig(BaseModel):
     guidance: Number = Field(default=0.0, ge=0, allow_inf_nan=False)
     best_of: Integer = Field(default=1, ge=1, le=MAX_COUNT)
     score: Callable[[str], float] | None = None
+    window: Integer | None = Field(default=None, ge=1)
     stride: Integer | None = Field(default=None, ge=1)
     steps: Any = None
     order: Any = None
@@ -131,10 +132,11 @@ class GenerationConfig(BaseModel):
         """
         constrained, scored = self.constraint is not None, self.score is not None
         if sampler.causal:
-            if self.stride is not None:
-                raise UnmaskError(
-                    f"An autoregressive model does not generate in windows; leave out stride={self.stride}."
-                )
+            for name in ("window", "stride"):
+                if (value := getattr(self, name)) is not None:
+                    raise UnmaskError(
+                        f"An autoregressive model does not generate in windows; leave out {name}={value}."
+                    )
             if length > max_length:
                 raise UnmaskError(f"length must be at most {max_length} for this autoregressive model, got {length}.")
             for option, given in {
@@ -147,8 +149,11 @@ class GenerationConfig(BaseModel):
                         f"An autoregressive model cannot use {option}; use a masked model, which sees its whole canvas."
                     )
             return
-        if self.stride is not None and self.stride > max_length:
-            raise UnmaskError(f"stride must be from 1 to {max_length}, the length of the model, got {self.stride}.")
+        if self.window is not None and self.window > max_length:
+            raise UnmaskError(f"window must be from 1 to {max_length}, the length of the model, got {self.window}.")
+        window = self.window or max_length
+        if self.stride is not None and self.stride > window:
+            raise UnmaskError(f"stride must be from 1 to {window}, the length of a window, got {self.stride}.")
         if self.particles > 1:
             if constrained == scored:
                 raise UnmaskError(
@@ -160,10 +165,10 @@ class GenerationConfig(BaseModel):
                 raise UnmaskError(
                     "particles are all the same at temperature 0; use a higher temperature or particles=1."
                 )
-        if length > max_length and (constrained or self.particles > 1):
+        if length > window and (constrained or self.particles > 1):
             raise UnmaskError(
                 f"A constraint or score applies to a canvas that the model sees at once; length must be at most "
-                f"{max_length}, got {length}."
+                f"{window}, got {length}."
             )
 
     @property

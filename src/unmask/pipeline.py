@@ -86,7 +86,8 @@ def load(
     if precision == torch.bfloat16:
         cast_trunk_to_bf16(network)
     causal = checkpoint.config.objective.causal
-    engine = InferenceEngine(network) if selected.type == "cuda" and not causal else None
+    records = selected.type == "cuda" and not causal and getattr(network, "supports_cuda_graphs", True)
+    engine = InferenceEngine(network) if records else None
     lm = build_pipeline(network, checkpoint.tokenizer, checkpoint.config, checkpoint.path, engine)
     lm.generation_config = read_generation_config(checkpoint.path)
     try:
@@ -191,6 +192,7 @@ class MaskedDiffusionLM:
         prompts: Sequence[str] | None = None,
         suffix: str = "",
         length: int | None = None,
+        window: int | None = None,
         stride: int | None = None,
         steps: int | None = None,
         seed: int = 0,
@@ -220,7 +222,7 @@ class MaskedDiffusionLM:
         checkpoint (`lm.generation_config`). `exact=True` ignores those and samples the model exactly: temperature 1, no
         truncation, one token per call. Models with learnt padding also follow a rule, that only EOS follows EOS;
         `eos_rule=False` switches it off. Sequence i has the seed `seed + i` and does not depend on the others. Texts
-        longer than the model are generated in windows of its length, each `stride` tokens after the last one.
+        longer than the model, or than `window` tokens, are generated in windows, each `stride` tokens after the last.
 
         Every text satisfies the `constraint` (one of `unmask.constraints`, or several); with many `particles` the texts
         are distributed as the model's, given the constraint. `guidance=w` uses (1 + w) times the logits with the prompt
@@ -557,9 +559,9 @@ class MaskedDiffusionLM:
         mask, eos, max_length = processor.mask_token_id, processor.eos_token_id, processor.max_length
         if config.guidance and not all(any(token not in (mask, eos) for token in row) for row in rows):
             raise UnmaskError(f"guidance={config.guidance} needs a prompt or a suffix; give one.")
-        windows = None
-        if max(map(len, rows)) > max_length:
-            windows = Windows(max_length, config.stride or max(1, max_length // 2), processor.end_token_id)
+        size, windows = config.window or max_length, None
+        if max(map(len, rows)) > size:
+            windows = Windows(size, config.stride or max(1, size // 2), processor.end_token_id)
 
         def score(ids: Tensor, attention_mask: Tensor) -> Tensor:
             """[B] the scores of finished canvases [B, L]."""
@@ -580,10 +582,10 @@ class MaskedDiffusionLM:
         run = configure_sampler(sampler, options, self.device)
         steps = getattr(sampler, "steps", None)
         calls = [min(steps or len(row), row.count(mask)) for row in rows]
-        tokens = sum(min(len(row), max_length) * n for row, n in zip(rows, calls, strict=True))
+        tokens = sum(min(len(row), size) * n for row, n in zip(rows, calls, strict=True))
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
         denoiser = self.prepare_denoiser(tokens)
-        if min(map(len, rows)) < self.row_length:
+        if min(size, *map(len, rows)) < self.row_length:
             denoiser = self._continue_with_masks(denoiser)
         return options, partial(run, denoiser)
 

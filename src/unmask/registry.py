@@ -35,6 +35,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "sedd": "unmask.objectives.sedd:SEDD",
         "ar": "unmask.objectives.autoregressive:AR",
         "planner": "unmask.objectives.planner:Planner",
+        "mlm": "unmask.objectives.mlm:MLM",
     },
     "sampler": {
         "ancestral": "unmask.samplers.ancestral:AncestralSampler",
@@ -50,6 +51,12 @@ AXES: dict[str, dict[str, str | type]] = {
     "model": {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
+        "encoder": "unmask.models.encoder:EncoderSpec",
+        "mamba": "unmask.models.ssm:MambaSpec",
+        "bimamba": "unmask.models.ssm:BiMambaSpec",
+        "caduceus-ps": "unmask.models.caduceus:CaduceusPSSpec",
+        "caduceus-ph": "unmask.models.caduceus:CaduceusPHSpec",
+        "hyena": "unmask.models.hyena:HyenaSpec",
         "checkpoint": "unmask.models.build:CheckpointSpec",
         "adapted": "unmask.models.decoder:AdaptedSpec",
     },

@@ -138,7 +138,7 @@ def test_arguments_that_name_data(folder):
     assert recipe_for("my.txt", ["data.source.paths=[a.txt, b.txt]"]).data.source.paths == ["a.txt", "b.txt"]
     with pytest.raises(UnmaskError, match=f"Did you mean '{folder / 'my.txt'}'"):
         recipe_for(str(folder / "mi.txt"))
-    with pytest.raises(UnmaskError, match="Choose one of: code, ") as caught:
+    with pytest.raises(UnmaskError, match="Choose one of: bert-small, ") as caught:
         recipe_for("nothing-of-the-kind")
     assert "genome" not in str(caught.value)
 

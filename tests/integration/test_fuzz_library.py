@@ -97,6 +97,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "guidance": [0.0, 1.0],
     "best_of": [1, 2],
     "score": [None, len],
+    "window": [None, 16],
     "stride": [None, 8, 24],
 }
 
@@ -200,7 +201,7 @@ def call(rng: random.Random, lm: MaskedDiffusionLM, folder: Path) -> str:
         if rng.random() < 0.4:
             assert lm.generate(n, **canvas, constraint=build(), **options) == [one.text for one in results]
     elif method == "fill":
-        options = random_options(rng, nonsense, without=("guidance", "best_of", "score", "stride"))
+        options = random_options(rng, nonsense, without=("guidance", "best_of", "score", "window", "stride"))
         texts = [random_text(rng, rng.choice([1, 1, 1, 2] * 4 + [0])) for _ in range(rng.choice([1, 1, 2]))]
         given = rng.choice(NONSENSE) if odd else texts
         results = lm.fill_details(given, constraint=build(), **options)
@@ -222,7 +223,7 @@ def call(rng: random.Random, lm: MaskedDiffusionLM, folder: Path) -> str:
             assert sum(chances) <= 1 + 1e-4
             assert len(blank) == min(top, lm.text_processor.vocab_size - 1)
     elif method in ("edit", "rewrite"):
-        options = random_options(rng, nonsense, without=("guidance", "best_of", "score", "stride"))
+        options = random_options(rng, nonsense, without=("guidance", "best_of", "score", "window", "stride"))
         text = rng.choice(NONSENSE) if odd else random_text(rng, rng.choice([0, 0, 0, 1])) + "The cat sat."
         if method == "rewrite":
             keep = rng.choice([["cat"], "The", ["The", "sat"], [], ["dog"], *NONSENSE[:9]])
@@ -266,7 +267,7 @@ def call(rng: random.Random, lm: MaskedDiffusionLM, folder: Path) -> str:
         written = [sum(token != lm.text_processor.mask_token_id for token in frame.ids) for frame in frames]
         assert written[-1] == max(written)
     elif method == "rows":
-        options = random_options(rng, nonsense, without=("guidance", "best_of", "score", "stride"))
+        options = random_options(rng, nonsense, without=("guidance", "best_of", "score", "window", "stride"))
         mask = lm.text_processor.mask_token_id
         rows = [[rng.choice([mask, 97, 98]) for _ in range(rng.choice([1, 5, LENGTH]))] for _ in range(2)]
         given = rng.choice([rng.choice(NONSENSE), [rng.choice(NONSENSE)], [[rng.choice(NONSENSE)]]]) if odd else rows

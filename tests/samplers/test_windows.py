@@ -156,6 +156,17 @@ def test_generate_writes_any_length(mdlm):
     assert [frame.call for frame in frames] == list(range(done[0].calls + 1))
 
 
+def test_windows_may_be_shorter_than_the_network(mdlm):
+    whole = mdlm.sample(1, length=LENGTH, steps=8, seed=4)[0]
+    assert mdlm.sample(1, length=LENGTH, window=LENGTH, steps=8, seed=4)[0].ids == whole.ids
+    done = mdlm.sample(1, length=LENGTH, window=LENGTH // 2, stride=LENGTH // 4, seed=4)[0]
+    first = mdlm.sample(1, length=LENGTH // 2, seed=4)[0]
+    assert done.ids[: LENGTH // 2] == first.ids
+    assert done.calls == LENGTH
+    blocks = [set(done.order[start : start + LENGTH // 4]) for start in range(LENGTH // 2, LENGTH, LENGTH // 4)]
+    assert blocks == [set(range(start, start + LENGTH // 4)) for start in range(LENGTH // 2, LENGTH, LENGTH // 4)]
+
+
 def test_a_prompt_may_be_longer_than_the_network(mdlm):
     prompt = "x = 1\n" * 12
     one = mdlm.sample(1, prompt=prompt, length=100, steps=4)[0]

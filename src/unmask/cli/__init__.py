@@ -70,7 +70,8 @@ def main() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     warnings.formatwarning = _format_warning
     if "torch" not in sys.modules:  # OpenMP reads this once
-        os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads(sys.argv[1:2] in (["train"], ["reproduce"]))))
+        trains = sys.argv[1:2] in (["train"], ["reproduce"]) or sys.argv[1:3] == ["eval", "glue"]
+        os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads(trains)))
     try:
         code = app(prog_name="unmask", standalone_mode=False)
         sys.stdout.flush()

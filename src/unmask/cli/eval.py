@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from unmask.cli import common
 from unmask.cli.eval_generation import generation
+from unmask.cli.eval_glue import glue
 from unmask.cli.eval_harness import harness
 from unmask.cli.eval_tasks import code, puzzles
 from unmask.cli.eval_translation import translation
@@ -43,11 +44,12 @@ class EvalGroup(TyperGroup):
 
 app = typer.Typer(
     cls=EvalGroup,
-    help="Evaluate a checkpoint: perplexity on held-out text (the default) or on other data sets, generation, puzzles, "
-    "code or translation.",
+    help="Evaluate a checkpoint: perplexity on held-out text (the default) or on other data sets, generation, GLUE, "
+    "puzzles, code or translation.",
 )
 app.command("code")(code)
 app.command("generation")(generation)
+app.command("glue")(glue)
 app.command("harness")(harness)
 app.command("puzzles")(puzzles)
 app.command("translation")(translation)
@@ -85,8 +87,8 @@ def perplexity(
         unmask eval stories-ar --data book.txt --json
 
     Other evaluations: 'unmask eval zero-shot --help' for the data sets of the paper, 'unmask eval generation --help'
-    for the quality of generated texts, 'unmask eval puzzles --help' for puzzles, 'unmask eval code --help' for blanks
-    in functions, 'unmask eval translation --help' for BLEU.
+    for the quality of generated texts, 'unmask eval glue --help' for fine-tuning on GLUE, 'unmask eval puzzles --help'
+    for puzzles, 'unmask eval code --help' for blanks in functions, 'unmask eval translation --help' for BLEU.
     """
     from unmask.evaluation.perplexity import evaluation_rows
     from unmask.likelihood import count_draws

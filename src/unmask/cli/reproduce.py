@@ -94,7 +94,7 @@ def _run(
             )
             raise typer.Exit(stop.exit_code) from None
         if not as_json:
-            _print_table(tables[name])
+            print_table(tables[name])
             common.console.print(f"Written to {folder / name}", style="dim", soft_wrap=True)
     if report:
         page = write_report(folder, names)
@@ -103,7 +103,8 @@ def _run(
         common.print_json({name: table.as_dict() for name, table in tables.items()})
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Print a table and its notes."""
     shown = RichTable(box=None, title=table.title, title_justify="left", header_style="bold", pad_edge=False)
     first, *columns = table.header()
     shown.add_column(first, no_wrap=True)

@@ -22,10 +22,11 @@ Stride = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="A canvas longer than the model is generated in windows that advance by this many tokens. "
-        "Default: half the model's length.",
+        help="A canvas longer than a window is generated in windows that advance by this many tokens. "
+        "Default: half a window.",
     ),
 ]
+Window = Annotated[int | None, typer.Option(min=1, help="Tokens of a window. Default: the model's length.")]
 Guidance = Annotated[float, typer.Option(min=0.0, help="Classifier-free guidance towards the prompt; 0 is off.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the canvas on the terminal while it is unmasked.")]
 Html = Annotated[Path | None, typer.Option(help="Write a web page that replays the first text call by call.")]
@@ -41,6 +42,7 @@ def sample(
     prompt: Prompt = "",
     suffix: Suffix = "",
     length: Length = None,
+    window: Window = None,
     stride: Stride = None,
     steps: common.Steps = None,
     seed: common.Seed = 0,
@@ -91,7 +93,7 @@ def sample(
     options = sampling.arguments(steps)
     check_seeds(seed, n)
     lm = model.load(checkpoint)
-    canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "stride": stride}
+    canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "window": window, "stride": stride}
     canvas["guidance"] = guidance
     frames: list[Frame] = []
     if watch:

@@ -43,7 +43,11 @@ Overrides = Annotated[
         help="Recipe overrides such as training.steps=2000. After a recipe, the first may be the text to train on."
     ),
 ]
-From = Annotated[str | None, typer.Option("--from", help="Fine-tune the weights of this checkpoint.", metavar="CKPT")]
+FROM_HELP = (
+    "Fine-tune the weights of this checkpoint: a run, a shipped model, a folder of a Hugging Face masked language "
+    "model such as BERT, or hf:NAME for one on the hub."
+)
+From = Annotated[str | None, typer.Option("--from", help=FROM_HELP, metavar="CKPT")]
 Resume = Annotated[
     str | None,
     typer.Option(
@@ -85,6 +89,8 @@ def train(
         unmask train my.txt optimizer=adamw optimizer.learning_rate=0.001
 
         unmask train my.txt --from stories model.lora.rank=8 optimizer.learning_rate=0.001
+
+        unmask train my.txt --from hf:bert-base-uncased data.length=126 optimizer.learning_rate=0.00005
 
         unmask train planner my.txt --from runs/mine
 

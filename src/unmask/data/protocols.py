@@ -77,7 +77,7 @@ class Protocol:
             raise UnmaskError(f"The protocol '{self.name}' has no {part} part, only {', '.join(self.parts)}.")
         place = self.parts[part]
         root = os.environ.get(DATA_VARIABLE)
-        found = [] if root is None else [_find_file(Path(root, name)) for name in place.files]
+        found = [] if root is None else [find_file(Path(root, name)) for name in place.files]
         remedy = f"set {DATA_VARIABLE} to a folder with {' and '.join(place.files)}"
         if found and None not in found:
             characters = slice(*place.characters)
@@ -108,7 +108,7 @@ class Protocol:
             raise UnmaskError(f"{str(error).removesuffix('.')}; or {remedy}.") from error
 
 
-def _find_file(path: Path) -> Path | None:
+def find_file(path: Path) -> Path | None:
     """The file itself, or a compressed one with the same name."""
     candidates = (path.with_name(path.name + suffix) for suffix in COMPRESSIONS)
     return next((candidate for candidate in candidates if candidate.is_file()), None)

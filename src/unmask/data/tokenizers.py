@@ -119,6 +119,30 @@ class DNATokenizer(TokenizerComponent):
         return CharTokenizer(alphabet=LETTERS).build(documents)
 
 
+def complement_map(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The token on the opposite strand of DNA for every token: that of the reverse complement of its text.
+
+    Tokens that are not made of bases, such as N and the mask, map to themselves.
+    """
+    vocabulary = tokenizer.get_vocab()
+    tokens = {token: number for token, number in vocabulary.items() if token and set(token) <= {*"ACGTNacgtn"}}
+    if not {*"ACGT"} <= tokens.keys():
+        raise UnmaskError(
+            "Reverse complements need a tokenizer with the tokens A, C, G and T, and the one here has "
+            f"{len({*'ACGT'} & tokens.keys())} of them; set data.tokenizer=dna."
+        )
+    complements = list(range(max(vocabulary.values()) + 1))
+    for token, number in tokens.items():
+        opposite = token.translate(str.maketrans("ACGTacgt", "TGCAtgca"))[::-1]
+        if opposite not in tokens:
+            raise UnmaskError(
+                f"Reverse complements need the token '{opposite}', the opposite of '{token}', which the tokenizer does "
+                "not have; set data.tokenizer=dna."
+            )
+        complements[number] = tokens[opposite]
+    return complements
+
+
 class BPETokenizer(TokenizerComponent):
     """Byte-level byte-pair encoding, trained on the training documents. Decoding restores every text.
 
@@ -205,9 +229,9 @@ class HuggingFaceTokenizer(TokenizerComponent):
             folder = Path(data, "vocab", self.path)
         published = ("tokenizer.json", "tokenizer_config.json", "config.json")
         if not folder.is_dir():
-            tokenizer = _load_published(self.path)
+            tokenizer = load_published(self.path)
         elif any((folder / name).is_file() for name in published):
-            tokenizer = _load_published(str(folder))
+            tokenizer = load_published(str(folder))
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             tokenizer = _load_gpt2_files(folder)
         elif (folder / "vocab.txt").is_file():
@@ -217,8 +241,6 @@ class HuggingFaceTokenizer(TokenizerComponent):
                 f"The folder {folder} has no tokenizer in it (tokenizer.json, vocab.json, merges.txt or vocab.txt); "
                 "name a folder that has one."
             )
-        if tokenizer.eos_token_id is None and tokenizer.sep_token is not None:
-            tokenizer.eos_token = tokenizer.sep_token
         if tokenizer.mask_token_id is None:
             tokenizer.add_special_tokens({"mask_token": MASK})
         return tokenizer
@@ -281,8 +303,11 @@ def check_tokenizer_file(file: Path) -> None:
                 raise ValueError(f"its {name} can make a text more than {MAX_GROWTH} times as long")
 
 
-def _load_published(path: str) -> PreTrainedTokenizerFast:
-    """Load with AutoTokenizer and convert to the base class, so that checkpoints do not depend on a special one."""
+def load_published(path: str) -> PreTrainedTokenizerFast:
+    """Load with AutoTokenizer and convert to the base class, so that checkpoints do not depend on a special one.
+
+    A tokenizer without EOS uses its separator token, if it has one.
+    """
     from transformers import AutoTokenizer
 
     if (file := Path(path, "tokenizer.json")).exists():
@@ -295,6 +320,8 @@ def _load_published(path: str) -> PreTrainedTokenizerFast:
     if getattr(published, "backend_tokenizer", None) is None:
         raise UnmaskError(f"The tokenizer '{path}' has no fast version (tokenizer.json); choose one that has.")
     tokens = {name: getattr(published, name) for name in SPECIAL_TOKENS if getattr(published, name, None) is not None}
+    if "sep_token" in tokens:
+        tokens.setdefault("eos_token", tokens["sep_token"])
     return with_special_tokens(published.backend_tokenizer, **tokens)
 
 
@@ -316,9 +343,8 @@ def _load_bert_file(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not any(token != token.lower() for token in ordinary))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    return with_special_tokens(
-        tokenizer, unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", mask_token=MASK
-    )
+    special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
+    return with_special_tokens(tokenizer, **special, eos_token="[SEP]", mask_token=MASK)
 
 
 def with_special_tokens(tokenizer: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:
@@ -335,13 +361,19 @@ def with_special_tokens(tokenizer: Tokenizer, **special_tokens: str) -> PreTrain
 
 
 def framed_tokenizer(
-    tokenizer: PreTrainedTokenizerFast, max_length: int, *, begin: int | None = None, end: bool = False
+    tokenizer: PreTrainedTokenizerFast,
+    max_length: int,
+    *,
+    begin: int | None = None,
+    end: bool = False,
+    frame: tuple[int, int] | None = None,
 ) -> PreTrainedTokenizerFast:
     """A copy of a tokenizer whose calls, as in `pipeline("fill-mask")`, give rows like those in training.
 
-    A row starts with the token `begin`, as for autoregressive networks, and ends with EOS if `end`. The mask token
-    takes the space before it if words begin with spaces. Padding is EOS, or the mask token without EOS. `encode` gives
-    the same ids as before.
+    A row starts with the token `begin`, as for autoregressive networks, and ends with EOS if `end`. With the special
+    tokens of an encoder, `frame`, it is between these, as its own tokenizer does it. The mask token takes the space
+    before it if words begin with spaces. Padding is EOS, or the mask token without EOS. `encode` gives the same ids as
+    before.
     """
     from tokenizers import AddedToken, processors
 
@@ -354,6 +386,15 @@ def framed_tokenizer(
         framed.pad_token = framed.eos_token or framed.mask_token
     if framed.mask_token is not None and begin is None and begins_with_spaces(framed):
         framed.add_special_tokens({"mask_token": AddedToken(framed.mask_token, lstrip=True, special=True)})
+    if frame is not None:
+        cls, sep = map(str, framed.convert_ids_to_tokens(list(frame)))
+        if framed("")["input_ids"] != list(frame):  # such as one of a plain vocabulary file
+            framed.backend_tokenizer.post_processor = processors.TemplateProcessing(
+                single=[cls, "$A", sep],
+                pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+                special_tokens=list(zip((cls, sep), frame, strict=True)),
+            )
+        return framed
     first = None if begin is None else framed.convert_ids_to_tokens(begin)
     last = framed.eos_token if end else None
     around = {token: framed.convert_tokens_to_ids(token) for token in (first, last) if token is not None}

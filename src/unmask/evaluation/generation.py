@@ -142,7 +142,8 @@ class Texts:
 class GenerationSettings:
     """The number of texts to generate (for each of the `prompts`), their first seed, token rule and length in tokens.
 
-    Texts longer than the model are generated in windows, each `stride` tokens after the last one.
+    Texts longer than a `window` (default: the model's length) are generated in windows, each `stride` tokens after the
+    last one.
     """
 
     n: int
@@ -151,6 +152,7 @@ class GenerationSettings:
     length: int | None = None
     batch_size: int | None = None
     prompts: Sequence[str] | None = None
+    window: int | None = None
     stride: int | None = None
 
 
@@ -169,6 +171,7 @@ def generate_texts(
         settings.n,
         prompts=settings.prompts,
         length=settings.length,
+        window=settings.window,
         stride=settings.stride,
         seed=settings.seed,
         rule=settings.rule,

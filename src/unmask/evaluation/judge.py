@@ -25,7 +25,7 @@ from unmask.errors import UnmaskError, reading
 from unmask.evaluation.statistics import Values
 from unmask.io import offline_if_unreachable
 from unmask.models.build import check_published_sizes, silence_transformers
-from unmask.models.config import CausalConfig
+from unmask.models.config import AutoregressiveConfig
 from unmask.models.inference import Dtype, select_dtype
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Judge:
         if not known:
             raise UnmaskError(f"The judge '{name}' has neither a BOS nor an EOS token; choose another.")
         self.bos: int = known[0]
-        ours = isinstance(config, CausalConfig)
+        ours = isinstance(config, AutoregressiveConfig)
         self.context = config.max_length if ours else getattr(config, "max_position_embeddings", None)
         self.max_logits = MAX_LOGITS.get(model.device.type, MAX_LOGITS["cuda"])
         self.vocab_size = self._check_causal()

@@ -95,7 +95,9 @@ def protocol_rows(lm: MaskedDiffusionLM, part: ProtocolPart, documents: int | No
     """Rows of a data set for a model, by its own tokenizer and length policy, and the number of documents in them."""
     total = sum(not document.more for document in part.protocol.documents(part.part))
     if total == 0:
-        raise UnmaskError(f"The {part.part} part of '{part.protocol.name}' has no text; download it again.")
+        raise UnmaskError(
+            f"The {part.part} part of '{part.protocol.name}' has no text; give more text or download it again."
+        )
     wanted = total if documents is None else min(documents, total)
     chosen = {number * total // wanted for number in range(wanted)}
 

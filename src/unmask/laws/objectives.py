@@ -27,6 +27,7 @@ from unmask.laws.tables import (
 from unmask.objectives.autoregressive import AR
 from unmask.objectives.base import LossTerms, Noise, Objective
 from unmask.objectives.d3pm import D3PM
+from unmask.objectives.mlm import MLM
 from unmask.objectives.sedd import SEDD, log_score
 from unmask.objectives.subs import ContinuousSubs, MaskCount, Subs
 from unmask.process import Batch
@@ -158,6 +159,11 @@ def enumerated_nll(objective: Objective, denoiser: Any, schedule: Schedule, text
 
 def is_bound(objective: Objective) -> bool:
     """Whether an objective bounds -log p of a text."""
+    return objective.is_bound
+
+
+def trains_denoiser(objective: Objective) -> bool:
+    """Whether an objective trains the network that predicts tokens."""
     return not objective.trains_planner
 
 
@@ -274,7 +280,7 @@ def frozen_and_padding_tokens_are_ignored(objective: Objective) -> Iterator[Chec
     yield Check(float((terms.nelbo != again.nelbo).sum()), 0, "values that change with the ids at padding")
 
 
-@law("objective", when=is_bound)
+@law("objective", when=trains_denoiser)
 def cross_entropy_is_that_of_x_theta(objective: Objective) -> Iterator[Check]:
     """The term `cross_entropy` is -log x_theta(x) at masked tokens (for AR: at all) and 0 elsewhere."""
     denoiser: Any = RecordingDenoiser(denoisers(objective)[0])
@@ -288,7 +294,7 @@ def cross_entropy_is_that_of_x_theta(objective: Objective) -> Iterator[Check]:
     yield Check(max_abs(terms.cross_entropy - expected), TOLERANCE, "nats from -log x_theta(x)")
 
 
-@law("objective", when=is_bound)
+@law("objective", when=trains_denoiser)
 def terms_and_gradients_are_finite(objective: Objective) -> Iterator[Check]:
     """Every term and gradient is finite at all times, including t = 0, t = 1 and the first step of the grid."""
     table = denoisers(objective)[0]
@@ -370,6 +376,38 @@ def raw_outputs_are_scores(objective: SEDD) -> Iterator[Check]:
     log_x = exact.log_conditionals(table, TEXT[None].masked_fill(FREE, MASK), 0.3)
     f = table.head(table.hidden(TEXT[None].masked_fill(FREE, MASK)))
     yield Check(max_abs(log_score(f, alpha, V).exp() - log_x.exp() * 0.3 / 0.7), 1e-12, "score of a raw output")
+
+
+# ---- laws of masked language modelling ------------------------------------------------------------------------------
+
+
+@law("objective", when=lambda o: isinstance(o, MLM))
+def corruption_has_the_shares_of_bert(objective: MLM) -> Iterator[Check]:
+    """Tokens are masked, replaced and kept with the objective's probabilities, and every token is as likely as another
+    to replace one. The cases are a grid of times and uniforms, so their shares are probabilities."""
+    size, config = 400, random_table().config
+    t = ((torch.arange(size) + 0.5) / size).double()
+    u = objective.rate * ((torch.arange(size) + 0.5) / size).double()[:, None].expand(-1, L)
+    batch = Batch.of(TEXT.expand(size * size, -1))
+    noise = Noise(t.repeat_interleave(size), u.repeat(size, 1))
+    corruption = objective.corrupt(batch, LogLinear(), noise, config)
+    yield Check(float((~corruption.predicted).sum()), 0, "tokens with u below the rate that are not predicted")
+    assert corruption.z is not None
+    kept = 1 - objective.masked - objective.random
+    for token in range(V):
+        expected = kept * float(TEXT.eq(token).double().mean()) + objective.random / V
+        expected += objective.masked * (token == MASK)
+        share = float((corruption.z == token).double().mean())
+        yield Check(abs(share - expected), 1e-9, f"distance of the share of token {token} from {expected:.4f}")
+    above = Noise(noise.t, noise.u + objective.rate)
+    clean = objective.corrupt(batch, LogLinear(), above, config)
+    yield Check(float(clean.predicted.sum()), 0, "tokens with u above the rate that are predicted")
+    terms = objective.loss(random_table(), batch, LogLinear(), noise)
+    difference = max_abs(terms.nelbo * objective.rate - terms.cross_entropy)
+    yield Check(difference, TOLERANCE, "nats between the loss and the cross-entropy per chosen token")
+    yield Check(
+        abs(float(terms.loss - terms.total) / float(terms.total)), TOLERANCE, "loss against its terms, relative"
+    )
 
 
 # ---- laws of planners -----------------------------------------------------------------------------------------------

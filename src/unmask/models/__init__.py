@@ -5,16 +5,25 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from unmask.models.build import SIZES, CausalSpec, CheckpointSpec, DiTSpec
+from unmask.models.caduceus import Caduceus, CaduceusConfig
 from unmask.models.causal import CausalLM
 from unmask.models.config import EPSILON, CausalConfig, Denoiser, DiTConfig
 from unmask.models.decoder import AdaptedSpec, Decoder, DecoderConfig
 from unmask.models.dit import DiT
+from unmask.models.hyena import CausalHyena, CausalHyenaConfig, Hyena, HyenaConfig
+from unmask.models.ssm import BiMamba, BiMambaConfig, Mamba, MambaConfig
 
 __all__ = [
     "EPSILON",
     "SIZES",
     "AdaptedSpec",
+    "BiMamba",
+    "BiMambaConfig",
+    "Caduceus",
+    "CaduceusConfig",
     "CausalConfig",
+    "CausalHyena",
+    "CausalHyenaConfig",
     "CausalLM",
     "CausalSpec",
     "CheckpointSpec",
@@ -24,14 +33,15 @@ __all__ = [
     "DiT",
     "DiTConfig",
     "DiTSpec",
+    "Hyena",
+    "HyenaConfig",
+    "Mamba",
+    "MambaConfig",
 ]
 
-AutoConfig.register(DiTConfig.model_type, DiTConfig, exist_ok=True)
-AutoConfig.register(CausalConfig.model_type, CausalConfig, exist_ok=True)
-AutoConfig.register(DecoderConfig.model_type, DecoderConfig, exist_ok=True)
-AutoModel.register(DecoderConfig, Decoder, exist_ok=True)
-AutoModel.register(DiTConfig, DiT, exist_ok=True)
-AutoModel.register(CausalConfig, CausalLM, exist_ok=True)
-AutoModelForMaskedLM.register(DiTConfig, DiT, exist_ok=True)
-AutoModelForMaskedLM.register(DecoderConfig, Decoder, exist_ok=True)
-AutoModelForCausalLM.register(CausalConfig, CausalLM, exist_ok=True)
+for _network in (DiT, BiMamba, Caduceus, Hyena, Decoder, CausalLM, Mamba, CausalHyena):
+    _config: type = _network.config_class
+    _auto = AutoModelForCausalLM if _network in (CausalLM, Mamba, CausalHyena) else AutoModelForMaskedLM
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _network, exist_ok=True)
+    _auto.register(_config, _network, exist_ok=True)

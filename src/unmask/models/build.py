@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,11 +20,13 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedC
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from unmask.data.tokenizers import load_published
 from unmask.errors import UnmaskError, did_you_mean, reading
 from unmask.io import CHECKSUMS, is_intact, read_json
 from unmask.models.causal import CausalLM
-from unmask.models.config import CausalConfig, DiTConfig
+from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.dit import DiT
+from unmask.models.encoder import Encoder, EncoderConfig, network_class, parse_config, read_special_tokens
 from unmask.models.layers import Dropout, PlannerHead
 from unmask.registry import Component
 
@@ -141,23 +144,27 @@ class CheckpointSpec(Component):
     @property
     def causal(self) -> bool:
         """Whether the network is autoregressive."""
-        return isinstance(read_config(Path(self.path)), CausalConfig)
+        return isinstance(read_config(Path(self.path)), AutoregressiveConfig)
 
     def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
         """The network in float32. The vocabulary must be that of the checkpoint; `length` may be longer."""
         config = read_config(Path(self.path))
-        if (vocab_size, mask_token_id) != (config.vocab_size, config.mask_token_id):
+        encoder = isinstance(config, EncoderConfig)
+        fits = vocab_size <= config.vocab_size if encoder else vocab_size == config.vocab_size
+        if not fits or mask_token_id != config.mask_token_id:
             raise UnmaskError(
                 f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, but the network in "
                 f"'{self.path}' has {config.vocab_size} with the mask at {config.mask_token_id}; "
                 "use the tokenizer of the checkpoint."
             )
-        causal = isinstance(config, CausalConfig)
-        if getattr(config, "learned_positions", False) and length > config.max_length:
+        causal = isinstance(config, AutoregressiveConfig)
+        if (encoder or getattr(config, "learned_positions", False)) and length > config.max_length:
             raise UnmaskError(
                 f"data.length must be at most {config.max_length}, the positions that the network in '{self.path}' has "
                 f"learned, got {length}."
             )
+        if encoder:
+            return self._build_encoder(config, **options)
         config.max_length = max(config.max_length, length)
         if self.dropout is not None:
             config.dropout = self.dropout
@@ -166,9 +173,24 @@ class CheckpointSpec(Component):
             config.planner_width = None
         network = load_network(Path(self.path), causal, config)
         if self.absolute_positions and not causal:
+            if not isinstance(network, DiT):
+                raise UnmaskError(
+                    f"model.absolute_positions must be false: the network in '{self.path}' is a "
+                    f"{type(network).__name__}, and only a DiT can have them."
+                )
             network.add_absolute_positions()
         if self.planner is not None:
             return attach_planner(network, self.planner)
+        return network if self.lora is None else add_lora(network, self.lora)
+
+    def _build_encoder(self, config: EncoderConfig, mask_logit: bool = False) -> Any:
+        for name in ("planner", "absolute_positions"):
+            if getattr(self, name):
+                raise UnmaskError(f"model.{name} needs a network of unmask, and '{self.path}' is an encoder.")
+        config.mask_logit = mask_logit
+        if self.dropout is not None:
+            config.set_dropout(self.dropout)
+        network = load_network(Path(self.path), causal=False, config=config)
         return network if self.lora is None else add_lora(network, self.lora)
 
 
@@ -181,7 +203,7 @@ def attach_planner(network: Any, planner: PlannerConfig) -> Any:
     for module in network.modules():
         if isinstance(module, Dropout):
             module.p = 0.0
-    network.planner = PlannerHead(network.config.hidden_size, planner.width)
+    network.planner = PlannerHead(network.config.row_size, planner.width)
     network.config.planner_width = planner.width
     return network
 
@@ -253,6 +275,10 @@ def read_config(path: Path) -> Any:
     with reading(f"'{file}' cannot be read", "restore it"):
         kind = fields.get("model_type")
         config_class: Any = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING.keys() else None  # noqa: SIM118
+        if config_class is None and "auto_map" in fields:
+            raise ValueError(f"the type {kind!r} needs code from the folder, and unmask does not run it")
+        if config_class is not None and _network_class(config_class) is None and network_class(config_class):
+            return _read_encoder_config(path, config_class, fields)
         if config_class is None or _network_class(config_class) is None:
             raise ValueError(f"unmask has no network of the type {kind!r}")
         hints: dict[str, Any] = {"pad_token_id": int | None, "eos_token_id": int | None}
@@ -270,6 +296,28 @@ def read_config(path: Path) -> Any:
             if (getattr(config, name, None) or 0) > MAX_LENGTH:
                 raise ValueError(f"{name} must be at most {MAX_LENGTH}, got {getattr(config, name)}")
     return config
+
+
+def _read_encoder_config(path: Path, config_class: Any, fields: dict[str, Any]) -> EncoderConfig:
+    """The configuration of a masked language model of transformers, whose tokenizer tells its special tokens."""
+    config: Any = parse_config(config_class, fields)
+    has_tokenizer = (path / "tokenizer.json").is_file() or (path / "tokenizer_config.json").is_file()
+    tokenizer = load_published(str(path)) if has_tokenizer and not hasattr(config, "mask_token_id") else None
+    mask, frame = read_special_tokens(config, tokenizer)
+    if mask is None:
+        lack = "its tokenizer has no mask token" if has_tokenizer else "it has no tokenizer (tokenizer.json)"
+        raise UnmaskError(
+            f"The encoder in '{path}' cannot denoise, since {lack}; choose a masked language model with its tokenizer."
+        )
+    if not isinstance(mask, int) or not 0 <= mask < config.vocab_size:
+        raise ValueError(f"the mask token has the id {mask} and the network {config.vocab_size} tokens")
+    layers, config.num_hidden_layers = config.num_hidden_layers, 1
+    with torch.device("meta"):
+        found = EncoderConfig.of(network_class(config_class)(config), mask, frame)
+    config.num_hidden_layers = layers
+    if found.positions > MAX_LENGTH:
+        raise ValueError(f"max_position_embeddings must be at most {MAX_LENGTH}, got {found.positions}")
+    return found
 
 
 def _network_class(config_class: type, causal: bool | None = None) -> Any:
@@ -291,7 +339,9 @@ def load_network(path: Path, causal: bool, config: Any = None) -> Any:
     Names and shapes are compared before anything is allocated.
     """
     config = read_config(path) if config is None else config
-    network = _network_class(type(config), causal)
+    encoder = isinstance(config, EncoderConfig)
+    plain = config.network if encoder else config
+    network = network_class(type(plain)) if encoder and not causal else _network_class(type(plain), causal)
     if network is None:
         kind = "masked" if causal else "autoregressive"
         raise UnmaskError(f"The network in '{path}' is {kind}, which does not fit the objective in its unmask.json.")
@@ -301,23 +351,30 @@ def load_network(path: Path, causal: bool, config: Any = None) -> Any:
         if config.num_hidden_layers > len(shapes):
             raise ValueError(f"{config.num_hidden_layers} layers for {len(shapes)} tensors")
         with torch.device("meta"):
-            wanted = {name: list(tensor.shape) for name, tensor in network(config).state_dict().items()}
+            built = network(plain)
+            wanted = {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
         for name in wanted:
             if shapes.get(name, wanted[name]) != wanted[name]:
                 raise ValueError(f"{name} has the shape {shapes[name]}, not {wanted[name]}")
+        stored, needed = (
+            sum(map(math.prod, some)) for some in (shapes.values(), (p.shape for p in built.parameters()))
+        )
+        if needed > 2 * stored:  # names of older versions of transformers are not compared above
+            raise ValueError(f"{needed} numbers in the network and {stored} in the file")
     weights: dict[str, Tensor] = {}
     for file in files:
-        weights |= _read_weights(file)
+        weights |= _read_weights(file, skip=encoder)
     with silence_transformers(), reading(f"The weights in '{path}' cannot be used", "restore them or train again"):
         model, report = network.from_pretrained(
-            None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+            None, config=plain, state_dict=weights, dtype=torch.float32, output_loading_info=True
         )
-    wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    unexpected = () if encoder else report["unexpected_keys"]  # of pre-training heads such as that for next sentences
+    wrong = [*report["missing_keys"], *unexpected, *report["mismatched_keys"]]
     if wrong:
         raise UnmaskError(
             f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys."
         )
-    return model
+    return Encoder(model, config) if encoder else model
 
 
 def check_published_sizes(path: Path) -> None:
@@ -344,7 +401,7 @@ def weight_files(path: Path) -> list[Path]:
     elif (path / "pytorch_model.bin").exists():
         raise UnmaskError(
             f"The weights in '{path}' are pickled (pytorch_model.bin), and a pickle can run code; "
-            "use safetensors, which 'unmask convert' writes from published weights."
+            "use safetensors, which 'unmask convert' writes from published weights and transformers from its own."
         )
     else:
         raise UnmaskError(f"The folder '{path}' has no weights ({WEIGHTS}); restore them or train again.")
@@ -366,7 +423,8 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
 RESTORE = "restore the file, fetch it again, or go back to an earlier checkpoint"
 
 
-def _read_weights(file: Path) -> dict[str, Tensor]:
+def _read_weights(file: Path, skip: bool = False) -> dict[str, Tensor]:
+    """The weights in a file as float32; `skip` leaves out integers, such as the positions that older files hold."""
     if not is_intact(file):
         raise UnmaskError(
             f"The weights are damaged: '{file}' does not match its checksum; {RESTORE}. If you changed it yourself, "
@@ -374,6 +432,8 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
         )
     with reading(f"The weights are damaged: '{file}' cannot be read", RESTORE):
         weights = load_file(file)
+    if skip:
+        weights = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
     for name, weight in weights.items():
         if not weight.is_floating_point():
             raise UnmaskError(f"'{file}' has {name} as {weight.dtype}, not as floating-point numbers; restore it.")

@@ -1,7 +1,8 @@
-"""The autoregressive model: the same transformer with a causal mask and a key-value cache."""
+"""Autoregressive networks, and the transformer with a causal mask and a key-value cache."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor
@@ -11,27 +12,31 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from unmask.models.attention import StaticCache, causal_mask
-from unmask.models.config import CausalConfig
-from unmask.models.dit import Transformer
+from unmask.models.config import AutoregressiveConfig, CausalConfig
+from unmask.models.dit import Network, Transformer
 
 
-class CausalLM(Transformer, GenerationMixin):
-    """A causal language model. Row i of its output has seen tokens 0..i and predicts token i + 1."""
+class AutoregressiveNetwork(Network, GenerationMixin):
+    """A causal language model. Row i of its output has seen tokens 0..i and predicts token i + 1.
 
-    config: CausalConfig
-    config_class = CausalConfig
+    Subclasses define `hidden` and `new_cache`.
+    """
 
-    def __init__(self, config: CausalConfig) -> None:
+    config: AutoregressiveConfig
+    config_class = AutoregressiveConfig
+
+    def __init__(self, config: AutoregressiveConfig) -> None:
         super().__init__(config)
         self.loss_type = "ForCausalLM"
         # `generate` would report a conflict with the `max_new_tokens` of the caller
         self.generation_config.max_length = None
 
+    @abstractmethod
     def hidden(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | StaticCache | None = None,
+        past_key_values: Any = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """The rows [B, L, D] for `head`.
@@ -39,31 +44,20 @@ class CausalLM(Transformer, GenerationMixin):
         Args:
             input_ids: Tokens, [B, L], starting with the begin token if the model has one; with a cache, the new ones.
             attention_mask: True (or 1) at tokens and False at padding, [B, cached + L]. Right padding needs none.
-            past_key_values: The cache of the earlier tokens, to which these are added. A `StaticCache` must have been
-                moved to their position with `seek`, and takes no attention mask.
+            past_key_values: The cache of the earlier tokens, to which these are added.
             states: A list that the hidden states of all layers are appended to.
         """
-        if isinstance(past_key_values, StaticCache):
-            mask = past_key_values.begin_pass(input_ids.shape[1])
-            return self._run(input_ids, mask, past=past_key_values.position, past_key_values=past_key_values)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self._check_input(input_ids, attention_mask, past)
-        mask = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
-        return self._run(input_ids, mask, past=past, past_key_values=past_key_values, states=states)
 
-    def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
-        """An empty cache for `hidden`: one that grows, or a static one for `capacity` tokens."""
-        if capacity is None:
-            return DynamicCache()
-        self._check_length(capacity)
-        return StaticCache(self.config.num_hidden_layers, capacity, self.vocab_embed.embedding.device)
+    @abstractmethod
+    def new_cache(self, capacity: int | None = None) -> Any:
+        """An empty cache for `hidden`: one that grows, or one for `capacity` tokens."""
 
     @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: Any = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
@@ -81,7 +75,7 @@ class CausalLM(Transformer, GenerationMixin):
         relative.
         """
         if past_key_values is None and (not self.training if use_cache is None else use_cache):
-            past_key_values = DynamicCache()
+            past_key_values = self.new_cache()
         states = self._requested_states(output_hidden_states, output_attentions)
         rows = self.hidden(input_ids, attention_mask, past_key_values, states)
         logits = self.head(rows[:, -logits_to_keep:])
@@ -102,3 +96,82 @@ class CausalLM(Transformer, GenerationMixin):
         prepared = super()._prepare_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
         prepared.max_length = min(prepared.max_length, self.config.max_length)
         return prepared
+
+
+class RecurrentCache:
+    """What every layer of a network without attention keeps of the tokens read so far: `states` of the layers."""
+
+    def __init__(self, layers: int) -> None:
+        self.states: list[tuple[Tensor, ...] | None] = [None] * layers
+        self.length = 0
+
+    def get_seq_length(self) -> int:
+        """The number of tokens read so far."""
+        return self.length
+
+    def reorder_cache(self, rows: Tensor) -> None:
+        """Continue from the sequences ``rows`` [B], as beam search does."""
+        self.states = [None if state is None else tuple(part[rows] for part in state) for state in self.states]
+
+
+class RecurrentNetwork(AutoregressiveNetwork):
+    """An autoregressive network without attention, whose blocks read and write the state of a `RecurrentCache`."""
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """See `AutoregressiveNetwork.hidden`."""
+        past = 0 if past_key_values is None else past_key_values.length
+        self._check_input(input_ids, attention_mask, past)
+        mask = None if attention_mask is None else attention_mask[:, past:].bool()
+        rows = self._run(input_ids, mask, past_key_values=past_key_values, states=states)
+        if past_key_values is not None:
+            past_key_values.length += input_ids.shape[1]
+        return rows
+
+    def new_cache(self, capacity: int | None = None) -> RecurrentCache:
+        """An empty cache for `hidden`."""
+        self._check_length(capacity or 0)
+        return RecurrentCache(self.config.num_hidden_layers)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """Let `forward` make the cache of `generate`."""
+        return False
+
+
+class CausalLM(AutoregressiveNetwork, Transformer):
+    """The autoregressive transformer."""
+
+    config: CausalConfig
+    config_class = CausalConfig
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | StaticCache | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """See `AutoregressiveNetwork.hidden`.
+
+        A `StaticCache` must have been moved to the position of the tokens with `seek`, and takes no attention mask.
+        """
+        if isinstance(past_key_values, StaticCache):
+            mask = past_key_values.begin_pass(input_ids.shape[1])
+            return self._run(input_ids, mask, past=past_key_values.position, past_key_values=past_key_values)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        self._check_input(input_ids, attention_mask, past)
+        mask = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
+        return self._run(input_ids, mask, past=past, past_key_values=past_key_values, states=states)
+
+    def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
+        """An empty cache for `hidden`: one that grows, or a static one for `capacity` tokens."""
+        if capacity is None:
+            return DynamicCache()
+        self._check_length(capacity)
+        return StaticCache(self.config.num_hidden_layers, capacity, self.vocab_embed.embedding.device)

@@ -30,7 +30,7 @@ from unmask.models.build import (
     read_config,
     silence_transformers,
 )
-from unmask.models.config import CausalConfig, DiTConfig
+from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.dit import DiT
 from unmask.models.layers import rows_at, shifted_rows
@@ -245,7 +245,7 @@ class AdaptedSpec(Component):
         """The network in float32 for the vocabulary of its tokenizer, to which a mask token may have been added."""
         path = Path(self.path)
         if is_causal_lm(path):
-            network = self._build_decoder(path, vocab_size, mask_token_id, length, options)
+            network: Any = self._build_decoder(path, vocab_size, mask_token_id, length, options)
         else:
             network = self._build_dit(path, vocab_size, mask_token_id, length, options)
         network.annealing = AttentionAnnealing(self.annealing_steps)
@@ -256,7 +256,8 @@ class AdaptedSpec(Component):
     ) -> DiT:
         config = read_config(path)
         if not isinstance(config, CausalConfig):
-            raise UnmaskError(f"model.path must be an autoregressive network, got '{path}', which is masked already.")
+            what = "has no attention" if isinstance(config, AutoregressiveConfig) else "is masked already"
+            raise UnmaskError(f"model.path must be an autoregressive transformer, but the network in '{path}' {what}.")
         if (vocab_size, mask_token_id) != (config.vocab_size, config.mask_token_id):
             raise UnmaskError(
                 f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, but the network in '{path}' "
@@ -287,7 +288,7 @@ class AdaptedSpec(Component):
         fields = read_json(path / "config.json")
         check_published_sizes(path)
         with silence_transformers(), reading(f"The network in '{path}' cannot be opened", "restore its files"):
-            theirs = AutoModelForCausalLM.from_pretrained(
+            theirs: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
             )
         known = theirs.config.vocab_size

@@ -1,32 +1,25 @@
-"""The diffusion transformer: a masked sequence in, logits of the clean tokens out."""
+"""Networks of blocks, the masked ones (a masked sequence in, logits of the clean tokens out), and the diffusion
+transformer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import (
-    AttentionAnnealing,
-    AttentionMask,
-    Rotary,
-    StaticCache,
-    bidirectional_mask,
-    rotary_angles,
-)
-from unmask.models.config import EPSILON, DiTConfig, TransformerConfig
+from unmask.models.attention import AttentionAnnealing, AttentionMask, Rotary, bidirectional_mask, rotary_angles
+from unmask.models.config import EPSILON, DiTConfig, MaskedConfig, NetworkConfig, TransformerConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.layers import (
     Block,
-    LayerNorm,
     LearnedPositions,
     OutputLayer,
     PlannerHead,
@@ -38,21 +31,22 @@ from unmask.models.layers import (
 )
 
 
-class Transformer(PreTrainedModel):
-    """Embedding, blocks and output layer. Subclasses define the attention mask and the conditioning."""
+class Network(PreTrainedModel):
+    """Embedding, blocks and output layer. Subclasses define the blocks and what they read besides the stream."""
 
-    config: TransformerConfig
-    config_class: type[PretrainedConfig] | None = TransformerConfig
+    config: NetworkConfig
+    config_class: type[PretrainedConfig] | None = NetworkConfig
+    block_class: ClassVar[type[nn.Module]]
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    _supports_sdpa = True
 
-    def __init__(self, config: TransformerConfig, cond_dim: int | None = None) -> None:
+    def __init__(self, config: NetworkConfig, cond_dim: int | None = None) -> None:
         super().__init__(config)
-        self._no_split_modules = ["Block"]
+        self._no_split_modules = [self.block_class.__name__]
         self.vocab_embed = TokenEmbedding(config.vocab_size, config.hidden_size)
         self.sigma_map = None if cond_dim is None else TimestepEmbedder(cond_dim)
-        self.blocks = nn.ModuleList(Block(config, layer, cond_dim) for layer in range(config.num_hidden_layers))
+        blocks = (self.block_class(config, layer, cond_dim) for layer in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(blocks)
         self.output_layer = OutputLayer(config, cond_dim)
         self.fused = False
         """Whether draws and losses use compiled kernels."""
@@ -60,13 +54,15 @@ class Transformer(PreTrainedModel):
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
-        bias = self.output_layer.bias(None if mask_logit else self.config.mask_token_id)
-        return F.linear(rows, self.output_layer.linear.weight, bias)
+        return F.linear(rows, *self._output_weights(None if mask_logit else self.config.mask_token_id))
 
     def projection(self) -> Projection:
         """Weight and bias of `head`, without the mask token, for losses that never store all logits."""
-        bias = self.output_layer.bias(self.config.mask_token_id)
-        return Projection(self.output_layer.linear.weight, bias, self._compute_dtype(), self.fused)
+        return Projection(*self._output_weights(self.config.mask_token_id), self._compute_dtype(), self.fused)
+
+    def _output_weights(self, excluded_token: int | None) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the projection; the logit of the excluded token is -inf."""
+        return self.output_layer.linear.weight, self.output_layer.bias(excluded_token)
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding."""
@@ -104,10 +100,10 @@ class Transformer(PreTrainedModel):
     def _run(
         self,
         input_ids: Tensor,
-        mask: AttentionMask,
+        mask: AttentionMask | Tensor | None,
         cond: Tensor | None = None,
         past: int | Tensor = 0,
-        past_key_values: Cache | StaticCache | None = None,
+        past_key_values: Any = None,
         positions: Tensor | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
@@ -116,21 +112,18 @@ class Transformer(PreTrainedModel):
         With positions [B, K] the last block computes only those rows, [B, K, D]. The inputs of the blocks and the
         result are appended to ``states``.
         """
-        config = self.config
-        rotary = rotary_angles(input_ids.shape[1], config.head_dim, config.rope_base, input_ids.device, offset=past)
-        if getattr(config, "learned_positions", False):
-            rotary = Rotary(torch.ones_like(rotary.cos), torch.zeros_like(rotary.sin))
+        shared = self._block_inputs(mask, input_ids.shape[1], past)
         x = self._embed(input_ids).to(self._compute_dtype())
         block_cond = cond if cond is None else cond.to(x.dtype)
         seeds = self._dropout_seeds(x.device)
         for block, block_seeds in zip(self.blocks[:-1], seeds, strict=False):
             if states is not None:
                 states.append(x)
-            x = block(x, block_cond, rotary, mask, past_key_values=past_key_values, seeds=block_seeds)
+            x = block(x, block_cond, *shared, past_key_values=past_key_values, seeds=block_seeds)
         if states is not None:
             states.append(x)
         x = self.blocks[-1](
-            x, block_cond, rotary, mask, past_key_values=past_key_values, positions=positions, seeds=seeds[-1]
+            x, block_cond, *shared, past_key_values=past_key_values, positions=positions, seeds=seeds[-1]
         )
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
@@ -138,6 +131,10 @@ class Transformer(PreTrainedModel):
         if states is not None:
             states.append(x)
         return x
+
+    def _block_inputs(self, mask: AttentionMask | Tensor | None, length: int, past: int | Tensor) -> tuple[Any, ...]:
+        """What all blocks read besides the stream: here the padding mask."""
+        return (mask,)
 
     def _requested_states(
         self, output_hidden_states: bool | None, output_attentions: bool | None
@@ -182,35 +179,22 @@ class Transformer(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this only for weights that a checkpoint does not provide
-        if isinstance(module, (TokenEmbedding, PositionEmbedding, LearnedPositions, LayerNorm, nn.Linear)):
+        if hasattr(module, "reset_parameters"):
             module.reset_parameters()
 
 
-class DiT(Transformer):
-    """The bidirectional denoiser, conditioned on alpha as published or, by default, unconditioned."""
+class MaskedNetwork(Network):
+    """A bidirectional denoiser, conditioned on alpha as published or, by default, unconditioned."""
 
-    config: DiTConfig
-    config_class = DiTConfig
+    config: MaskedConfig
+    config_class = MaskedConfig
     _keys_to_ignore_on_load_unexpected = [r"^planner\."]  # noqa: RUF012
 
-    def __init__(self, config: DiTConfig) -> None:
+    def __init__(self, config: MaskedConfig) -> None:
         super().__init__(config, cond_dim=config.cond_dim if config.modulated else None)
-        self.position_embed: PositionEmbedding | None = None
-        if config.absolute_positions:
-            self.add_absolute_positions()
-        self.learned_positions: LearnedPositions | None = None
-        if config.learned_positions:
-            self.learned_positions = LearnedPositions(config.max_length + config.shifted, config.hidden_size)
-        self.annealing: AttentionAnnealing | None = None
-        """The attention in training, if it becomes bidirectional then."""
-        width = config.planner_width
         self.loss_type = "ForMaskedLM"
-        self.planner = None if width is None else PlannerHead(config.hidden_size, width)
-
-    def add_absolute_positions(self) -> None:
-        """Add absolute position embeddings, which have no effect before training, if there are none."""
-        self.config.absolute_positions = True
-        self.position_embed = self.position_embed or PositionEmbedding(self.config.hidden_size, self.config.rope_base)
+        width = config.planner_width
+        self.planner = None if width is None else PlannerHead(config.row_size, width)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """The rows [B, L, D] for `head`.
@@ -292,23 +276,11 @@ class DiT(Transformer):
     ) -> Tensor:
         """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
         cond = self._condition(alpha, input_ids.device)
+        return self._run(input_ids, self._mask(input_ids, attention_mask), cond, positions=positions, states=states)
 
-        def run(ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
-            if self.annealing is not None and self.training:
-                mask = self.annealing.mask(ids.shape[1], attention_mask)
-            else:
-                mask = bidirectional_mask(attention_mask)
-            return self._run(ids, mask, cond, positions=positions, states=states)
-
-        if self.config.shifted:
-            return shifted_rows(run, self.config.begin_token_id, input_ids, attention_mask, positions)
-        return run(input_ids, attention_mask, positions)
-
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        x = self.vocab_embed(input_ids)
-        for positions in (self.position_embed, self.learned_positions):
-            x = x if positions is None else x + positions(x.shape[1]).to(x.dtype)
-        return x
+    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> AttentionMask | Tensor | None:
+        """The mask that the blocks read."""
+        return None if attention_mask is None else attention_mask.bool()
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector [B, C], or [1, C] if there is no alpha; None in a network without modulation."""
@@ -319,6 +291,71 @@ class DiT(Transformer):
         else:
             sigma = -torch.log(EPSILON + (1 - EPSILON) * alpha.float())
         return F.silu(self.sigma_map(sigma))
+
+
+class Transformer(Network):
+    """A network of attention blocks."""
+
+    config: TransformerConfig
+    config_class: type[PretrainedConfig] | None = TransformerConfig
+    block_class = Block
+    _supports_sdpa = True
+
+    def _block_inputs(self, mask: AttentionMask | Tensor | None, length: int, past: int | Tensor) -> tuple[Any, ...]:
+        config = self.config
+        rotary = rotary_angles(length, config.head_dim, config.rope_base, self.device, offset=past)
+        if getattr(config, "learned_positions", False):
+            rotary = Rotary(torch.ones_like(rotary.cos), torch.zeros_like(rotary.sin))
+        return rotary, mask
+
+
+class DiT(MaskedNetwork, Transformer):
+    """The diffusion transformer."""
+
+    config: DiTConfig
+    config_class = DiTConfig
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__(config)
+        self.position_embed: PositionEmbedding | None = None
+        if config.absolute_positions:
+            self.add_absolute_positions()
+        self.learned_positions: LearnedPositions | None = None
+        if config.learned_positions:
+            self.learned_positions = LearnedPositions(config.max_length + config.shifted, config.hidden_size)
+        self.annealing: AttentionAnnealing | None = None
+        """The attention in training, if it becomes bidirectional then."""
+
+    def add_absolute_positions(self) -> None:
+        """Add absolute position embeddings, which have no effect before training, if there are none."""
+        self.config.absolute_positions = True
+        self.position_embed = self.position_embed or PositionEmbedding(self.config.hidden_size, self.config.rope_base)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        x = self.vocab_embed(input_ids)
+        for positions in (self.position_embed, self.learned_positions):
+            x = x if positions is None else x + positions(x.shape[1]).to(x.dtype)
+        return x
+
+    def _rows(
+        self,
+        input_ids: Tensor,
+        alpha: Tensor | None,
+        attention_mask: Tensor | None,
+        positions: Tensor | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        def run(ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+            return super(DiT, self)._rows(ids, alpha, attention_mask, positions, states)
+
+        if self.config.shifted:
+            return shifted_rows(run, self.config.begin_token_id, input_ids, attention_mask, positions)
+        return run(input_ids, attention_mask, positions)
+
+    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> AttentionMask:
+        if self.annealing is not None and self.training:
+            return self.annealing.mask(input_ids.shape[1], attention_mask)
+        return bidirectional_mask(attention_mask)
 
 
 def missing_planner_error(checkpoint: Path | str | None = None) -> UnmaskError:

@@ -66,6 +66,9 @@ def select_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
 
 def cast_trunk_to_bf16(network: Any) -> Any:
     """Cast embedding and blocks to bf16. The final norm and the head keep their dtype, so draws stay precise."""
+    if hasattr(network, "cast_trunk"):
+        network.cast_trunk(torch.bfloat16)
+        return network
     network.vocab_embed.to(torch.bfloat16)
     network.blocks.to(torch.bfloat16)
     return network

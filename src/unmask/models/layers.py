@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from unmask.models.attention import AttentionMask, Rotary, StaticCache, attend, attend_at, rotary_angles
-from unmask.models.config import TransformerConfig
+from unmask.models.config import NetworkConfig, TransformerConfig
 
 TIME_FEATURES = 256
 DROPOUT_LEVELS = 1 << 16
@@ -328,7 +328,7 @@ class Block(GradientCheckpointingLayer):
 class OutputLayer(nn.Module):
     """The final norm, and the weights of the projection to the vocabulary, which the caller applies."""
 
-    def __init__(self, config: TransformerConfig, cond_dim: int | None) -> None:
+    def __init__(self, config: NetworkConfig, cond_dim: int | None) -> None:
         super().__init__()
         self.norm_final = LayerNorm(config.hidden_size, bias=cond_dim is None)
         self.linear = ZeroLinear(config.hidden_size, config.vocab_size)

@@ -55,6 +55,8 @@ class Corruption:
     """[B] w(t) or T (alpha_s - alpha_t)/(1 - alpha_t), the factor of the cross-entropy; None if unused."""
     mask_rate_s: Tensor | None = None
     """[B] 1 - alpha_s at the previous time of the grid; None if the bound does not depend on it."""
+    z: Tensor | None = None
+    """[B, L] what the network sees; None: the clean tokens with masks at the predicted positions."""
 
     @classmethod
     def of(
@@ -159,6 +161,8 @@ class Objective(Component):
     """Whether the network must be autoregressive."""
     exact: ClassVar[bool] = False
     """Whether the value is the likelihood itself, without Monte-Carlo noise."""
+    is_bound: ClassVar[bool] = True
+    """Whether it bounds -log p of a text; if not, `estimators` do."""
     trains_planner: ClassVar[bool] = False
     """Whether it trains the planner of a network with frozen weights, and is not a bound on the text."""
     denominator: ClassVar[str] = TEXT_TOKENS
@@ -204,7 +208,9 @@ class Objective(Component):
 
 def hidden_states(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> Tensor:
     """[B, L, D] the network's hidden states for z_t, before its head."""
-    z_BL = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
+    z_BL = corruption.z
+    if z_BL is None:
+        z_BL = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
     assert corruption.mask_rate is not None
     return denoiser.hidden(z_BL, alpha=1.0 - corruption.mask_rate, attention_mask=batch.key_padding_mask)
 

@@ -35,6 +35,7 @@ class Planner(Objective):
     """
 
     name: Literal["planner"] = "planner"
+    is_bound: ClassVar[bool] = False
     trains_planner: ClassVar[bool] = True
     denominator: ClassVar[str] = POSITIONS
     of: field("objective") = Subs()  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""Figures of reproduced tables: the first column with its errors beside the published figures, or curves."""
+"""Figures of tables: the first column with its errors beside the published figures, all columns as bars, or curves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ WIDTH = 6.0
 
 
 def draw_table(table: Table, path: Path) -> None:
-    """Draw the curves of a table, or else its first column."""
+    """Draw the curves of a table, or its bars, or else its first column."""
     rows = len(table.rows)
-    with open_figure(path, (WIDTH, 3.4 if table.curves else 1.2 + 0.32 * rows)) as figure:
+    size = (WIDTH, 3.4) if table.curves or table.bars else (WIDTH, 1.2 + 0.32 * rows)
+    if table.bars:
+        size = (max(WIDTH, 0.9 + 0.24 * rows * (len(table.columns) + 1)), 3.4)
+    with open_figure(path, size) as figure:
         if table.curves:
             _draw_curves(figure, table)
+        elif table.bars:
+            _draw_bars(figure, table)
         else:
             panel = figure.add_subplot()
             panel.set_title(table.title)
@@ -49,6 +54,25 @@ def _draw_column(figure: Any, panel: Any, table: Table) -> None:
         plain_log_axis(panel.xaxis, 10)
     panel.grid(axis="x")
     panel.set_xlabel(column)
+
+
+def _draw_bars(figure: Any, table: Table) -> None:
+    """A group of bars for each row, with one bar for each column and its spread."""
+    panel = figure.add_subplot()
+    panel.set_title(table.title)
+    width = 0.8 / len(table.columns)
+    for number, column in enumerate(table.columns):
+        cells = {place: row[column] for place, row in enumerate(table.rows.values()) if column in row}
+        places = [place + (number - (len(table.columns) - 1) / 2) * width for place in cells]
+        values = [cell.value for cell in cells.values()]  # type: ignore[union-attr]
+        errors = [cell.spread for cell in cells.values()]  # type: ignore[union-attr]
+        bars = {"ecolor": INK, "error_kw": {"elinewidth": 0.8}}
+        panel.bar(places, values, 0.9 * width, yerr=errors, color=colour(number), label=column, **bars)
+    panel.axhline(0.0, color=GREY, linewidth=0.6)
+    panel.set_xticks(range(len(table.rows)), [label.replace(", ", "\n") for label in table.rows])
+    panel.grid(axis="x", visible=False)
+    panel.set_ylabel(table.axes[1])
+    legend(figure, "outside lower center", 4, *panel.get_legend_handles_labels())
 
 
 def _draw_curves(figure: Any, table: Table) -> None:

@@ -182,7 +182,7 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
     clean row. A planner is trained on a frozen network, which saves the backward pass (two thirds), and counts masked
     tokens alone.
     """
-    if not hasattr(config, "mlp_ratio"):
+    if not hasattr(config, "num_attention_heads"):
         return None
     trunk, head = trunk_flops(config, length), head_flops(config)
     extra, share = int(objective.needs_visible_rows), predicted_share(objective, schedule)
@@ -206,6 +206,8 @@ def predicted_share(objective: Objective, schedule: Schedule) -> float:
     """The mean share of positions that the output layer predicts."""
     if objective.causal:
         return 1.0
+    if (rate := getattr(objective, "rate", None)) is not None:
+        return rate
     midpoints = (torch.arange(1000) + 0.5) / 1000
     return float(schedule.mask_rate(midpoints).mean())
 

@@ -71,7 +71,8 @@ class TrainStep:
         self._recorder: Recorder | None = None
         single_gpu = on_gpu and accelerator.distributed_type == DistributedType.NO
         # Dropout inside a CUDA graph draws other numbers than outside it, so deterministic runs do without graphs.
-        if self.compiled and single_gpu and self.schedule_learner is None and not training.deterministic:
+        records = getattr(denoiser, "supports_cuda_graphs", True) and not training.deterministic
+        if self.compiled and single_gpu and self.schedule_learner is None and records:
             self._recorder = Recorder(self._forward_backward)
 
     @property
@@ -161,13 +162,12 @@ class TrainStep:
 class Loss(nn.Module):
     """The objective applied to its network: the module that Accelerate wraps for parallelism."""
 
-    _no_split_modules = ("Block",)
-
     def __init__(self, denoiser: nn.Module, objective: Objective, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.dtype = dtype
         self.denoiser = denoiser
         self.objective = objective
+        self._no_split_modules = denoiser._no_split_modules
 
     def forward(
         self, batch: Batch, corruption: Corruption, estimator: Objective | None = None

@@ -322,7 +322,9 @@ def build_components(
     train_rows, validation_rows = corpus.rows(data.policy, data.length)
     train_rows.check_trainable()
     torch.manual_seed(recipe.training.seed)
-    options = {"mask_logit": True} if recipe.objective.needs_mask_logit else {}
+    options: dict[str, Any] = {"mask_logit": True} if recipe.objective.needs_mask_logit else {}
+    if hasattr(recipe.model, "token_options"):
+        options |= recipe.model.token_options(tokenizer)
     denoiser = recipe.model.build(len(tokenizer), tokenizer.mask_token_id, data.length, **options)
     checkpoint_config = CheckpointConfig(
         schedule=recipe.schedule,

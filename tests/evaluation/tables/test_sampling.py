@@ -28,9 +28,12 @@ def test_figure_2_has_a_curve_for_each_model(reproduce):
     assert table.rows["AR"]["calls"].value == 16
 
 
-def test_texts_beyond_the_context_are_judged_by_stride(reproduce):
-    table = reproduce("table5")
-    assert list(table.rows)[:5] == [*(f"MDLM, stride {stride}" for stride in (2, 4, 8, 16)), "AR, stride 8"]
+def test_texts_beyond_the_context_are_judged_by_window_and_stride(reproduce):
+    table = reproduce("table5", samples=2)
+    windows = {16: (2, 4, 8, 16), 8: (1, 2, 4, 8), 4: (1, 2, 4)}
+    labels = [f"MDLM, window {size}, stride {stride}" for size, strides in windows.items() for stride in strides]
+    assert list(table.rows)[:-2] == [*labels, "AR, window 16, stride 8"]
+    assert {curve.label for curve in table.curves} == {"AR", *(f"MDLM, window {size}" for size in windows)}
     assert table.published["MDLM, published"] == {"judge perplexity": 27.18, "seconds per text": 89.3}
 
 

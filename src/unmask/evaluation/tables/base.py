@@ -190,8 +190,8 @@ class Table:
     """The result of an experiment.
 
     published: figures of the paper by row and column, where they exist. comparable: whether they are of the same data
-    and may stand in the same figure. curves: what the figure shows; without them it shows the first column. log_x:
-    whether its x axis is logarithmic.
+    and may stand in the same figure. curves: what the figure shows; without them it shows the first column, or with
+    `bars` all columns as bars, grouped by row. log_x: whether its x axis is logarithmic.
     """
 
     title: str
@@ -203,6 +203,7 @@ class Table:
     curves: Sequence[Curve] = ()
     axes: tuple[str, str] = ("", "")
     log_x: bool = False
+    bars: bool = False
 
     def header(self) -> list[str]:
         """The columns; each with published figures is followed by one for them."""
@@ -314,8 +315,7 @@ class Workspace:
         self, name: str, compute: Callable[[Callable[[float], None] | None], dict[str, Any]], **inputs: Any
     ) -> dict[str, Any]:
         """The result of `compute(progress)`, a JSON object, kept under `name` and its inputs."""
-        digest = blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=5).hexdigest()
-        path = self.folder / "measurements" / f"{name}-{digest}.json"
+        path = self._measurement(name, inputs)
         if path.is_file():
             kept = json.loads(path.read_text(encoding="utf-8"))
         else:
@@ -324,8 +324,16 @@ class Workspace:
             kept = {"inputs": inputs, "seconds": time.perf_counter() - start, "result": result}
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_text(path, json.dumps(kept, indent=1) + "\n")
-        self.seconds[f"{name}-{digest}"] = kept["seconds"]
+        self.seconds[path.stem] = kept["seconds"]
         return kept["result"]
+
+    def has_measured(self, name: str, **inputs: Any) -> bool:
+        """Return whether a result is kept."""
+        return self._measurement(name, inputs).is_file()
+
+    def _measurement(self, name: str, inputs: dict[str, Any]) -> Path:
+        digest = blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=5).hexdigest()
+        return self.folder / "measurements" / f"{name}-{digest}.json"
 
     def bound(
         self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
@@ -350,8 +358,6 @@ class Workspace:
 
 def run_experiment(experiment: Experiment, scale_name: ScaleName, on: str | None, workspace: Workspace) -> Table:
     """Train what is missing, measure, and write the table as JSON, Markdown and a picture."""
-    from unmask.plots.tables import draw_table
-
     scale = experiment.scale(scale_name)
     protocol = get_protocol(on or scale.protocol)
     if not experiment.fits(protocol):
@@ -366,17 +372,22 @@ def run_experiment(experiment: Experiment, scale_name: ScaleName, on: str | None
         "scale": scale_name,
         "protocol": protocol.name,
         "stand_in": protocol.stand_in,
-        "versions": versions(),
         "seconds_by_part": dict(workspace.seconds),
-        **table.as_dict(),
     }
-    place = workspace.folder / experiment.name
-    place.mkdir(parents=True, exist_ok=True)
-    draw_table(table, place / "figure.png")
-    heading = f"`{command}`, protocol `{protocol.name}`"
-    atomic_text(place / "table.md", f"{table.markdown()}\n{heading}\n")
-    atomic_text(place / "table.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_table(workspace.folder / experiment.name, table, report, f"`{command}`, protocol `{protocol.name}`")
     return table
+
+
+def write_table(folder: Path, table: Table, report: Mapping[str, Any], heading: str) -> dict[str, Any]:
+    """Write table.json (the report, versions and the table), table.md and figure.png, and return the JSON object."""
+    from unmask.plots.tables import draw_table
+
+    full = {**report, "versions": versions(), **table.as_dict()}
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_table(table, folder / "figure.png")
+    atomic_text(folder / "table.md", f"{table.markdown()}\n{heading}\n")
+    atomic_text(folder / "table.json", json.dumps(full, indent=1, ensure_ascii=False) + "\n")
+    return full
 
 
 def versions() -> dict[str, str]:

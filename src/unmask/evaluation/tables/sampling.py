@@ -79,14 +79,15 @@ def judged_texts(
     rule: Mapping[str, Any] | None = None,
     prompts_from: Protocol | None = None,
     length: int | None = None,
+    window: int | None = None,
     stride: int | None = None,
     timed: bool = False,
     **sampler: Any,
 ) -> dict[str, Any]:
     """Metrics of texts that a run generates, under the judge.
 
-    rule: options of a `TokenSampler`. prompts_from: the texts continue the beginnings of test rows. length and stride:
-    of texts in windows. timed: on a GPU, generate once before, so that nothing is compiled while the time is
+    rule: options of a `TokenSampler`. prompts_from: the texts continue the beginnings of test rows. length, window and
+    stride: of texts in windows. timed: on a GPU, generate once before, so that nothing is compiled while the time is
     measured. sampler: options of `MaskedDiffusionLM.sampler`.
     """
 
@@ -98,6 +99,7 @@ def judged_texts(
             rule=TokenSampler(**rule) if rule else None,
             length=length,
             prompts=prompts,
+            window=window,
             stride=stride,
         )
 
@@ -118,6 +120,7 @@ def judged_texts(
         "prompts": prompts_from and prompts_from.name,
         "length": length,
         "stride": stride,
+        **({} if window is None else {"window": window}),
         "timed": timed,
         **sampler,
     }
@@ -299,33 +302,29 @@ def _by_seconds(label: str, found: Sequence[Mapping[str, Any]]) -> Curve:
 
 
 def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
-    """Texts of two contexts in windows, by stride."""
+    """Texts of two contexts in windows, by window and stride."""
     network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
     context = network.recipe.data.length
-    strides = (context // 8, context // 4, context // 2, context)
-    found = [
-        judged_cells(workspace, network, judge, scale.samples, length=2 * context, stride=stride, timed=True)
-        for stride in strides
-    ]
-    ar = judged_cells(workspace, judge, judge, scale.samples, length=2 * context, timed=True)
-    rows: dict[str, dict[str, Cell | str]] = {
-        f"MDLM, stride {stride}": cells for stride, cells in zip(strides, found, strict=True)
-    }
-    rows |= {f"AR, stride {context // 2}": ar, **{label: {} for label in TABLE5_PUBLISHED}}
     columns = ["judge perplexity", "seconds per text", "entropy"]
+    rows: dict[str, dict[str, Cell | str]] = {}
+    curves: list[Curve] = []
+    for window in (context, context // 2, context // 4):
+        strides = sorted({max(1, window // share) for share in (8, 4, 2, 1)})
+        size: dict[str, Any] = {"length": 2 * context, "window": None if window == context else window}
+        found = [
+            judged_cells(workspace, network, judge, scale.samples, **size, stride=stride, timed=True)
+            for stride in strides
+        ]
+        rows |= {f"MDLM, window {window}, stride {n}": cells for n, cells in zip(strides, found, strict=True)}
+        label = f"MDLM, window {window}"
+        curves += [Curve.of(label, strides, [cells[column] for cells in found], column) for column in columns[:2]]
+    ar = judged_cells(workspace, judge, judge, scale.samples, length=2 * context, timed=True)
+    rows |= {f"AR, window {context}, stride {context // 2}": ar, **{label: {} for label in TABLE5_PUBLISHED}}
+    curves += [Curve.of("AR", [context // 2], [ar[column]], column) for column in columns[:2]]
     published = {label: dict(zip(columns[:2], figures, strict=True)) for label, figures in TABLE5_PUBLISHED.items()}
-    curves = [
-        curve
-        for column in columns[:2]
-        for curve in (
-            Curve.of("MDLM", strides, [cells[column] for cells in found], column),
-            Curve.of("AR", [context // 2], [ar[column]], column),
-        )
-    ]
     notes = [
-        f"Texts of {2 * context:,} tokens in windows of {context:,}, each a stride after the one before and given the "
-        "tokens that both contain; one token per call. AR continues half a context of its own text. "
-        f"{_judge_note(scale)}",
+        f"Texts of {2 * context:,} tokens in windows, each a stride after the one before and given the tokens that "
+        f"both contain; one token per call. AR continues half a context of its own text. {_judge_note(scale)}",
         "Published: texts of 2,048 tokens on an RTX 3090.",
     ]
     return Table(
@@ -400,7 +399,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "table5",
-        "Texts beyond the context in windows: quality and seconds by stride",
+        "Texts beyond the context in windows: quality and seconds by window and stride",
         _SCALES,
         one_seed("AR", "MDLM"),
         measure_table5,

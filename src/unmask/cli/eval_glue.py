@@ -1,0 +1,139 @@
+"""`unmask eval glue`: checkpoints as encoders, fine-tuned on the tasks of GLUE."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli import common
+from unmask.cli.reproduce import print_table
+from unmask.errors import UnmaskError
+
+
+def glue(
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            help="Checkpoints to compare: masked encoders, DiTs and autoregressive models.",
+            metavar="CKPT...",
+            callback=lambda names: [common.check_checkpoint(name) for name in names],
+        ),
+    ],
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks, separated by commas: MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE. Default: all.",
+            metavar="TASK,...",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with TASK/train.tsv and TASK/dev.tsv, which may be compressed. Default: UNMASK_DATA/glue."
+        ),
+    ] = None,
+    learning_rates: Annotated[
+        str, typer.Option(help="Learning rates to try, separated by commas.", metavar="RATE,...")
+    ] = "2e-5,5e-5,1e-4",
+    seeds: Annotated[int, typer.Option(min=1, help="Fine-tunings for each rate, with the seeds 0, 1, ...")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training examples.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step; the result depends on it.")] = 16,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=2, help="Use at most so many examples of each file, spread evenly, for a quick look."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for finished fine-tunings, tables and the figure.")] = Path("glue"),
+    device: common.Device = None,
+    as_json: common.Json = False,
+) -> None:
+    """Fine-tune a head and all weights on each task of GLUE: Table 4 of the paper; needs the extra 'glue'.
+
+    Matthews correlation for CoLA, F1 and accuracy for QQP and MRPC, Spearman and Pearson correlation for STS-B,
+    accuracy for the others; mean and standard deviation over seeds, at the learning rate with the best mean on the
+    development set. The rows of a network are averaged over the text; of an autoregressive one the last is used. Every
+    finished fine-tuning is kept in OUT/measurements, and the same command goes on where an interrupted one stopped. OUT
+    also gets table.json, table.md and figure.png.
+
+    Examples:
+
+        unmask eval glue runs/ar runs/bert-small runs/bert-small-mdlm
+
+        unmask eval glue stories stories-ar --tasks SST-2,RTE --limit 500 --seeds 2 --learning-rates 1e-4
+
+        unmask eval glue runs/mine --data downloads/glue --epochs 5 --out glue-mine --json
+    """
+    if find_spec("sklearn") is None or find_spec("scipy") is None:
+        raise UnmaskError("'unmask eval glue' needs scikit-learn and scipy; run: pip install 'unmask[glue]'.")
+    from unmask.data.glue import find_tasks, glue_folder, parse_tasks, read_task
+    from unmask.io import check_writable, unique_names
+
+    rates = _parse_rates(learning_rates)
+    folder = glue_folder(data)
+    chosen, missing = find_tasks(parse_tasks(tasks), folder)
+    if out.is_file():
+        raise UnmaskError(f"--out must be a folder, got the file '{out}'.")
+    check_writable(out / "table.json")
+    examples = [read_task(task, folder, limit) for task in chosen]
+    names = unique_names([Path(path).name for path in checkpoints], checkpoints)
+    for sentence in missing:
+        common.error_console.print(sentence, soft_wrap=True, markup=False)
+
+    from unmask.evaluation.glue import GlueSettings, count_work, evaluate_glue, glue_table
+    from unmask.evaluation.tables.base import Workspace, write_table
+    from unmask.pipeline import load
+
+    settings = GlueSettings(rates, seeds, epochs, batch_size, limit)
+    workspace = Workspace(out)
+    results = []
+    work = len(names) * count_work(examples, settings)
+    with common.out_of_memory_advice(batch_size), common.progress("fine-tuning", work, quiet=as_json) as advance:
+        for name, path in zip(names, checkpoints, strict=True):
+            lm = load(path, device=device, dtype="float32")
+            results += evaluate_glue(lm, name, examples, settings, workspace, advance)
+    table = glue_table(results, chosen, settings, missing)
+    options = {
+        "--tasks": ",".join(task.name for task in chosen),
+        "--learning-rates": ",".join(f"{rate:g}" for rate in rates),
+        "--seeds": str(seeds),
+        "--epochs": str(epochs),
+        "--batch-size": str(batch_size),
+    }
+    options |= {} if limit is None else {"--limit": str(limit)}
+    command = shlex.join(["unmask", "eval", "glue", *checkpoints, *(word for pair in options.items() for word in pair)])
+    report = write_table(
+        out,
+        table,
+        {
+            "command": command,
+            "settings": asdict(settings),
+            "left_out": missing,
+            "malformed": {one.task.name: sum(part.malformed for part in (one.train, *one.dev)) for one in examples},
+            "results": [asdict(result) for result in results],
+        },
+        f"`{command}`",
+    )
+    if as_json:
+        common.print_json(report)
+        return
+    print_table(table)
+    common.console.print(f"Written to {out}", style="dim", soft_wrap=True, markup=False)
+
+
+def _parse_rates(text: str) -> tuple[float, ...]:
+    """Learning rates, separated by commas, in ascending order."""
+    rates = set()
+    for word in text.split(","):
+        try:
+            rate = float(word)
+        except ValueError:
+            rate = math.nan
+        if not 0 < rate < math.inf:
+            raise UnmaskError(f"--learning-rates must be positive numbers such as 2e-5,5e-5, got '{word.strip()}'.")
+        rates.add(rate)
+    return tuple(sorted(rates))

@@ -1,0 +1,88 @@
+"""`unmask eval glue`: the report of several checkpoints, its files, and bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("scipy")
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
+    rows = "".join(f"{'ab'[n % 2] * (n % 5 + 1)} {n}\t{n % 2}\n" for n in range(24))
+    pairs = "".join(f"{n}\tthe {n}\tthat {n % 3}\t{n % 6}.5\n" for n in range(24))
+    for task, text in (("SST-2", f"sentence\tlabel\n{rows}"), ("STS-B", f"n\tsentence1\tsentence2\tscore\n{pairs}")):
+        (tmp_path / "glue" / task).mkdir(parents=True)
+        for name in ("train", "dev"):
+            (tmp_path / "glue" / task / f"{name}.tsv").write_text(text)
+    return tmp_path
+
+
+QUICK = ("--epochs", 1, "--learning-rates", "1e-3,1e-4", "--seeds", 2)
+
+
+def test_report_compares_checkpoints_and_is_resumed(data, mdlm_folder, ar_folder, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("eval", "glue", mdlm_folder, ar_folder, *QUICK, "--limit", 10)
+    code, out, err = run(*command, "--json")
+    assert code == 0, err
+    assert "QNLI is left out" in err
+    report = json.loads(out)
+    assert json.loads((tmp_path / "glue/table.json").read_text()) == report
+    assert report["columns"] == ["mdlm", "ar"]
+    assert list(report["rows"]) == ["SST-2, accuracy", "STS-B, Spearman", "STS-B, Pearson", "average"]
+    assert all(set(row) == {"mdlm", "ar"} for row in report["rows"].values())
+    assert all(cell["errors"]["seeds"] >= 0 for row in report["rows"].values() for cell in row.values())
+    assert len(report["results"]) == 2 * 2 * 2 * 2
+    assert {one["examples"] for one in report["results"]} == {10}
+    assert report["command"].endswith("--tasks SST-2,STS-B --learning-rates 0.0001,0.001 --seeds 2 --epochs 1 "
+                                      "--batch-size 16 --limit 10")  # fmt: skip
+    assert report["versions"]["torch"]
+    assert len(report["left_out"]) == 6
+    kept = sorted((tmp_path / "glue/measurements").iterdir())
+    times = [path.stat().st_mtime_ns for path in kept]
+    code, out, err = run(*command)
+    assert code == 0, err
+    assert [path.stat().st_mtime_ns for path in kept] == times
+    assert "STS-B, Spearman" in out
+    assert "Of the learning rates 0.0001, 0.001 the one with the highest mean score on the same set" in out
+    markdown = (tmp_path / "glue/table.md").read_text()
+    assert "| SST-2, accuracy |" in markdown
+    assert "unmask eval glue" in markdown
+    assert (tmp_path / "glue/figure.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tasks", "SST-3"), "no task 'SST-3' in GLUE. Did you mean 'SST-2'?"),
+        (("--tasks", "QNLI"), "QNLI/train.tsv"),
+        (("--learning-rates", "1e-4,fast"), "--learning-rates must be positive numbers such as 2e-5,5e-5, got 'fast'."),
+        (("--learning-rates", "0"), "got '0'"),
+        (("--learning-rates", "inf"), "got 'inf'"),
+        (("--seeds", "0"), "--seeds"),
+        (("--epochs", "0"), "--epochs"),
+        (("--limit", "1"), "--limit"),
+        (("--data", "nowhere"), "no folder 'nowhere'"),
+        (("--out", "a-file"), "--out must be a folder, got the file 'a-file'"),
+    ],
+)
+def test_bad_input_is_one_sentence(data, mdlm_folder, run, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").write_text("")
+    code, _, err = run("eval", "glue", mdlm_folder, *options)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file", "glue"]
+    assert not (tmp_path / "glue/measurements").exists()
+
+
+def test_a_missing_checkpoint_is_reported(data, run):
+    code, _, err = run("eval", "glue", "nothing-here")
+    assert code == 2
+    assert "no checkpoint at 'nothing-here'" in err
