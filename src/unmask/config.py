@@ -33,6 +33,8 @@ class DataConfig(Section):
     length: int = Field(default=128, ge=2)
     validation: float = Field(default=0.05, gt=0, lt=1)
     """Share of the documents that is held out if the source has no split of its own."""
+    reverse_complement: float = Field(default=0.0, ge=0, le=1)
+    """The probability with which a training row of DNA is read on the opposite strand."""
     seed: Seed = 0
 
 

@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     RESAMPLE = 8
     WINDOW = 9
     ATTENTION = 16
+    STRAND = 20
 
 
 Integer = int | Tensor

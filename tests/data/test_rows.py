@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.conftest import rows_of_texts
 from unmask.data.length_policies import Packed, Padded
-from unmask.data.rows import permute, prefetch
+from unmask.data.rows import permute, prefetch, reverse_complement_rows
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 99, 100, 101, 1000, 65_537, 100_000])
@@ -111,3 +112,17 @@ def test_the_thread_ends_with_the_generator() -> None:
     next(coming)
     coming.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unmask-reader")]
+
+
+def test_rows_on_the_opposite_strand() -> None:
+    """A, C, G, T, N are 0 to 4. The text is reversed and complemented, padding and the other rows stay."""
+    rows = rows_of_texts(Padded(), [[0, 0, 1, 4], [0, 2, 2], [3, 1]], 5, eos_id=None, pad_id=5)[np.arange(3)]
+    rows = replace(rows, frozen=np.arange(5) < np.ones((3, 1)))
+    complements = np.array([3, 2, 1, 0, 4, 5])
+    turned = reverse_complement_rows(rows, np.array([True, False, True]), complements)
+    assert turned.input_ids.tolist() == [[4, 2, 3, 3, 5], [0, 2, 2, 5, 5], [2, 0, 5, 5, 5]]
+    assert turned.frozen.nonzero()[1].tolist() == [3, 0, 1]
+    assert np.array_equal(turned.padding, rows.padding)
+    again = reverse_complement_rows(turned, np.array([True, False, True]), complements)
+    for name in ("input_ids", "document", "frozen"):
+        assert np.array_equal(getattr(again, name), getattr(rows, name))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.conftest import make_checkpoint
+from tests.encoders import make_encoder
 from unmask import registry
 from unmask.checkpoint import CheckpointConfig
 from unmask.data.glue import TASKS, Examples, TaskData
@@ -33,15 +37,17 @@ pytest.importorskip("scipy")
 QUICK = GlueSettings(learning_rates=(3e-3,), seeds=1, epochs=6)
 
 
-def small_lm(model: str, length: int = 32, **special: str):
-    """A fresh byte-level model, optionally with special tokens of its own."""
+def small_lm(model: str, length: int = 32, tokenizer: str = "byte", **special: str):
+    """A fresh model of bytes or bases, optionally with special tokens of its own."""
     torch.manual_seed(0)
-    tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", tokenizer).build(lambda: iter(()))
     if special:
         tokenizer.add_special_tokens(special)
-    spec = registry.build("model", {"name": model, "hidden_size": 32, "layers": 1, "heads": 2, "dropout": 0.0})
-    network = spec.build(len(tokenizer), tokenizer.mask_token_id, length)
-    config = CheckpointConfig(objective="ar" if model == "causal" else "subs", length=length)
+    heads = {"heads": 2} if model in ("dit", "causal", "encoder") else {}
+    spec = registry.build("model", {"name": model, "hidden_size": 32, "layers": 1, "dropout": 0.0, **heads})
+    options = spec.token_options(tokenizer) if model == "encoder" else {}
+    network = spec.build(len(tokenizer), tokenizer.mask_token_id, length, **options)
+    config = CheckpointConfig(objective="ar" if spec.causal else "subs", length=length)
     return build_pipeline(network.eval(), tokenizer, config)
 
 
@@ -64,11 +70,12 @@ def make_task(name: str, count: int = 160) -> TaskData:
     return TaskData(task, Examples(texts[:count], labels[:count]), (dev,) * len(task.dev))
 
 
-@pytest.mark.parametrize("model", ["dit", "causal"])
+@pytest.mark.parametrize("model", ["dit", "causal", "encoder", "mamba", "bimamba", "hyena"])
 @pytest.mark.parametrize(("name", "score_name"), [("SST-2", "accuracy"), ("STS-B", "Spearman"), ("MRPC", "F1")])
 def test_a_simple_function_of_the_text_is_learnt(model, name, score_name):
     lm = small_lm(model)
-    scores = fine_tune(lm, EncodedTask.of(lm, make_task(name)), 3e-3, 0, QUICK)
+    rate = 1e-2 if model == "mamba" else 3e-3
+    scores = fine_tune(lm, EncodedTask.of(lm, make_task(name)), rate, 0, QUICK)
     assert scores[score_name] > 85
 
 
@@ -117,6 +124,8 @@ def test_rows_have_the_tokens_of_the_checkpoint(tmp_path):
     begin, eos = causal.denoiser.config.bos_token_id, causal.tokenizer.eos_token_id
     assert encode_examples(causal, [("ab",)]) == ([[begin, *byte[:2]]], 0)
     assert encode_examples(causal, [("ab", "c")]) == ([[begin, *byte[:2], eos, 99]], 0)
+    lm.denoiser.config.frame = (1, 2)  # a network that frames its rows itself, as encoders do
+    assert encode_examples(lm, [("ab", "cd")])[0] == [[*byte[:2], lm.tokenizer.eos_token_id, *byte[2:4]]]
     with_sep = small_lm("dit", cls_token="[CLS]", sep_token="[SEP]")
     assert encode_examples(with_sep, [("ab", "c")])[0] == [[*byte[:2], with_sep.tokenizer.sep_token_id, 99]]
 
@@ -148,9 +157,10 @@ def test_batches_cover_an_epoch_with_little_padding():
     assert [b.tolist() for b in batches] != [b.tolist() for b in batch_rows(sizes, 16, 2, 0)]
 
 
-@pytest.mark.parametrize("model", ["dit", "causal"])
+@pytest.mark.parametrize("model", ["dit", "causal", "encoder", "mamba", "bimamba", "hyena", "caduceus-ps"])
 def test_padding_does_not_change_the_output(model):
-    lm = small_lm(model)
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]"} if model == "encoder" else {}
+    lm = small_lm(model, tokenizer="byte", **special)
     classifier = SequenceClassifier(lm.denoiser, 3, lm.causal).eval()
     rows = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
     both = classifier(*collate(rows, torch.device("cpu")))
@@ -161,10 +171,11 @@ def test_padding_does_not_change_the_output(model):
 
 
 class Duck(torch.nn.Module):
-    """A denoiser of any kind: it has `hidden`, and nothing else that is used."""
+    """A denoiser of any kind: it has `hidden` and the width of its rows, and nothing else that is used."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.config = SimpleNamespace(hidden_size=12)
         self.embedding = torch.nn.Embedding(300, 12)
 
     def hidden(self, input_ids, alpha=None, attention_mask=None):
@@ -181,6 +192,43 @@ def test_pooling_is_the_mean_of_the_text_or_its_last_row():
         model = SequenceClassifier(duck, 2, causal).eval()
         by_hand = model.out(torch.tanh(model.dense(torch.stack(expected))))
         torch.testing.assert_close(model(ids, mask), by_hand)
+
+
+@pytest.mark.parametrize("model", ["caduceus-ps", "caduceus-ph"])
+def test_both_strands_of_dna_have_the_same_output(model):
+    lm = small_lm(model, tokenizer="dna")
+    classifier = SequenceClassifier(lm.denoiser, 2, lm.causal).eval()
+    for weight in classifier.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    rows = lm.text_processor.encode(["ACGGTTAC", "GTAACCGT"])  # a text and its reverse complement
+    given, opposite, other = classifier(*collate([*rows, rows[0][::-1]], torch.device("cpu")))
+    torch.testing.assert_close(given, opposite, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(given, other)
+    lm.denoiser.train()  # a post-hoc network reads one strand in training
+    trained = classifier(*collate(rows[:1], torch.device("cpu")))[0]
+    assert torch.allclose(trained, given, atol=1e-6) == (model == "caduceus-ps")
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "deberta-v2"])
+def test_encoders_of_transformers_read_pairs_as_they_were_trained(kind, tmp_path):
+    make_encoder(tmp_path, kind, noise=0.05)
+    with warnings.catch_warnings(action="ignore"):
+        lm = load(tmp_path, device="cpu", dtype="float32")
+    texts = [("the cat sat", "a dog ran in the sun ."), ("it was",)]
+    rows, _ = encode_examples(lm, texts)
+    framed = lm.denoiser.config.frame
+    assert framed is not None
+    assert [[framed[0], *row, framed[1]] for row in rows] == [lm.tokenizer(*pair)["input_ids"] for pair in texts]
+    classifier = SequenceClassifier(lm.denoiser, 2, lm.causal).eval()
+    both = classifier(*collate(rows, torch.device("cpu")))
+    alone = torch.cat([classifier(*collate([row], torch.device("cpu"))) for row in rows])
+    torch.testing.assert_close(both, alone, rtol=1e-5, atol=1e-6)
+    before = {name: weight.clone() for name, weight in lm.denoiser.state_dict().items()}
+    words, labels = [("the cat",), ("the dog",)] * 16, [0.0, 1.0] * 16
+    data = TaskData(TASKS["SST-2"], Examples(words, labels), (Examples(words, labels),))
+    assert fine_tune(lm, EncodedTask.of(lm, data), 3e-3, 0, QUICK) == {"accuracy": 100.0}
+    assert all(torch.equal(weight, before[name]) for name, weight in lm.denoiser.state_dict().items())
+    assert all(weight.grad is None for weight in lm.denoiser.parameters())
 
 
 def test_finished_fine_tunings_are_kept(tmp_path):

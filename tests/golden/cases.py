@@ -401,6 +401,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"name": "sedd"},
     {"name": "ar"},
     {"name": "planner"},
+    {"name": "mlm"},
 ]
 
 

@@ -83,3 +83,17 @@ def test_steps_differ_in_rows_times_and_masks() -> None:
 def test_more_micro_batches_than_sequences_is_refused() -> None:
     with pytest.raises(UnmaskError, match=r"batch of 4 cannot be cut into 5 micro-batches; .*accumulation"):
         split_batch(4, 5)
+
+
+def test_samples_are_read_on_the_opposite_strand_with_the_given_probability() -> None:
+    complements = np.arange(40)[::-1].copy()
+    plain = replace(feed(4, batch_size=400), rows=rows(40))
+    turned = replace(plain, reverse_complement=0.3, complements=complements)
+    before, after = (joined(one.micro_batches(3)) for one in (plain, turned))
+    flipped = (before[0] != after[0]).all(dim=1)
+    assert torch.equal(after[0][flipped], torch.from_numpy(complements)[before[0][flipped]].flip(1))
+    assert torch.equal(after[0][~flipped], before[0][~flipped])
+    assert abs(flipped.float().mean() - 0.3) < 5 * (0.3 * 0.7 / 400) ** 0.5
+    assert torch.equal(before[2], after[2]), "the noise is the same"
+    other_step = (joined(plain.micro_batches(4))[0] != joined(turned.micro_batches(4))[0]).all(dim=1)
+    assert not torch.equal(flipped, other_step)

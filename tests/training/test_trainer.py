@@ -232,6 +232,19 @@ def test_advice_on_data_comes_before_the_first_step(tmp_path: Path) -> None:
         assert said["bits_per_token"] > 16, "a new network is near a uniform guess for each of 5 positions per token"
 
 
+def test_augmented_dna_is_learnt_on_both_strands(tmp_path: Path) -> None:
+    """The text has no T; a network that also reads the opposite strand expects A and T alike."""
+    (tmp_path / "a.txt").write_text("A" * 2000)
+    bits = {}
+    for probability in (0.0, 0.5):
+        values = recipe(tmp_path / "a.txt", training={"steps": 30}).model_dump(mode="json")
+        values["model"] = {"name": "bimamba", "hidden_size": 16, "layers": 1}
+        values["data"] |= {"tokenizer": "dna", "reverse_complement": probability}
+        train(parse_recipe(values), tmp_path / str(probability))
+        bits[probability] = load(tmp_path / str(probability)).score("TTTTTTTT").bits_per_char
+    assert bits[0.5] < 1.5 < bits[0.0]
+
+
 def test_ctrl_c_saves_and_tells_how_to_resume(text: Path, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted, match=r"step 2; resume with: unmask train .*recipe.yaml --out .* --resume") as stop:
@@ -290,6 +303,7 @@ def test_a_folder_in_use_is_refused(text: Path, tmp_path: Path) -> None:
         ("subs", {"model": {"name": "causal"}}, "model 'causal' reads left to right, and the objective 'subs' needs"),
         ("d3pm", {"model": {"name": "causal"}}, "choose another objective, or model.name=dit"),
         ("subs", {"training": {"trackers": ["wandb"]}}, "pip install 'unmask"),
+        ("subs", {"data": {"reverse_complement": 0.5}}, "the tokens A, C, G and T, and the one here has 0 of them"),
     ],
 )
 def test_bad_recipes_are_refused_before_anything_is_written(

@@ -51,7 +51,7 @@ class Task:
     def _scores(self, metrics: Sequence[str]) -> Iterator[str]:
         for metric in metrics:
             for file in self.dev:
-                yield metric + file.removeprefix("dev").replace("_", ", ", 1)
+                yield metric if len(self.dev) == 1 else f"{metric}, {file.removeprefix('dev_')}"
 
 
 TASKS = {

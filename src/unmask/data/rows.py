@@ -83,6 +83,24 @@ class RowBatch:
     padding: Flags
 
 
+def reverse_complement_rows(rows: RowBatch, chosen_B: Flags, complements: Integers) -> RowBatch:
+    """The rows with the chosen ones [B] read on the opposite strand; padding stays behind the text.
+
+    complements: [V] the token on the opposite strand for every token.
+    """
+    size_B1 = (~rows.padding).sum(axis=1, keepdims=True)
+    place_BL = np.arange(rows.input_ids.shape[1])
+    flipped_BL = chosen_B[:, None] & (place_BL < size_B1)
+    source_BL = np.where(flipped_BL, size_B1 - 1 - place_BL, place_BL)
+    ids_BL = np.take_along_axis(rows.input_ids, source_BL, axis=1)
+    return replace(
+        rows,
+        input_ids=np.where(flipped_BL, complements[ids_BL], ids_BL),
+        document=np.take_along_axis(rows.document, source_BL, axis=1),
+        frozen=np.take_along_axis(rows.frozen, source_BL, axis=1),
+    )
+
+
 class Rows(ABC):
     """A table of rows; ``rows[indices]`` reads some of them.
 

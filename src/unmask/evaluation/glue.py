@@ -81,11 +81,12 @@ class GlueResult:
 def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> tuple[list[Row], int]:
     """A row for each sentence or pair, and the number of those that were cut to the length of the model's rows.
 
-    The tokens before and after a text are those that the checkpoint's tokenizer adds. Sentences of a pair are separated
-    by its separator token, or else EOS, or else a newline. A pair that is too long loses tokens of the longer sentence.
+    The tokens before and after a text are those that the checkpoint's tokenizer adds, unless the network adds its own
+    `frame`, as encoders do. Sentences of a pair are separated by the separator token, or else EOS, or else a newline. A
+    pair that is too long loses tokens of the longer sentence.
     """
     tokenizer = lm.text_processor.tokenizer
-    begin, end = _frame(tokenizer)
+    begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer)
     encoded = lm.text_processor.encode([text for pair in texts for text in pair])
     parts = iter(encoded)
     separator = _separator(lm) if any(len(pair) > 1 for pair in texts) else []
@@ -159,15 +160,16 @@ def collate(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class SequenceClassifier(nn.Module):
-    """A network with a fresh head: a layer with tanh as in BERT's pooler, dropout, and a linear layer."""
+    """A network with a fresh head: a layer with tanh as in BERT's pooler, dropout, and a linear layer.
+
+    A network that reads both strands of DNA has rows of twice its width; their sum is the same for both strands.
+    """
 
     def __init__(self, network: Any, outputs: int, causal: bool) -> None:
         super().__init__()
         self.network = network
         self.causal = causal
-        device = next(network.parameters()).device
-        with torch.no_grad():  # not every denoiser has a hidden_size
-            width = network.hidden(torch.zeros(1, 1, dtype=torch.int64, device=device)).shape[-1]
+        width = network.config.hidden_size
         self.dense = nn.Linear(width, width)
         self.dropout = nn.Dropout(DROPOUT)
         self.out = nn.Linear(width, outputs)
@@ -183,6 +185,7 @@ class SequenceClassifier(nn.Module):
             pooled_BD = rows_BLD[torch.arange(len(sizes), device=sizes.device), sizes - 1]
         else:
             pooled_BD = (rows_BLD * attention_mask[..., None]).sum(dim=1) / sizes[:, None]
+        pooled_BD = pooled_BD.unflatten(-1, (-1, self.dense.in_features)).sum(dim=1)
         return self.out(self.dropout(torch.tanh(self.dense(self.dropout(pooled_BD))))).float()
 
 

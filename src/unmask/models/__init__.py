@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from unmask.models.build import SIZES, CausalSpec, CheckpointSpec, DiTSpec
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 for _network in (DiT, BiMamba, Caduceus, Hyena, Decoder, CausalLM, Mamba, CausalHyena):
-    _config: type = _network.config_class
+    _config: Any = _network.config_class
     _auto = AutoModelForCausalLM if _network in (CausalLM, Mamba, CausalHyena) else AutoModelForMaskedLM
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     AutoModel.register(_config, _network, exist_ok=True)

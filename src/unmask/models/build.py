@@ -223,7 +223,7 @@ def add_lora(network: nn.Module, lora: LoraConfig) -> nn.Module:
     layers = {
         name: match[1]
         for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and (match := _BLOCK_LAYER.search(name))
+        if isinstance(module, nn.Linear) and (match := _BLOCK_LAYER.search(name)) and "filter." not in name
     }
     known = set(layers.values())
     targets = {name for name in known if "adaLN_modulation" not in name} if lora.targets is None else set(lora.targets)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
@@ -101,9 +100,8 @@ class Caduceus(BiMamba):
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """Ids [B, L] to rows [B, L, 2 D]: those of the given strand and those of the opposite one."""
-        if self.config.symmetry == "ph" and self.training and self.planner is None:
-            rows = super()._run(input_ids, mask, cond, positions=positions, states=states)
-            return F.pad(2 * rows, (0, rows.shape[-1]))  # its logits are not averaged with others
+        if self._reads_one_strand():
+            return super()._run(input_ids, mask, cond, positions=positions, states=states)
         ids = torch.cat([input_ids, self._complements(input_ids.device)[input_ids].flip(1)])
         if mask is not None:
             mask = torch.cat([mask, mask.flip(1)])
@@ -119,9 +117,15 @@ class Caduceus(BiMamba):
 
     def _output_weights(self, excluded_token: int | None) -> tuple[Tensor, Tensor]:
         weight, bias = super()._output_weights(excluded_token)
+        if self._reads_one_strand():
+            return weight, bias
         complement = self._complements(weight.device)
         scale = 1.0 if self.config.symmetry == "ps" else 0.5
         return scale * torch.cat([weight, weight[complement]], dim=1), scale * (bias + bias[complement])
+
+    def _reads_one_strand(self) -> bool:
+        """Whether the rows [B, L, D] are those of the given strand alone."""
+        return self.config.symmetry == "ph" and self.training and self.planner is None
 
     def _complements(self, device: torch.device) -> Tensor:
         """[V] the complement of every token, copied to a device once."""

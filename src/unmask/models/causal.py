@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PretrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -23,7 +23,7 @@ class AutoregressiveNetwork(Network, GenerationMixin):
     """
 
     config: AutoregressiveConfig
-    config_class = AutoregressiveConfig
+    config_class: type[PretrainedConfig] | None = AutoregressiveConfig
 
     def __init__(self, config: AutoregressiveConfig) -> None:
         super().__init__(config)

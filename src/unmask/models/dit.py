@@ -179,15 +179,16 @@ class Network(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this only for weights that a checkpoint does not provide
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset: Any = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
 
 
 class MaskedNetwork(Network):
     """A bidirectional denoiser, conditioned on alpha as published or, by default, unconditioned."""
 
     config: MaskedConfig
-    config_class = MaskedConfig
+    config_class: type[PretrainedConfig] | None = MaskedConfig
     _keys_to_ignore_on_load_unexpected = [r"^planner\."]  # noqa: RUF012
 
     def __init__(self, config: MaskedConfig) -> None:

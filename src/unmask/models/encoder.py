@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from os import PathLike
+from types import MethodType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -255,13 +256,17 @@ def _return_rows(network: Any) -> None:
     """Let the output layer return its input, so that `network(...).logits` are the rows before the vocabulary."""
     if hasattr(network, "lm_predictions"):
         layer = network.lm_predictions.lm_head
-        layer.forward = lambda rows, embedding: layer.LayerNorm(layer.transform_act_fn(layer.dense(rows)))
+        layer.forward = MethodType(_transform, layer)  # a method, so that a copy of the network has its own
     else:
         network.get_output_embeddings().forward = _same
 
 
 def _same(rows: Tensor) -> Tensor:
     return rows
+
+
+def _transform(layer: Any, rows: Tensor, embedding: Tensor) -> Tensor:
+    return layer.LayerNorm(layer.transform_act_fn(layer.dense(rows)))
 
 
 def _position_embedding(network: nn.Module) -> nn.Embedding | None:

@@ -112,7 +112,8 @@ class ImplicitFilter(nn.Module):
         features = torch.cat([t, angle.cos(), angle.sin()], dim=-1)
         with torch.autocast(t.device.type, enabled=False):
             for layer in self.layers:
-                features = torch.sin(self.frequency * F.linear(features, layer.weight.double(), layer.bias.double()))
+                weight, bias = (parameter.double() for parameter in layer.parameters())
+                features = torch.sin(self.frequency * F.linear(features, weight, bias))
             filters = F.linear(features, self.out.weight.double()).unflatten(-1, (self.directions, -1))
         rates = torch.linspace(SLOW, FAST, filters.shape[-1], **options)
         return (filters * torch.exp(-t * rates)[:, None]).permute(1, 2, 0).to(exact)

@@ -222,7 +222,6 @@ class TrunkSpec(Component):
     """A size and overrides of its fields."""
 
     sizes: ClassVar[dict[TrunkSize, dict[str, int]]]
-    causal: Any
 
     size: TrunkSize = "small"
     hidden_size: int | None = Field(default=None, ge=1)

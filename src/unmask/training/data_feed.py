@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.data.rows import Rows
+from unmask.data.rows import Integers, Rows, reverse_complement_rows
 from unmask.errors import UnmaskError
 from unmask.models.inference import pin_memory
 from unmask.objectives.base import Corruption, Noise
 from unmask.process import Batch
+from unmask.random import Purpose, uniform
 from unmask.schedules import draw_times
 
 PREFETCH_STEPS = 3
@@ -52,6 +53,7 @@ class DataFeed:
     `data_seed` orders the rows, `seed` draws times and masks. `places` are the indices into the global batch that this
     process works on, one tensor per micro-batch. `corrupt` masks batches ahead of their step; it is None if masking
     depends on earlier steps. `pin` puts tensors into page-locked memory. `independent_times` draws i.i.d. times.
+    `reverse_complement` is the probability that a sample is read on the opposite strand, given by `complements` [V].
     """
 
     rows: Rows
@@ -62,6 +64,8 @@ class DataFeed:
     corrupt: Callable[[Batch, Noise], Corruption] | None = None
     pin: bool = False
     independent_times: bool = False
+    reverse_complement: float = 0.0
+    complements: Integers | None = None
 
     def steps(self, start: int, stop: int) -> Generator[list[MicroBatch], None, None]:
         """The micro-batches of steps start, ..., stop - 1, prepared in background threads."""
@@ -83,6 +87,9 @@ class DataFeed:
         for place in self.places:
             sample = step * self.batch_size + place
             table = self.rows[self.rows.sample(self.data_seed, sample.numpy())]
+            if self.complements is not None:
+                chosen = uniform(self.data_seed, Purpose.STRAND, sample=sample) < self.reverse_complement
+                table = reverse_complement_rows(table, chosen.numpy(), self.complements)
             t = draw_times(self.seed, step, place, self.batch_size, independent=self.independent_times)
             noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
             batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))

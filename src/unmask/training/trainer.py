@@ -15,13 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
 from unmask.checkpoint import CheckpointConfig
 from unmask.config import Recipe
-from unmask.data.rows import Rows
+from unmask.data.rows import Integers, Rows
 from unmask.data.split import prepare
+from unmask.data.tokenizers import complement_map
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text
 from unmask.likelihood import Bound
@@ -147,6 +149,8 @@ class Trainer:
             corrupt=self.train_step.corrupt_ahead if self.train_step.schedule_learner is None else None,
             pin=accelerator.device.type == "cuda",
             independent_times=config.times == "iid",
+            reverse_complement=recipe.data.reverse_complement,
+            complements=components.complements,
         )
         self.validation_rows = components.validation.spread(config.validation_rows)
         vocab_size = denoiser.config.vocab_size
@@ -301,13 +305,14 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Components:
-    """Network, tokenizer, rows and checkpoint config of a run."""
+    """Network, tokenizer, rows and checkpoint config of a run; the complements [V] if strands are augmented."""
 
     denoiser: Any
     tokenizer: Any
     train: Rows
     validation: Rows
     checkpoint_config: CheckpointConfig
+    complements: Integers | None = None
 
 
 def build_components(
@@ -321,6 +326,14 @@ def build_components(
     tokenizer: Any = corpus.tokenizer
     train_rows, validation_rows = corpus.rows(data.policy, data.length)
     train_rows.check_trainable()
+    complements = None
+    if data.reverse_complement:
+        complements = np.array(complement_map(tokenizer))
+        if data.policy.ends_with_eos and tokenizer.eos_token_id is not None:
+            raise UnmaskError(
+                f"data.reverse_complement must be 0 with a tokenizer that ends texts with EOS, got "
+                f"{data.reverse_complement:g}; set data.tokenizer=dna."
+            )
     torch.manual_seed(recipe.training.seed)
     options: dict[str, Any] = {"mask_logit": True} if recipe.objective.needs_mask_logit else {}
     if hasattr(recipe.model, "token_options"):
@@ -333,7 +346,7 @@ def build_components(
         length=data.length,
         protocol={"data": data.model_dump(mode="json")},
     )
-    return Components(denoiser, tokenizer, train_rows, validation_rows, checkpoint_config)
+    return Components(denoiser, tokenizer, train_rows, validation_rows, checkpoint_config, complements)
 
 
 def check_fit(model: Any, objective: Any) -> None:

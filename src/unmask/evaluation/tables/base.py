@@ -141,15 +141,12 @@ class Cell:
     def __str__(self) -> str:
         if self.interval is not None:
             return format_estimate(Estimate(self.value, *self.interval))
-        shown = f"{'≤ ' if self.bound else ''}{_digits(self.value)}"
-        return " ± ".join([shown, *(_digits(error, self.value) for error in self.errors.values())])
-
-
-def _digits(value: float, like: float | None = None) -> str:
-    scale = abs(value if like is None else like)
-    if 0 < scale < 0.1:
-        return f"{value:.{2 - math.floor(math.log10(scale))}f}"
-    return f"{value:.{3 if scale < 10 else 2 if scale < 100 else 1}f}"
+        scale = max(abs(self.value), self.spread)
+        digits = 3 if scale < 10 else 2 if scale < 100 else 1
+        if 0 < scale < 0.1:
+            digits = 2 - math.floor(math.log10(scale))
+        shown = " ± ".join(f"{value:.{digits}f}" for value in (self.value, *self.errors.values()))
+        return f"{'≤ ' if self.bound else ''}{shown}"
 
 
 def bound_cell(bounds: Sequence[Bound], unit: str) -> Cell:

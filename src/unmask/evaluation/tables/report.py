@@ -27,10 +27,11 @@ def write_report(folder: Path, names: Sequence[str]) -> Path:
     """Write report.html from the tables in a workspace's folder."""
     sections = [_section(folder / name) for name in names]
     title = "unmask: reproduced tables"
+    contents = " ".join(f'<a href="#{name}">{name}</a>' for name in names)
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width">\n<style>{STYLE}</style>\n<h1>{title}</h1>\n'
-        f"{''.join(sections)}</html>\n"
+        f"<nav>{contents}</nav>\n{''.join(sections)}</html>\n"
     )
     path = folder / "report.html"
     atomic_text(path, page)
@@ -46,7 +47,8 @@ def _section(folder: Path) -> str:
     picture = base64.b64encode((folder / "figure.png").read_bytes()).decode()
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return (
-        f"<h2>{escape(report['title'])}</h2>\n<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>\n"
+        f'<h2 id="{folder.name}">{folder.name}: {escape(report["title"])}</h2>\n'
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>\n"
         f'{notes}<img alt="{escape(report["title"])}" src="data:image/png;base64,{picture}">\n'
         f'<p><code>{escape(report["command"])}</code></p>\n<p class="note">Data: {escape(report["protocol"])}. '
         f"Training and measurements took {sum(report['seconds_by_part'].values()):.0f} s. {escape(versions)}.</p>\n"

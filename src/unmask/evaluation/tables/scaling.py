@@ -131,11 +131,11 @@ def measure_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol,
         for place, budget in enumerate(budgets):
             cells = {f"width {width}": Cell(losses[number, place, i]) for i, width in enumerate(widths)}
             rows[f"{model}, {budget:.0e} FLOPs"] = {**cells, "optimal": fitted["optimal"][number][place]}
-    exponents = ", ".join(f"{model} -{fitted['alpha'][number]}" for number, model in enumerate(COMPARED))
+    exponents = ", ".join(f"{model} {fitted['alpha'][number]}" for number, model in enumerate(COMPARED))
     notes = [
         "Bits per byte. Optimal: the lowest point of a parabola in log size (95% interval from the errors of the "
         "bounds).",
-        f"Exponents of the loss by compute: {exponents}.",
+        f"Fits: the loss is proportional to compute^(-alpha), with alpha: {exponents}.",
         "There is no ratio of compute: the loss of a model does not fall."
         if fitted["ratio"] is None
         else f"At equal bits per byte MDLM needs {fitted['ratio']} times the compute of AR, by both laws in the middle "

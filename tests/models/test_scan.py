@@ -1,0 +1,115 @@
+"""The selective scan: outputs and gradients against a loop over tokens in float64, and memory along the length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.models import scan
+from unmask.models.scan import CHUNK, selective_scan
+
+torch.set_num_threads(1)
+
+NAMES = ("x", "dt", "decay", "b", "c", "state")
+
+
+def sequential_scan(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The recurrence as it is defined, one token at a time."""
+    outputs = []
+    for step in range(x.shape[1]):
+        state = torch.exp(dt[:, step, None] * decay) * state + (dt * x)[:, step, None] * b[:, step, :, None]
+        outputs.append((state * c[:, step, :, None]).sum(dim=1))
+    return torch.stack(outputs, dim=1), state
+
+
+def random_inputs(length: int, rate: float = 1.0, batch: int = 2, width: int = 5, size: int = 3) -> list[Tensor]:
+    """Inputs in float64; exponents dt A are of the order of `rate`."""
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    dt, decay = rate * draw(batch, length, width).abs(), -draw(size, width).abs()
+    inputs = [draw(batch, length, width), dt, decay, draw(batch, length, size), draw(batch, length, size)]
+    return [tensor.requires_grad_() for tensor in (*inputs, draw(batch, size, width))]
+
+
+def results(function, inputs: list[Tensor]) -> dict[str, Tensor]:
+    """Outputs, last state, and the gradients of a random combination of both."""
+    outputs, last = function(*inputs)
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one) for one in (outputs, last)]
+    total = (outputs * weights[0]).sum() + (last * weights[1]).sum()
+    gradients = torch.autograd.grad(total, inputs)
+    return {"y": outputs, "last": last, **{f"grad {n}": g for n, g in zip(NAMES, gradients, strict=True)}}
+
+
+@pytest.mark.parametrize("length", [1, 7, CHUNK, CHUNK + 1, 5 * CHUNK + 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+def test_scan_and_its_gradients_equal_the_loop_over_tokens(
+    length: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scan.STATES_IN_BACKWARD, "cpu", 2 * CHUNK * 3 * 5 * 2)  # two chunks at a time
+    inputs = random_inputs(length)
+    expected = results(sequential_scan, inputs)
+    found = results(selective_scan, [tensor.detach().to(dtype).requires_grad_() for tensor in inputs])
+    for name, value in expected.items():
+        error = float((found[name] - value).detach().abs().max() / value.detach().abs().max())
+        assert error < tolerance, name
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e3])
+def test_very_slow_and_very_fast_decays_neither_overflow_nor_lose_precision(rate: float) -> None:
+    inputs = random_inputs(3 * CHUNK, rate)
+    expected = results(sequential_scan, inputs)
+    found = results(selective_scan, [tensor.detach().float().requires_grad_() for tensor in inputs])
+    for name, value in expected.items():
+        assert found[name].isfinite().all(), name
+        scale = float(value.detach().abs().max())
+        assert float((found[name] - value).detach().abs().max()) < 2e-5 * scale + 1e-30, name
+
+
+def test_a_scan_continues_from_a_state() -> None:
+    x, dt, decay, b, c, state = (tensor.detach() for tensor in random_inputs(70))
+    whole, last = selective_scan(x, dt, decay, b, c, state)
+    parts = []
+    for cut in (slice(0, 40), slice(40, 41), slice(41, 70)):
+        part, state = selective_scan(x[:, cut], dt[:, cut], decay, b[:, cut], c[:, cut], state)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    torch.testing.assert_close(state, last)
+
+
+def test_half_precision_inputs_are_scanned_in_float32() -> None:
+    inputs = [tensor.detach().bfloat16() for tensor in random_inputs(50)]
+    outputs, last = selective_scan(*inputs)
+    assert outputs.dtype == last.dtype == torch.float32
+    expected, _ = sequential_scan(*(tensor.double() for tensor in inputs))
+    torch.testing.assert_close(outputs.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_saved_numbers_grow_with_the_length_and_not_with_the_states() -> None:
+    """Between the passes there are the inputs and one state per chunk, not one per token."""
+    size, width = 16, 8
+    saved = {}
+    for length in (4 * CHUNK, 8 * CHUNK):
+        inputs = random_inputs(length, width=width, size=size)
+        numbers: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one, n=numbers: n.append(one.numel()) or one, lambda t: t):
+            selective_scan(*inputs)
+        saved[length] = sum(numbers)
+        assert saved[length] < 1.5 * sum(tensor.numel() for tensor in inputs)
+    assert saved[8 * CHUNK] < 2.05 * saved[4 * CHUNK]
+
+
+def test_compiled_loops_compute_the_same() -> None:
+    pytest.importorskip("torch._inductor")
+    inputs = [tensor.detach().float() for tensor in random_inputs(2 * CHUNK)]
+    split = [scan._split(inputs[i], CHUNK) for i in (0, 1)]
+    b, c = (scan._split(inputs[i], CHUNK) for i in (3, 4))
+    arguments = (*split, inputs[2], b, c, inputs[5])
+    # the compiler of a CPU is not always there; the traced graph is the one that a GPU's compiler gets
+    compiled = torch.compile(scan._scan_chunks, backend="aot_eager", fullgraph=True)
+    for one, other in zip(compiled(*arguments), scan._scan_chunks(*arguments), strict=True):
+        torch.testing.assert_close(one, other)
