@@ -50,7 +50,7 @@ def test_bits_equal_the_hash_in_python_integers(value):
 
 
 def test_purposes_keep_their_numbers():
-    assert [int(purpose) for purpose in Purpose] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert [int(purpose) for purpose in Purpose] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
 def test_arguments_broadcast():

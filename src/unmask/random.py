@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     RESAMPLE = 8
     WINDOW = 9
     STRAND = 10
+    ATTENTION = 11
 
 
 Integer = int | Tensor

@@ -58,6 +58,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "caduceus-ph": "unmask.models.caduceus:CaduceusPHSpec",
         "hyena": "unmask.models.hyena:HyenaSpec",
         "checkpoint": "unmask.models.build:CheckpointSpec",
+        "adapted": "unmask.models.decoder:AdaptedSpec",
     },
     "optimizer": {
         "adamw": "unmask.optimizers.base:AdamW",

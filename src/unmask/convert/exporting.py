@@ -88,6 +88,8 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
         raise UnmaskError(f"{where} has absolute positions, which the published code does not.")
     if getattr(config, "learned_positions", False):
         raise UnmaskError(f"{where} has learned positions, which the published code does not.")
+    if getattr(config, "shifted", False):
+        raise UnmaskError(f"{where} predicts each token from the row before it, which the published code does not.")
     # the published code has no planner head
     state = {name: weight for name, weight in model.state_dict().items() if not name.startswith("planner.")}
     weights = {name: weight.detach().cpu().float() for name, weight in state.items()}

@@ -10,6 +10,7 @@ from unmask.models.build import SIZES, CausalSpec, CheckpointSpec, DiTSpec
 from unmask.models.caduceus import Caduceus, CaduceusConfig
 from unmask.models.causal import CausalLM
 from unmask.models.config import EPSILON, CausalConfig, Denoiser, DiTConfig
+from unmask.models.decoder import AdaptedSpec, Decoder, DecoderConfig
 from unmask.models.dit import DiT
 from unmask.models.hyena import CausalHyena, CausalHyenaConfig, Hyena, HyenaConfig
 from unmask.models.ssm import BiMamba, BiMambaConfig, Mamba, MambaConfig
@@ -17,6 +18,7 @@ from unmask.models.ssm import BiMamba, BiMambaConfig, Mamba, MambaConfig
 __all__ = [
     "EPSILON",
     "SIZES",
+    "AdaptedSpec",
     "BiMamba",
     "BiMambaConfig",
     "Caduceus",
@@ -27,6 +29,8 @@ __all__ = [
     "CausalLM",
     "CausalSpec",
     "CheckpointSpec",
+    "Decoder",
+    "DecoderConfig",
     "Denoiser",
     "DiT",
     "DiTConfig",
@@ -37,7 +41,7 @@ __all__ = [
     "MambaConfig",
 ]
 
-for _network in (DiT, BiMamba, Caduceus, Hyena, CausalLM, Mamba, CausalHyena):
+for _network in (DiT, BiMamba, Caduceus, Hyena, Decoder, CausalLM, Mamba, CausalHyena):
     _config: Any = _network.config_class
     _auto = AutoModelForCausalLM if _network in (CausalLM, Mamba, CausalHyena) else AutoModelForMaskedLM
     AutoConfig.register(_config.model_type, _config, exist_ok=True)

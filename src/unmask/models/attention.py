@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.cache_utils import Cache
 
+from unmask.random import Purpose, uniform
+
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
 
 
@@ -91,6 +93,38 @@ def causal_mask(length: int, past: int, attention_mask: Tensor | None, device: t
         return AttentionMask((key <= query)[None, None], is_causal=False)
     seen = (key < query) & attention_mask.bool()[:, None, None, :]
     return AttentionMask(seen | (key == query), is_causal=False)
+
+
+class AttentionAnnealing:
+    """The attention mask of a causal network that becomes bidirectional while it is trained.
+
+    In step s each query sees each later key with probability s / `steps`, and from step `steps` on all keys. The draws
+    depend on seed, step, query and key alone. The step is a tensor, so that a recorded CUDA graph reads its new value.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._seed = 0
+        self._step: Tensor | None = None
+        self._over = True
+
+    def seek(self, step: int, seed: int, device: torch.device) -> None:
+        """Set the training step, before each one and outside of captured code."""
+        if self._step is None:
+            self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._step.fill_(step)
+        self._seed, self._over = seed, step >= self.steps
+
+    def mask(self, length: int, attention_mask: Tensor | None) -> AttentionMask:
+        """The mask of `length` tokens in this step; attention_mask is [B, length], or None without padding."""
+        if self._over or self._step is None:
+            return bidirectional_mask(attention_mask)
+        index = torch.arange(length, device=self._step.device)
+        draw = uniform(self._seed, Purpose.ATTENTION, self._step, index[:, None], index)
+        seen = ((index <= index[:, None]) | (draw < self._step / self.steps))[None, None]
+        if attention_mask is not None:
+            seen = (seen & attention_mask.bool()[:, None, None, :]) | (index == index[:, None])
+        return AttentionMask(seen, is_causal=False)
 
 
 # ---- static cache ---------------------------------------------------------------------------------------------------

@@ -166,7 +166,8 @@ class CheckpointSpec(Component):
         if encoder:
             return self._build_encoder(config, **options)
         config.max_length = max(config.max_length, length)
-        config.dropout = config.dropout if self.dropout is None else self.dropout
+        if self.dropout is not None:
+            config.dropout = self.dropout
         if not causal:
             config.mask_logit = options.get("mask_logit", False)
             config.planner_width = None

@@ -172,15 +172,30 @@ class DiTConfig(MaskedConfig, TransformerConfig):
         absolute_positions: Whether to add absolute position embeddings. With rotary embeddings alone all positions of a
             fully masked sequence look the same.
         learned_positions: Whether a learned vector per position replaces the rotary embeddings, as in BERT.
+        shifted: Whether position i is predicted from the row of position i - 1, as in an autoregressive model, from
+            whose weights such a network starts.
+        begin_token_id: The token before position 0 of a shifted network, which the network adds itself; with None
+            position 0 is predicted from its own row.
         kwargs: The fields of `MaskedConfig` and `TransformerConfig`.
     """
 
     model_type = "unmask-dit"
 
-    def __init__(self, absolute_positions: bool = False, learned_positions: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        absolute_positions: bool = False,
+        learned_positions: bool = False,
+        shifted: bool = False,
+        begin_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.absolute_positions = absolute_positions
         self.learned_positions = learned_positions
+        self.shifted = shifted
+        self.begin_token_id = begin_token_id
+        if begin_token_id is not None:
+            self._check_token("begin_token_id", begin_token_id)
 
 
 class AutoregressiveConfig(NetworkConfig):

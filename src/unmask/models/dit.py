@@ -15,7 +15,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from unmask.errors import UnmaskError
-from unmask.models.attention import AttentionMask, Rotary, bidirectional_mask, rotary_angles
+from unmask.models.attention import AttentionAnnealing, AttentionMask, Rotary, bidirectional_mask, rotary_angles
 from unmask.models.config import EPSILON, DiTConfig, MaskedConfig, NetworkConfig, TransformerConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.layers import (
@@ -27,6 +27,7 @@ from unmask.models.layers import (
     TimestepEmbedder,
     TokenEmbedding,
     draw_dropout_seeds,
+    shifted_rows,
 )
 
 
@@ -206,7 +207,7 @@ class MaskedNetwork(Network):
             attention_mask: True (or 1) at tokens and False at padding, [B, L]; None without padding.
         """
         self._check_input(input_ids, attention_mask)
-        return self._run(input_ids, self._mask(attention_mask), self._condition(alpha, input_ids.device))
+        return self._rows(input_ids, alpha, attention_mask)
 
     def hidden_at(
         self,
@@ -217,8 +218,7 @@ class MaskedNetwork(Network):
     ) -> Tensor:
         """`hidden` at positions [B, K] of each sequence only, [B, K, D], at lower cost."""
         self._check_input(input_ids, attention_mask)
-        cond = self._condition(alpha, input_ids.device)
-        return self._run(input_ids, self._mask(attention_mask), cond, positions=positions)
+        return self._rows(input_ids, alpha, attention_mask, positions)
 
     @can_return_tuple
     def forward(
@@ -248,7 +248,7 @@ class MaskedNetwork(Network):
             if attention_mask is not None:
                 ids, attention_mask = ids.masked_fill(~attention_mask.bool(), self.config.mask_token_id), None
             ids = F.pad(ids, (0, max(0, length - width)), value=self.config.mask_token_id)
-        rows = self._run(ids, self._mask(attention_mask), self._condition(alpha, ids.device), states=states)
+        rows = self._rows(ids, alpha, attention_mask, states=states)
         logits = self.head(rows[:, :width], self.config.mask_logit)
         loss = None
         if labels is not None and loss_weight is None:
@@ -267,7 +267,19 @@ class MaskedNetwork(Network):
             raise missing_planner_error()
         return self.planner(rows, log_top)
 
-    def _mask(self, attention_mask: Tensor | None) -> AttentionMask | Tensor | None:
+    def _rows(
+        self,
+        input_ids: Tensor,
+        alpha: Tensor | None,
+        attention_mask: Tensor | None,
+        positions: Tensor | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
+        cond = self._condition(alpha, input_ids.device)
+        return self._run(input_ids, self._mask(input_ids, attention_mask), cond, positions=positions, states=states)
+
+    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> AttentionMask | Tensor | None:
         """The mask that the blocks read."""
         return None if attention_mask is None else attention_mask.bool()
 
@@ -309,8 +321,11 @@ class DiT(MaskedNetwork, Transformer):
         self.position_embed: PositionEmbedding | None = None
         if config.absolute_positions:
             self.add_absolute_positions()
-        learned = config.learned_positions
-        self.learned_positions = LearnedPositions(config.max_length, config.hidden_size) if learned else None
+        self.learned_positions: LearnedPositions | None = None
+        if config.learned_positions:
+            self.learned_positions = LearnedPositions(config.max_length + config.shifted, config.hidden_size)
+        self.annealing: AttentionAnnealing | None = None
+        """The attention in training, if it becomes bidirectional then."""
 
     def add_absolute_positions(self) -> None:
         """Add absolute position embeddings, which have no effect before training, if there are none."""
@@ -323,7 +338,24 @@ class DiT(MaskedNetwork, Transformer):
             x = x if positions is None else x + positions(x.shape[1]).to(x.dtype)
         return x
 
-    def _mask(self, attention_mask: Tensor | None) -> AttentionMask:
+    def _rows(
+        self,
+        input_ids: Tensor,
+        alpha: Tensor | None,
+        attention_mask: Tensor | None,
+        positions: Tensor | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        def run(ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+            return super(DiT, self)._rows(ids, alpha, attention_mask, positions, states)
+
+        if self.config.shifted:
+            return shifted_rows(run, self.config.begin_token_id, input_ids, attention_mask, positions)
+        return run(input_ids, attention_mask, positions)
+
+    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> AttentionMask:
+        if self.annealing is not None and self.training:
+            return self.annealing.mask(input_ids.shape[1], attention_mask)
         return bidirectional_mask(attention_mask)
 
 

@@ -6,6 +6,7 @@ There are no buffers: everything that is not learned is computed in the forward 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -227,6 +228,30 @@ def apply_gate(x: Tensor, modulation: Modulation | None) -> Tensor:
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
     """[B, K, D] the rows of x [B, L, D] at positions [B, K]."""
     return x.gather(1, positions[:, :, None].expand(-1, -1, x.shape[-1]))
+
+
+def shifted_rows(
+    run: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+    begin_token_id: int | None,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    positions: Tensor | None,
+) -> Tensor:
+    """The rows [B, L, D] that predict all positions, or [B, K, D] for positions [B, K], if row i - 1 predicts i.
+
+    ``run(input_ids, attention_mask, positions)`` computes rows. The begin token is put before ``input_ids`` [B, L];
+    without one, position 0 is predicted from its own row.
+    """
+    length = input_ids.shape[1]
+    if begin_token_id is not None:
+        input_ids = F.pad(input_ids, (1, 0), value=begin_token_id)
+        attention_mask = None if attention_mask is None else F.pad(attention_mask, (1, 0), value=1)
+        rows = run(input_ids, attention_mask, positions)  # row i is that of the token before position i
+        return rows[:, :length]
+    if positions is not None:
+        return run(input_ids, attention_mask, (positions - 1).clamp_min(0))
+    rows = run(input_ids, attention_mask, None)
+    return torch.cat((rows[:, :1], rows[:, :-1]), dim=1)
 
 
 class Block(GradientCheckpointingLayer):

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from unmask.checkpoint import CheckpointConfig, find_checkpoint, read_checkpoint_config
 from unmask.config import Recipe, recipe_for
 from unmask.errors import UnmaskError
+from unmask.io import read_json
+from unmask.models.decoder import is_causal_lm
+from unmask.registry import get
 from unmask.training.checkpointing import find_latest
 
-MAY_BE_SET = ("model.lora", "model.planner", "model.dropout", "model.absolute_positions")
+MAY_BE_SET = ("model.lora", "model.planner", "model.dropout", "model.absolute_positions", "model.annealing_steps")
+ADAPTED_LENGTH = 512
+"""Tokens per row for a Hugging Face causal LM with at least as many positions."""
 INHERITED_DATA = ("source", "validation", "seed")
 
 
@@ -22,12 +29,14 @@ def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()
     Text uses the recipe ``finetune``. Network, tokenizer, length policy, length, objective and schedule are the
     checkpoint's; overrides come last. A recipe may itself start from a checkpoint, such as ``planner``: then
     `checkpoint` may be None, and settings that the recipe leaves out are the checkpoint's, its data included.
+
+    An autoregressive checkpoint with a masked objective, and a Hugging Face causal LM, are adapted: see `AdaptedSpec`.
     """
     own = _recipe_with_checkpoint(what, overrides)
     if checkpoint is not None:
         folder = find_checkpoint(checkpoint)
         folder = find_latest(folder) or folder
-        config = read_checkpoint_config(folder)
+        config = _causal_lm_config(folder) if is_causal_lm(folder) else read_checkpoint_config(folder)
         _check_overrides(overrides, checkpoint, folder)
     elif own is not None:
         checkpoint = own.model.path
@@ -42,7 +51,29 @@ def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()
                 f"'{checkpoint}' does not say what it was trained on; name the text after the recipe, as in "
                 "'unmask train planner my.txt'."
             )
-    return recipe_for(what, [*_inherited(folder, config, own), *overrides], for_text="finetune")
+    inherited = _inherited(folder, config, own)
+    if is_causal_lm(folder) or (config.objective.causal and _masked_objective(overrides)):
+        inherited.append(f"model={json.dumps({'name': 'adapted', 'path': str(folder)})}")
+    return recipe_for(what, [*inherited, *overrides], for_text="finetune")
+
+
+def _causal_lm_config(folder: Path) -> CheckpointConfig:
+    """The settings by which a Hugging Face causal LM is adapted: packed rows, as it was trained on."""
+    fields = read_json(folder / "config.json")
+    positions = fields.get("max_position_embeddings", fields.get("n_positions"))
+    length = min(ADAPTED_LENGTH, positions - 1) if isinstance(positions, int) else ADAPTED_LENGTH
+    return CheckpointConfig(objective="subs", policy="packed", length=length)
+
+
+def _masked_objective(overrides: Sequence[str]) -> bool:
+    """Whether the overrides name an objective for a masked network."""
+    chosen: Any = None
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in ("objective", "objective.name"):
+            chosen = yaml.safe_load(value)
+    chosen = chosen.get("name") if isinstance(chosen, dict) else chosen
+    return isinstance(chosen, str) and not get("objective", chosen).causal
 
 
 def _recipe_with_checkpoint(what: str, overrides: Sequence[str]) -> Recipe | None:

@@ -48,6 +48,7 @@ class TrainStep:
         self.schedule = schedule
         """The schedule of the next step."""
         self.steps = training.steps
+        self.seed = training.seed
         deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         self.layout = DeepSpeedLayout() if deepspeed else ParameterLayout()
         self.denoiser: Any = denoiser.to(accelerator.device).train()
@@ -83,6 +84,9 @@ class TrainStep:
         """Take step number `step` (0, 1, ...) on this process's micro-batches of the global batch."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(step, self.steps)
+        annealing = getattr(self.denoiser, "annealing", None)
+        if annealing is not None:
+            annealing.seek(step, self.seed, self.accelerator.device)
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
         self.optimizer.step()
