@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,7 +134,8 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
         if not experiment.fits(protocol):
             continue
         runs = experiment.runs(size, protocol)
-        hours = sum(training_flops(run.recipe) for run in runs) / speed / 3600
+        flops = sum(training_flops(run.recipe, None if run.start is None else run.start.recipe.model) for run in runs)
+        hours = None if math.isnan(flops) else flops / speed / 3600
         about = {"name": name, "about": experiment.about, "protocol": protocol.name}
         rows.append({**about, "runs": len(runs), "hours": hours})
     if as_json:
@@ -144,7 +146,8 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
         shown.add_column(column, no_wrap=column == "", justify="right" if column in ("runs", "hours") else "left")
     for row in rows:
         shown.add_row(
-            str(row["name"]), str(row["about"]), str(row["protocol"]), str(row["runs"]), f"{row['hours']:.2g}"
+            *(str(row[name]) for name in ("name", "about", "protocol", "runs")),
+            "-" if row["hours"] is None else f"{row['hours']:.2g}",
         )
     common.console.print(shown)
     common.console.print(

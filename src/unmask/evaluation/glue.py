@@ -393,11 +393,12 @@ def glue_table(
     """
     columns = list(dict.fromkeys(one.checkpoint for one in results))
     rows: dict[str, dict[str, Cell | str]] = {}
-    chosen_rates = []
+    per_column = []
     averages: dict[str, Cell | str] = {}
     for column in columns:
         scores_by_seed: list[list[float]] = [[] for _ in range(settings.seeds)]
         rates: dict[float, list[str]] = {}
+        cut = []
         for task in tasks:
             own = [one for one in results if (one.checkpoint, one.task) == (column, task.name)]
             chosen = choose_rate(own, task)
@@ -407,10 +408,11 @@ def glue_table(
             for seed, one in enumerate(chosen):
                 scores_by_seed[seed] += [one.scores[name] for name in task.scores]
             if chosen[0].truncated:
-                chosen_rates.append(f"{column}: {chosen[0].truncated} examples of {task.name} were cut to its length.")
+                cut.append(f"{chosen[0].truncated} of {task.name}")
         averages[column] = seeds_cell([statistics.fmean(scores) for scores in scores_by_seed])
         words = "; ".join(f"{rate:g} for {', '.join(names)}" for rate, names in sorted(rates.items()))
-        chosen_rates.append(f"{column}: learning rate {words}.")
+        shorter = f" Examples that were cut to its length: {', '.join(cut)}." if cut else ""
+        per_column.append(f"{column}: learning rate {words}.{shorter}")
     if len(tasks) > 1:
         rows[AVERAGE] = averages
     tried = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
@@ -423,4 +425,4 @@ def glue_table(
         )
     if settings.limit is not None:
         about += f" At most {settings.limit} examples of each file."
-    return Table("GLUE", columns, rows, notes=[about, *chosen_rates, *notes], bars=True, axes=("", "percent"))
+    return Table("GLUE", columns, rows, notes=[about, *per_column, *notes], bars=True, axes=("", "percent"))

@@ -15,7 +15,7 @@ WIDTH = 6.0
 
 def draw_table(table: Table, path: Path) -> None:
     """Draw the curves of a table, or its bars, or else its first column."""
-    rows = len(table.rows)
+    rows = len(table.rows if table.bar_rows is None else table.bar_rows)
     size = (WIDTH, 3.4) if table.curves or table.bars else (WIDTH, 1.2 + 0.32 * rows)
     if table.bars:
         size = (max(WIDTH, 0.9 + 0.24 * rows * (len(table.columns) + 1)), 3.4)
@@ -61,15 +61,16 @@ def _draw_bars(figure: Any, table: Table) -> None:
     panel = figure.add_subplot()
     panel.set_title(table.title)
     width = 0.8 / len(table.columns)
+    rows = table.rows if table.bar_rows is None else {label: table.rows[label] for label in table.bar_rows}
     for number, column in enumerate(table.columns):
-        cells = {place: row[column] for place, row in enumerate(table.rows.values()) if column in row}
+        cells = {place: row[column] for place, row in enumerate(rows.values()) if column in row}
         places = [place + (number - (len(table.columns) - 1) / 2) * width for place in cells]
         values = [cell.value for cell in cells.values()]  # type: ignore[union-attr]
         errors = [cell.spread for cell in cells.values()]  # type: ignore[union-attr]
         bars = {"ecolor": INK, "error_kw": {"elinewidth": 0.8}}
         panel.bar(places, values, 0.9 * width, yerr=errors, color=colour(number), label=column, **bars)
     panel.axhline(0.0, color=GREY, linewidth=0.6)
-    panel.set_xticks(range(len(table.rows)), [label.replace(", ", "\n") for label in table.rows])
+    panel.set_xticks(range(len(rows)), [label.replace(", ", "\n") for label in rows])
     panel.grid(axis="x", visible=False)
     panel.set_ylabel(table.axes[1])
     legend(figure, "outside lower center", 4, *panel.get_legend_handles_labels())

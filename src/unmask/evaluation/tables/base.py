@@ -79,11 +79,15 @@ PAPER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One training run of an experiment: a row of its table (`label`) with one training seed."""
+    """One training run of an experiment: a row of its table (`label`) with one training seed.
+
+    start: the run whose network is trained further; the recipe's model is a checkpoint with the name of its folder.
+    """
 
     label: str
     recipe: Recipe
     seed: int = 0
+    start: Run | None = None
 
     @property
     def folder(self) -> str:
@@ -188,7 +192,8 @@ class Table:
 
     published: figures of the paper by row and column, where they exist. comparable: whether they are of the same data
     and may stand in the same figure. curves: what the figure shows; without them it shows the first column, or with
-    `bars` all columns as bars, grouped by row. log_x: whether its x axis is logarithmic.
+    `bars` all columns as bars, grouped by row. bar_rows: the rows with bars, if not all. log_x: whether its x axis is
+    logarithmic.
     """
 
     title: str
@@ -201,6 +206,7 @@ class Table:
     axes: tuple[str, str] = ("", "")
     log_x: bool = False
     bars: bool = False
+    bar_rows: Sequence[str] | None = None
 
     def header(self) -> list[str]:
         """The columns; each with published figures is followed by one for them."""
@@ -297,7 +303,11 @@ class Workspace:
         path = self.folder / "runs" / run.folder
         latest = find_latest(path)
         if latest is None or read_trainer_state(latest).step < run.recipe.training.steps:
-            train(run.recipe, path, resume="auto", callbacks=self._on_run(f"{run.label}, seed {run.seed}"))
+            recipe = run.recipe
+            if run.start is not None:
+                model = recipe.model.model_copy(update={"path": str(self.train(run.start))})
+                recipe = recipe.model_copy(update={"model": model})
+            train(recipe, path, resume="auto", callbacks=self._on_run(f"{run.label}, seed {run.seed}"))
         latest = find_latest(path)
         assert latest is not None
         self.seconds[run.folder] = read_trainer_state(latest).seconds
@@ -439,8 +449,8 @@ def measure_speed() -> float:
     return flops * rows * length / statistics.median(times)
 
 
-def training_flops(recipe: Recipe) -> float:
-    """Floating-point operations of a training run; NaN for an unknown architecture."""
+def training_flops(recipe: Recipe, model: Any = None) -> float:
+    """Floating-point operations of a training run; NaN for an unknown architecture. model: replaces the recipe's."""
     import torch
 
     from unmask.training.metrics import flops_per_token
@@ -449,6 +459,6 @@ def training_flops(recipe: Recipe) -> float:
     tokenizer = data.tokenizer.model_dump()
     vocabulary = tokenizer.get("vocab_size") or VOCABULARIES.get(tokenizer.get("path", tokenizer["name"]), 50_258)
     with torch.device("meta"):
-        config = recipe.model.build(vocabulary, vocabulary - 1, data.length).config
+        config = (model or recipe.model).build(vocabulary, vocabulary - 1, data.length).config
     flops = flops_per_token(config, data.length, recipe.objective, recipe.schedule) or math.nan
     return flops * recipe.training.steps * recipe.training.batch_size * data.length
