@@ -127,6 +127,8 @@ EARLY = [
         ["fill", "a [MASK]", "--match", "a.*"],
         "--match needs the package interegular; run: pip install 'unmask[regex]'.",
     ),
+    (["fill", "a [MASK]", "--json-schema", "nowhere.json"], "'nowhere.json' cannot be read"),
+    (["sample", "--json-schema", "a.json"], "JSON schemas need the package jsonschema"),
     (["edit", "nowhere", "a"], "no checkpoint at 'nowhere'"),
     (["score", "nowhere", "a"], "no checkpoint at 'nowhere'"),
     (["eval", "nowhere"], "no checkpoint at 'nowhere'"),
@@ -159,11 +161,12 @@ EARLY = [
 def test_missing_files_fields_and_extras_are_told_before_torch_is_imported(tmp_path):
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "a.csv").write_text("body,title\ntwo,one\n")
+    (tmp_path / "a.json").write_text("{}")
     (tmp_path / "a.parquet").write_bytes(b"x")
     program = """
 import json, sys
 from unmask.cli import main
-sys.modules["interegular"] = sys.modules["pyarrow"] = None
+sys.modules["interegular"] = sys.modules["jsonschema"] = sys.modules["pyarrow"] = None
 for words in json.loads(sys.argv[1]):
     sys.argv = ["unmask", *words]
     try:

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from unmask.errors import UnmaskError, is_out_of_memory
+from unmask.io import read_json
 
 if TYPE_CHECKING:
-    from unmask.constraints import Constraint
+    from unmask.constraints import Constraint, JsonSchema
     from unmask.likelihood import Bound
     from unmask.pipeline import MaskedDiffusionLM
     from unmask.samplers.token_sampling import TokenSampler
@@ -179,6 +180,9 @@ class GenerationOptions(TokenOptions):
     """How texts are sampled: tokens, constraints, and the order of unmasking or any sampler."""
 
     match: Annotated[str | None, typer.Option(help="Regular expression for the whole text.", metavar="REGEX")] = None
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema for the whole text.", metavar="FILE")
+    ] = None
     with_words: Annotated[
         list[str] | None, typer.Option("--with", help="Whole word in the text; repeatable.", metavar="WORD")
     ] = None
@@ -199,12 +203,20 @@ class GenerationOptions(TokenOptions):
     def __post_init__(self) -> None:
         if self.match is not None and find_spec("interegular") is None:
             raise UnmaskError("--match needs the package interegular; run: pip install 'unmask[regex]'.")
+        self.schema  # noqa: B018  (validates the file)
+
+    @cached_property
+    def schema(self) -> JsonSchema | None:
+        """The constraint of --json-schema."""
+        from unmask.constraints import JsonSchema
+
+        return None if self.json_schema is None else JsonSchema(read_json(self.json_schema))
 
     def arguments(self, steps: int | None) -> dict[str, Any]:
         """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""
         from unmask.constraints import Characters, NoWords, Regex, Words
 
-        constraints: list[Constraint] = []
+        constraints: list[Constraint] = [] if self.schema is None else [self.schema]
         if self.match is not None:
             constraints.append(Regex(self.match))
         if self.with_words:

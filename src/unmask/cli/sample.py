@@ -71,6 +71,8 @@ def sample(
 
         unmask sample --length 24 --match "Once upon a time[a-z ,]+[.]" --particles 8
 
+        unmask sample --length 64 --json-schema person.json
+
         unmask sample --length 2048 --stride 128 --steps 64
 
         unmask sample --prompt "Once upon a time" --suffix " The end." --length 64 --guidance 1.5

@@ -1,6 +1,6 @@
 """Constraints on a canvas, as one deterministic automaton over its tokens.
 
-`members` holds the constraints, built on `regex` and `vocabulary`; `sampling` draws exactly from
+`members` holds the constraints, built on `regex`, `json_schema` and `vocabulary`; `sampling` draws exactly from
 the prediction given a match, and `particles` correct the distribution of whole texts.
 """
 
@@ -12,6 +12,7 @@ from unmask.constraints.members import (
     CompiledConstraints,
     Constraint,
     Fixed,
+    JsonSchema,
     NoWords,
     Regex,
     Words,
@@ -29,6 +30,7 @@ __all__ = [
     "CompiledConstraints",
     "Constraint",
     "Fixed",
+    "JsonSchema",
     "NoWords",
     "Regex",
     "Vocabulary",

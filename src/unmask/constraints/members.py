@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -24,6 +25,7 @@ from unmask.constraints.automaton import (
     simplify,
     word_characters,
 )
+from unmask.constraints.json_schema import json_schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.constraints.vocabulary import Vocabulary, lift_to_tokens
 from unmask.errors import UnmaskError
@@ -61,6 +63,32 @@ class Regex(Constraint):
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift_to_tokens(regex_dfa(self.pattern), vocabulary)
+
+
+@dataclass(frozen=True)
+class JsonSchema(Constraint):
+    """The text, prompt included, is `prefix` followed by JSON that a JSON schema accepts; a dict or a JSON string.
+
+    `json_schema_dfa` says which JSON is written.
+    """
+
+    schema: Mapping[str, Any] | str
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, Mapping | str) or not isinstance(self.prefix, str):
+            raise UnmaskError(
+                f"JsonSchema needs a dict or a JSON string, and a prefix that is text, got {shorten(self)}."
+            )
+        self.dfa  # noqa: B018  (validates the schema)
+
+    @cached_property
+    def dfa(self) -> CharacterDFA:
+        """The automaton over the characters of the text."""
+        return json_schema_dfa(self.schema, self.prefix)
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return lift_to_tokens(self.dfa, vocabulary)
 
 
 @dataclass(frozen=True)
