@@ -45,7 +45,7 @@ from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, 
 from unmask.random import check_seeds, is_integer
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.guidance import MaskPaddedDenoiser
+from unmask.samplers.guidance import BosDenoiser, MaskPaddedDenoiser
 from unmask.samplers.options import SamplerSpec, SamplingOptions, choose_sampler, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows
@@ -359,7 +359,7 @@ class MaskedDiffusionLM:
             raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
         check_count("top", top)
         rows = self._rows_with_blanks(check_texts(texts, "fill"), GenerationConfig())
-        denoiser = self._continue_with_masks(self.denoiser)
+        denoiser = self._as_trained(self.denoiser)
         return [most_likely_tokens(self.text_processor, denoiser, row, top) for row in rows]
 
     def _rows_with_blanks(self, texts: list[str], config: GenerationConfig) -> list[list[int]]:
@@ -442,7 +442,7 @@ class MaskedDiffusionLM:
             ids = mask_spans(processor, text, ids, spans)
         elif keep is None:
             processor.bind(config.constraint, [processor.text_row([processor.mask_token_id] * len(ids))])
-            denoiser = self._continue_with_masks(self.denoiser)
+            denoiser = self._as_trained(self.denoiser)
             ids = mask_unlikely(processor, denoiser, ids, DEFAULT_STRENGTH if strength is None else strength)
         return self._generate([processor.text_row(ids)], sampler, config, progress=progress)[0]
 
@@ -522,16 +522,21 @@ class MaskedDiffusionLM:
         return config, self.sampler(config.steps, config.order, config.sampler)
 
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
-        denoiser = self._continue_with_masks(self.denoiser)
+        denoiser = self._as_trained(self.denoiser)
         return TemplateLayout(self.text_processor, denoiser, self.device, config.constraint)
 
-    def _continue_with_masks(self, denoiser: Any) -> Any:
-        """The denoiser for rows shorter than in training, followed by masks if the padding of rows was learnt.
+    def _as_trained(self, denoiser: Any) -> Any:
+        """The denoiser for rows shorter than in training.
 
-        Such a network takes the end of a row for the end of the text.
+        They follow BOS if rows begin with it, and are followed by masks if their padding was learnt: such a network
+        takes the end of a row for the end of the text.
         """
-        padded = self.config.policy.supervises_padding and not self.causal
-        return MaskPaddedDenoiser(denoiser, self.row_length) if padded else denoiser
+        if self.causal:
+            return denoiser
+        if self.config.policy.supervises_padding:
+            return MaskPaddedDenoiser(denoiser, self.row_length)
+        begin = self.text_processor.begin_token_id if self.config.policy.begins_with_bos else None
+        return denoiser if begin is None else BosDenoiser(denoiser, begin, self.text_processor.max_length)
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
@@ -540,7 +545,8 @@ class MaskedDiffusionLM:
         if suffix and self.causal:
             raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
         processor = self.text_processor
-        length = self.row_length if length is None else length
+        if length is None:  # BOS precedes the canvas
+            length = self.row_length - (self.config.policy.begins_with_bos and not self.causal)
         check_count("length", length)
         config.check_sampler(sampler, length, processor.max_length)
         *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
@@ -586,7 +592,7 @@ class MaskedDiffusionLM:
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
         denoiser = self.prepare_denoiser(tokens)
         if min(size, *map(len, rows)) < self.row_length:
-            denoiser = self._continue_with_masks(denoiser)
+            denoiser = self._as_trained(denoiser)
         return options, partial(run, denoiser)
 
     def _generate(

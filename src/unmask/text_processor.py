@@ -185,6 +185,11 @@ class TextProcessor:
         return self.tokenizer.eos_token_id
 
     @property
+    def begin_token_id(self) -> int | None:
+        """The token that begins every row; None if the length policy has none."""
+        return SpecialTokens.of(self.tokenizer).begin_id if self.config.policy.begins_with_bos else None
+
+    @property
     def end_token_id(self) -> int | None:
         """The token that ends the text of a row; None if the length policy has none."""
         return self.eos_token_id if self.config.policy.ends_with_eos else None
@@ -300,13 +305,13 @@ class TextProcessor:
         for text, tokens in zip(texts, ids, strict=True):
             if not tokens:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give a longer text.")
-        policy, length, eos = self.config.policy, self.row_length, self.eos_token_id
+        policy, length, special = self.config.policy, self.row_length, SpecialTokens.of(self.tokenizer)
         if given is None:
-            return policy.rows(Tokens.of(ids, texts), length, SpecialTokens.of(self.tokenizer))
+            return policy.rows(Tokens.of(ids, texts), length, special)
         conditions = [given] * len(texts) if isinstance(given, str) else check_texts(given, "condition on")
         if len(conditions) != len(texts):
             raise UnmaskError(f"Got {len(conditions)} conditions for {len(texts)} texts; give one for all or for each.")
-        return rows_given(policy, self.encode(conditions), ids, length, eos, texts=texts)
+        return rows_given(policy, self.encode(conditions), ids, length, special, texts=texts)
 
     # -- constraints
 

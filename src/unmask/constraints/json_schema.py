@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from unmask.constraints.automaton import NFA, CharacterDFA, shorten
@@ -54,10 +54,9 @@ def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str = "") -> Charac
             "JSON schemas need the package jsonschema; install it with: pip install 'unmask[json]'."
         ) from None
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
-        if len(text) > MAX_SIZE:
-            raise ValueError(f"it has {len(text)} characters, at most {MAX_SIZE} are allowed")
-        root = json.loads(text)
+        root = json.loads(
+            _limited([schema] if isinstance(schema, str) else json.JSONEncoder(allow_nan=False).iterencode(schema))
+        )
         json.dumps(root, allow_nan=False)
         if not isinstance(root, dict):
             raise ValueError(f"it must be a JSON object, got {shorten(root)}")
@@ -73,6 +72,16 @@ def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str = "") -> Charac
     except (TypeError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
         raise UnmaskError(f"The JSON schema is not valid ({reason}); correct it.") from error
+
+
+def _limited(pieces: Iterable[str]) -> str:
+    """The text of the pieces of a schema; parts that are shared can make it very long."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) > MAX_SIZE:
+            raise ValueError(f"it has more than {MAX_SIZE} characters")
+    return text
 
 
 class _Writer:
