@@ -162,7 +162,9 @@ def check_options(axis: str, spec: str | Mapping[str, Any], section: str = "") -
         choices = did_you_mean(spec["name"], _members(axis))
         raise UnmaskError(f"{section} must be the name of a {axis}, got '{spec['name']}'.{choices}")
     name, target = _find(axis, spec["name"])
-    options = _fields(*target.split(":")) if isinstance(target, str) else dict.fromkeys(target.model_fields, (Any, None))
+    options = (
+        _fields(*target.split(":")) if isinstance(target, str) else dict.fromkeys(target.model_fields, (Any, None))
+    )
     prefix = f"{section}." if section else ""
     for key in spec.keys() - options.keys():
         choices = did_you_mean(f"{prefix}{key}", (f"{prefix}{option}" for option in options.keys() - {"name"}))

@@ -147,7 +147,10 @@ EARLY = [
         ["train", "a.txt", "data.source.fild=body"],
         "no option 'data.source.fild'. Did you mean 'data.source.field'?",
     ),
-    (["train", "a.txt", "schedule=cosin"], "schedule must be the name of a schedule, got 'cosin'. Did you mean 'cosine'?"),
+    (
+        ["train", "a.txt", "schedule=cosin"],
+        "schedule must be the name of a schedule, got 'cosin'. Did you mean 'cosine'?",
+    ),
     (["train", "a.txt", "data.policy=pack"], "data.policy must be the name of a policy, got 'pack'. Did you mean"),
     (["train", "a.txt", "model.size=huge"], "model.size must be 'nano', 'tiny', 'small' or 'medium', got 'huge'."),
     (["train", "a.txt", "model.heads=0"], "model.heads must be greater than or equal to 1, got 0."),

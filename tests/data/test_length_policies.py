@@ -202,7 +202,9 @@ def test_eos_is_appended_as_in_training() -> None:
 
 
 def test_given_tokens_are_frozen_and_only_the_text_is_measured() -> None:
-    rows = rows_given(Packed(), [[1, 2], []], [[3, 4, 5], [6]], length=8, special=SpecialTokens(EOS), texts=["cde", "é"])
+    rows = rows_given(
+        Packed(), [[1, 2], []], [[3, 4, 5], [6]], length=8, special=SpecialTokens(EOS), texts=["cde", "é"]
+    )
     batch = rows[[0, 1]]
     assert batch.input_ids[0, :6].tolist() == [1, 2, 3, 4, 5, EOS]
     assert batch.frozen[0].tolist() == [True, True] + [False] * 6
