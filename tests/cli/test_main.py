@@ -12,8 +12,11 @@ import tempfile
 
 import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from unmask.cli import choose_threads
+from unmask.cli.common import print_table
 from unmask.models import DiT
 
 UNMASK = (sys.executable, "-m", "unmask")
@@ -189,6 +192,10 @@ for words in json.loads(sys.argv[1]):
         assert message in line, words
 
 
+def test_a_message_is_one_line_whatever_a_name_holds(refused):
+    assert "no checkpoint at 'a b'" in refused("sample", "a\nb")
+
+
 def test_a_pipe_gets_no_progress_bar(mdlm_folder):
     command = [*UNMASK, "sample", str(mdlm_folder), "--length", "6", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -355,3 +362,23 @@ def test_names_are_whole_at_40_columns(printed, monkeypatch, tmp_path):
         for line in printed("eval", "smoke", "--data", tmp_path / "a.txt", "--precision", 1).splitlines()
     ]
     assert [name for name in rows if name][:5] == ["42 tokens", "bits/token", "bits/byte", "bits/char", "perplexity"]
+
+
+@pytest.mark.parametrize("width", [40, 59, 80])
+def test_wide_tables_lose_nothing_on_narrow_terminals(capsys, monkeypatch, width):
+    console = Console(width=width, color_system=None)
+    monkeypatch.setattr("unmask.cli.common.console", console)
+    table = Table(box=None, title="a title")
+    table.add_column("", no_wrap=True)
+    for heading in ("perplexity", "entropy"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in ("a-checkpoint, 16 steps", "another-checkpoint"):
+        table.add_row(name, "12.34 (11.00-13.00)", "4.5 (4.4-4.6)")
+    print_table(table)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for name in ("a-checkpoint, 16 steps", "another-checkpoint"):
+        assert sum(line.strip().startswith(name) for line in out.splitlines()) == 1
+    assert out.count("12.34 (11.00-13.00)") == out.count("4.5 (4.4-4.6)") == 2
+    assert ("  perplexity: 12.34 (11.00-13.00)\n" in out) == (width < 60)
+    assert all(len(line) <= width for line in out.splitlines())

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
 from unmask.io import read_json
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False)
+NARROW = 60
+"""Columns of a terminal below which wide tables are printed as blocks of lines."""
+WIDEST = 1000
+"""Columns that a table may need."""
 
 
 def check_checkpoint(name: str | None) -> str | None:
@@ -384,6 +389,21 @@ def print_report(report: dict[str, Any], print_text: Callable[[], None], out: Pa
         print_text()
     if out is not None:
         atomic_text(out, format_json(report))
+
+
+def print_table(table: Table) -> None:
+    """Print a table; on a narrow terminal that is too small for it, each row as a block of lines."""
+    unlimited = console.options.update(max_width=WIDEST)
+    if console.width >= NARROW or console.measure(table, options=unlimited).maximum <= console.width:
+        console.print(table)
+        return
+    first, *others = table.columns
+    if heading := " ".join(str(one) for one in (table.title, first.header) if one):
+        console.print(heading, style="bold", soft_wrap=True)
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(name, soft_wrap=True)
+        for column, cell in zip(others, cells, strict=True):
+            console.print(f"  {column.header}: {cell}", soft_wrap=True)
 
 
 def format_bound(bound: Bound) -> str:

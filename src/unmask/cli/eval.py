@@ -155,7 +155,7 @@ def _print_texts(total: Bound, texts: Sequence[str]) -> None:
         units = (format_with_errors(bound, unit) for unit in ("bits_per_char", "perplexity"))
         shown = shown if len(shown) <= WIDTH else f"{shown[: WIDTH - 1]}…"
         table.add_row(escape(shown), format_tokens(bound), *units)
-    common.console.print(table)
+    common.print_table(table)
 
 
 def _explain_errors(bound: Bound, precision: float | None) -> list[str]:

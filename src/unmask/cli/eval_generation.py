@@ -169,7 +169,7 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
             table.add_column(column.replace("_", "-"), justify="right")
         for name, row in zip(names, evaluation.rows, strict=True):
             table.add_row(name, *(format_estimate(row.metrics[column]) for column in shown))
-        common.console.print(table)
+        common.print_table(table)
     counts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
     notes = [
         f"Judge {evaluation.judge.name}, {counts} texts per row; (low–high) is a 95% bootstrap interval over texts.",

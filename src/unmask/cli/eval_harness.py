@@ -97,6 +97,6 @@ def _print_results(report: dict[str, Any]) -> None:
         for metric, figure in figures.items():
             error = "" if figure["stderr"] is None else f" ± {figure['stderr']:.4f}"
             table.add_row(task, str(report["items"].get(task, "")), metric, f"{figure['value']:.4f}{error}")
-    common.console.print(table)
+    common.print_table(table)
     for what, count in report["truncated"].items():
         common.console.print(f"{count} {what} did not fit into the model's rows and were cut.", style="dim")

@@ -114,7 +114,7 @@ def _print_table(results: list[TranslationResult]) -> None:
             f"{found['calls'].value:.1f}",
             f"{1000 * found['seconds'].value:.1f}",
         )
-    common.console.print(table)
+    common.print_table(table)
     notes = [
         f"{results[0].pairs} sentences; (low–high) is a 95% bootstrap interval over them. Length: words written over "
         "words of the reference; calls and milliseconds per sentence."

@@ -83,7 +83,7 @@ def _print_tables(names: list[str], results: list[ZeroShotResult]) -> None:
         for label in dict.fromkeys(one.part.label for one in results):
             row = [one for one in results if one.part.label == label]
             table.add_row(label, *(format_with_errors(one.evaluation.headline, unit) for one in row))
-        common.console.print(table)
+        common.print_table(table)
     for one in results:
         if one.trained_on_it:
             common.console.print(f"{one.checkpoint} was trained on {one.part.name}.", style="dim")

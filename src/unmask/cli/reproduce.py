@@ -113,7 +113,7 @@ def print_table(table: Table) -> None:
         shown.add_column(column, justify="right", overflow="fold")
     for line in table.lines():
         shown.add_row(*line)
-    common.console.print(shown)
+    common.print_table(shown)
     for note in table.notes:
         common.console.print(note, style="dim", soft_wrap=True, markup=False)
 
