@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UnmaskError, reading
+from unmask.errors import UnmaskError, first_line
 
 CHECKSUMS = "checksums.json"
 STATE_CHECKSUMS = "state/checksums.json"
@@ -104,6 +104,20 @@ def _write_error(path: Path, reason: object) -> UnmaskError:
     return UnmaskError(
         f"'{path}' could not be written ({reason}); free space or choose another path. The old content is unchanged."
     )
+
+
+@contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """Raise ``WHAT (REASON); REMEDY.`` for every error of a block that reads a file from elsewhere.
+
+    Rust extensions raise a `BaseException` of their own when they panic.
+    """
+    try:
+        yield
+    except (UnmaskError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UnmaskError(f"{what} ({first_line(error)}); {remedy}.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.sources import Document
-from unmask.errors import UnmaskError, reading
+from unmask.errors import UnmaskError
+from unmask.io import reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

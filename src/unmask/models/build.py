@@ -21,8 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from unmask.data.tokenizers import load_published
-from unmask.errors import UnmaskError, did_you_mean, reading
-from unmask.io import CHECKSUMS, is_intact, read_json
+from unmask.errors import UnmaskError, did_you_mean
+from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
 from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.dit import DiT
