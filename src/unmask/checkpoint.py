@@ -101,12 +101,9 @@ def download(name: str, revision: str | None = None) -> Path:
 def is_checkpoint(what: str | Path) -> bool:
     """Whether a folder on disk is a checkpoint or a run with one."""
     path = Path(what)
-    return os.path.isfile(path / CONFIG_FILE) or has_network(path)  # False for a text too long for a name
-
-
-def has_network(path: Path) -> bool:
-    """Whether a folder holds a network of this package, as `save_pretrained` of transformers writes it."""
-    return (_network_type(path) or "").startswith("unmask-")
+    if os.path.isfile(path / CONFIG_FILE):  # False for a text too long for a name
+        return True
+    return (_network_type(path) or "").startswith("unmask-")  # as `save_pretrained` of transformers writes it
 
 
 def _network_type(path: Path) -> str | None:
