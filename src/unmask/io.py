@@ -196,8 +196,8 @@ def build_once(path: Path, is_complete: Callable[[Path], bool], write: Callable[
     """Make sure that there is a complete folder at `path`.
 
     A missing or damaged folder is built by `write` in another folder, which is renamed when it is complete. One process
-    builds while others wait. `write` finds what a build that was killed or failed has left, and may continue from it;
-    an `UnmaskError` leaves nothing.
+    builds while others wait. `write` is given the folder that a killed or failed build left, and may continue from
+    it; after an `UnmaskError` nothing is left.
     """
     from filelock import FileLock
 
