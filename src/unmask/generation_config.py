@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
 from numbers import Real
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from torch import Tensor
 
 from unmask.constraints import Automaton, Constraint, as_constraints
 from unmask.constraints.particles import Score, ScoredTokenSampler, repeat_canvas, run_particles
@@ -26,6 +27,9 @@ from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import Schedule
+
+if TYPE_CHECKING:
+    from unmask.text_processor import TextProcessor
 
 Constraints = Constraint | Sequence[Constraint] | None
 Order = Literal[
@@ -191,6 +195,32 @@ class GenerationConfig(BaseModel):
     def token_sampler(self) -> TokenSampler:
         """How tokens are drawn from logits."""
         return self.rule or TokenSampler(**self.token_options)
+
+    def bind(self, processor: TextProcessor, rows: list[list[int]]) -> SamplingOptions:
+        """The options of a run that writes these rows of token ids: constraints compiled for them, and windows."""
+        mask, eos = processor.mask_token_id, processor.eos_token_id
+        if self.guidance and not all(any(token not in (mask, eos) for token in row) for row in rows):
+            raise UnmaskError(f"guidance={self.guidance} needs a prompt or a suffix; give one.")
+        size, windows = self.window or processor.max_length, None
+        if max(map(len, rows)) > size:
+            windows = Windows(size, self.stride or max(1, size // 2), processor.end_token_id)
+
+        def score(ids: Tensor, attention_mask: Tensor) -> Tensor:
+            """[B] the scores of finished canvases [B, L]."""
+            sizes = attention_mask.sum(dim=1).tolist()
+            texts = [processor.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
+            return torch.tensor([self.score_text(text) for text in texts], dtype=torch.float64)
+
+        return SamplingOptions(
+            self.token_sampler,
+            processor.bind(self.constraint, rows),
+            self.particles,
+            self.guidance,
+            score if self.score is not None and self.particles > 1 else None,
+            windows,
+            processor.end_token_id,
+            processor.config.policy.supervises_padding and self.eos_rule,
+        )
 
     def with_constraints(self, others: Sequence[Constraint]) -> GenerationConfig:
         """The same config with further constraints."""

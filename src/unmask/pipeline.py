@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
 
 from unmask.checkpoint import (
     GENERATION_FILE,
@@ -55,7 +54,6 @@ from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.guidance import MaskPaddedDenoiser
 from unmask.samplers.token_sampling import TokenSampler
-from unmask.samplers.windows import Windows
 from unmask.text_processor import (
     BLANK,
     Frame,
@@ -562,33 +560,11 @@ class MaskedDiffusionLM:
         self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
     ) -> tuple[SamplingOptions, Callable[[Canvas], Iterator[State]]]:
         """The options of the sampling run, and a function that runs the sampler on a canvas of some of the rows."""
-        processor = self.text_processor
-        mask, eos, max_length = processor.mask_token_id, processor.eos_token_id, processor.max_length
-        if config.guidance and not all(any(token not in (mask, eos) for token in row) for row in rows):
-            raise UnmaskError(f"guidance={config.guidance} needs a prompt or a suffix; give one.")
-        size, windows = config.window or max_length, None
-        if max(map(len, rows)) > size:
-            windows = Windows(size, config.stride or max(1, size // 2), processor.end_token_id)
-
-        def score(ids: Tensor, attention_mask: Tensor) -> Tensor:
-            """[B] the scores of finished canvases [B, L]."""
-            sizes = attention_mask.sum(dim=1).tolist()
-            texts = [processor.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
-            return torch.tensor([config.score_text(text) for text in texts], dtype=torch.float64)
-
-        options = SamplingOptions(
-            config.token_sampler,
-            processor.bind(config.constraint, rows),
-            config.particles,
-            config.guidance,
-            score if config.score is not None and config.particles > 1 else None,
-            windows,
-            processor.end_token_id,
-            self.config.policy.supervises_padding and config.eos_rule,
-        )
+        options = config.bind(self.text_processor, rows)
         run = configure_sampler(sampler, options, self.device)
+        size = config.window or self.text_processor.max_length
         steps = getattr(sampler, "steps", None)
-        calls = [min(steps or len(row), row.count(mask)) for row in rows]
+        calls = [min(steps or len(row), row.count(self.text_processor.mask_token_id)) for row in rows]
         tokens = sum(min(len(row), size) * n for row, n in zip(rows, calls, strict=True))
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
         denoiser = self.prepare_denoiser(tokens)
