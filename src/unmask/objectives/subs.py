@@ -92,15 +92,5 @@ def diffusion_loss(denoiser: Denoiser, batch: Batch, corruption: Corruption, fla
     """weight * -log x_theta(x) at masked tokens, the only non-zero term of SUBS; `flat` trains without the weight."""
     loss, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
     nll_BL = corruption.scatter(nll_N)
-    zero = torch.zeros_like(nll_BL)
     assert corruption.weight is not None
-    return LossTerms(
-        diffusion=corruption.weight[:, None] * nll_BL,
-        reconstruction=zero,
-        prior=zero,
-        counted=batch.target_mask,
-        cross_entropy=nll_BL,
-        loss=loss,
-        masked=corruption.predicted,
-        mask_rate=corruption.mask_rate,
-    )
+    return LossTerms.diffusion_only(corruption.weight[:, None] * nll_BL, nll_BL, loss, batch.target_mask, corruption)
