@@ -110,7 +110,9 @@ def test_missing_training_data_are_asked_for(refused, mdlm_folder, tmp_path, mon
 
 def test_each_of_several_texts_has_a_row_and_so_has_the_total(printed, reported, mdlm_folder):
     lines = printed("score", mdlm_folder, "[bold] text", UNLIKE, "--precision", 0.3).splitlines()
-    (first,), (second,), (total,) = ([line for line in lines if word in line] for word in ("[bold]", UNLIKE, " all "))
+    (first,), (second,), (total,) = (
+        [line for line in lines if line.startswith(word)] for word in ("[bold]", UNLIKE, "all ")
+    )
     assert (first.count("±"), second.count("±"), total.count("±")) == (2, 2, 4)
     words = ["a text with spaces is no checkpoint", "nor is this one"]
     assert len(reported("score", *words, "--precision", 5)["headline"]["each"]) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unmask.constraints import Regex, Words
+from unmask.constraints import Words
 from unmask.errors import UnmaskError
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.options import choose_sampler
@@ -84,21 +84,6 @@ def test_samplers_that_do_not_fit_are_refused(options, message):
 def test_options_that_do_not_fit_are_refused(mdlm, options, message):
     with pytest.raises(UnmaskError, match=message):
         mdlm.generate(1, length=8, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"constraint": Regex("[a-z]*")},
-        {"guidance": 1.0, "prompt": "a"},
-        {"particles": 2, "score": len},
-        {"order": "confidence"},
-        {"sampler": "remdm"},
-    ],
-)
-def test_an_autoregressive_model_refuses_options_of_masked_models(ar, options):
-    with pytest.raises(UnmaskError, match="An autoregressive model"):
-        ar.generate(1, length=8, **options)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

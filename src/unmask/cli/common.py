@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
 
@@ -40,6 +41,13 @@ def check_checkpoint(name: str | None) -> str | None:
 
     find_checkpoint(name)
     return name
+
+
+def check_checkpoints(names: list[str] | None) -> list[str]:
+    """Raise `UnmaskError` if one of several checkpoints does not exist."""
+    for name in names or []:
+        check_checkpoint(name)
+    return names or []
 
 
 # ---- options of several verbs ---------------------------------------------------------------------------------------
@@ -349,6 +357,25 @@ def print_result(result: Any, text: str, as_json: bool) -> None:
         print_json(result)
     else:
         print(text)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: Container[int] = (0,), title: str | None = None
+) -> None:
+    """Print a table. The first column is not wrapped; columns that are not `left` are aligned to the right."""
+    table = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "left" if number in left else "right"
+        table.add_column(column, justify=justify, no_wrap=not number, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what a reader of a table must know."""
+    for note in notes:
+        console.print(note, style="dim", soft_wrap=True, markup=False)
 
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from unmask.cli import common
 from unmask.errors import UnmaskError
@@ -36,12 +35,20 @@ Checkpoints = Annotated[
         help="Folders written by 'unmask train' or 'unmask convert', or shipped models. Default without --texts: "
         "stories.",
         metavar="CKPT",
-        callback=lambda names: [common.check_checkpoint(name) for name in names or []],
+        callback=common.check_checkpoints,
     ),
 ]
 TextFiles = Annotated[
     list[Path] | None,
     typer.Option(help="Also score these texts: a .json list of strings, or one text per line; repeatable."),
+]
+Mauve = Annotated[
+    str | None,
+    typer.Option(
+        help="Also compare with the held-out texts by MAUVE, on features of this causal language model, named like "
+        "the judge. Needs the extra 'quality'.",
+        metavar="MODEL",
+    ),
 ]
 
 
@@ -53,14 +60,7 @@ def generation(
     steps: common.StepCounts = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
     texts: TextFiles = None,
-    mauve: Annotated[
-        str | None,
-        typer.Option(
-            help="Also compare with the held-out texts by MAUVE, on features of this causal language model, named like "
-            "the judge. Needs the extra 'quality'.",
-            metavar="MODEL",
-        ),
-    ] = None,
+    mauve: Mauve = None,
     held_out: common.HeldOutOptions,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text. Default: the model's length.")] = None,
     seed: common.Seed = 0,
@@ -162,14 +162,12 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
     names = [row.name if row.steps is None else f"{row.name}, {row.steps} steps" for row in evaluation.rows]
     left_out = () if evaluation.mauve_model is not None else ("mauve",)
     for columns in COLUMNS:
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("", no_wrap=True)
         shown = [column for column in columns if column not in left_out]
-        for column in shown:
-            table.add_column(column.replace("_", "-"), justify="right")
-        for name, row in zip(names, evaluation.rows, strict=True):
-            table.add_row(name, *(format_estimate(row.metrics[column]) for column in shown))
-        common.console.print(table)
+        rows = [
+            (name, *(format_estimate(row.metrics[column]) for column in shown))
+            for name, row in zip(names, evaluation.rows, strict=True)
+        ]
+        common.print_table(["", *(column.replace("_", "-") for column in shown)], rows)
     counts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
     notes = [
         f"Judge {evaluation.judge.name}, {counts} texts per row; (low–high) is a 95% bootstrap interval over texts.",
@@ -181,5 +179,4 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
     for name, row in zip(names, evaluation.rows, strict=True):
         if row.empty:
             notes.append(f"{name}: {row.empty} of {row.texts} texts are empty.")
-    for note in notes:
-        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+    common.print_notes(notes)

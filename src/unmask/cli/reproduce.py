@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as RichTable
 
 from unmask.cli import common
 
@@ -95,8 +94,7 @@ def _run(
             )
             raise typer.Exit(stop.exit_code) from None
         if not as_json:
-            print_table(tables[name])
-            common.console.print(f"Written to {folder / name}", style="dim", soft_wrap=True)
+            print_experiment(tables[name], folder / name)
     if report:
         page = write_report(folder, names)
         common.error_console.print(f"Report: {page}", soft_wrap=True)
@@ -104,18 +102,10 @@ def _run(
         common.print_json({name: table.as_dict() for name, table in tables.items()})
 
 
-def print_table(table: Table) -> None:
-    """Print a table and its notes."""
-    shown = RichTable(box=None, title=table.title, title_justify="left", header_style="bold", pad_edge=False)
-    first, *columns = table.header()
-    shown.add_column(first, no_wrap=True)
-    for column in columns:
-        shown.add_column(column, justify="right", overflow="fold")
-    for line in table.lines():
-        shown.add_row(*line)
-    common.console.print(shown)
-    for note in table.notes:
-        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+def print_experiment(table: Table, folder: Path) -> None:
+    """Print a table, its notes and where its files are."""
+    common.print_table(table.header(), table.lines(), title=table.title)
+    common.print_notes([*table.notes, f"Written to {folder}"])
 
 
 def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
@@ -141,17 +131,14 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
     if as_json:
         common.print_json({"scale": scale, "flops_per_second": speed, "experiments": rows})
         return
-    shown = RichTable(box=None, header_style="bold", pad_edge=False)
-    for column in ("", "what", "data", "runs", "hours"):
-        shown.add_column(column, no_wrap=column == "", justify="right" if column in ("runs", "hours") else "left")
-    for row in rows:
-        shown.add_row(
+    lines = [
+        [
             *(str(row[name]) for name in ("name", "about", "protocol", "runs")),
             "-" if row["hours"] is None else f"{row['hours']:.2g}",
-        )
-    common.console.print(shown)
-    common.console.print(
-        f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now.",
-        style="dim",
-        soft_wrap=True,
+        ]
+        for row in rows
+    ]
+    common.print_table(("", "what", "data", "runs", "hours"), lines, left=(0, 1, 2))
+    common.print_notes(
+        [f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now."]
     )

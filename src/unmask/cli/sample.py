@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,16 +96,12 @@ def sample(
     lm = model.load(checkpoint)
     canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "window": window, "stride": stride}
     canvas["guidance"] = guidance
-    frames: list[Frame] = []
     if watch:
         with common.out_of_memory_advice(1, sampling.particles):
-            for number in range(seed, seed + n):
-                if common.console.is_terminal:
-                    common.console.rule(f"seed {number}", style="dim")
-                shown = terminal.watch(lm.stream(**canvas, **options, seed=number))
-                frames = frames or shown
-        _draw(frames, pictures, seed)
+            shown = [_watch(lm.stream(**canvas, **options, seed=number), number) for number in range(seed, seed + n)]
+        _draw(shown[0], pictures, seed)
         return
+    frames: list[Frame] = []
     texts: list[Generation] = []
     with (
         common.out_of_memory_advice(batch_size, sampling.particles),
@@ -124,6 +121,12 @@ def sample(
             common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
             print(text.text)
     _draw(frames, pictures, seed)
+
+
+def _watch(stream: Iterable[Frame], seed: int) -> list[Frame]:
+    if common.console.is_terminal:
+        common.console.rule(f"seed {seed}", style="dim")
+    return terminal.watch(stream)
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:
