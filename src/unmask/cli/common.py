@@ -56,9 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Seed = Annotated[int, typer.Option(help="Random seed; sequence i uses seed + i.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Maximum number of network calls. Default: one token per call, unless the checkpoint has another."
-    ),
+    typer.Option(min=1, help="Maximum number of network calls. Default: that of the checkpoint, else one per token."),
 ]
 BoundSteps = Annotated[
     list[int] | None,
@@ -71,7 +69,7 @@ StepCounts = Annotated[
         "autoregressive checkpoints always use."
     ),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; the result does not depend on it.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; does not affect the result.")]
 Checkpoint = Annotated[
     str | None,
     typer.Argument(
@@ -84,8 +82,8 @@ Checkpoint = Annotated[
 Texts = Annotated[
     list[str],
     typer.Argument(
-        help="Texts; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder or a "
-        "shipped model ('unmask list shipped'); a single word is a text for 'stories'.",
+        help="Texts; '-' reads one per line from stdin. Of several arguments the first is the checkpoint, a folder or "
+        "a shipped model ('unmask list shipped'). A single argument is a text for 'stories'.",
         metavar="[CKPT] TEXT...",
     ),
 ]
@@ -98,9 +96,9 @@ ORDER_HELP = (
     "confidence allows. Default: uniform."
 )
 EXACT_HELP = (
-    "Sample the model exactly, with temperature 1, no truncation and one token per call, unless other options say "
-    "otherwise. Without it the defaults are those of the checkpoint, if it has a generation_config.json: top-p 0.9 for "
-    "'stories', and for whole texts 128 calls of a sampler that masks unlikely tokens again."
+    "Sample from the model's own distribution: temperature 1, no truncation and one token per call, unless other "
+    "options change that. Otherwise the defaults are those of the checkpoint's generation_config.json, if it has one; "
+    "'stories' has top-p 0.9 and, for whole texts, 128 calls of a remasking sampler."
 )
 SAMPLER_HELP = "Sampler by name ('unmask list sampler') or with options: 'name: remdm, strategy: loop, eta: 0.05'."
 
@@ -167,9 +165,15 @@ class TokenOptions:
     ] = None
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling: total probability, in (0, 1].")] = None
-    min_p: Annotated[float | None, typer.Option(help="Lowest fraction of the highest probability, in [0, 1].")] = None
-    greedy_tail: Annotated[float | None, typer.Option(help="Last fraction of calls that are greedy, in [0, 1].")] = None
-    greedy_above: Annotated[float | None, typer.Option(help="Greedy above this probability, in [0, 1].")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Lowest probability, as a fraction of the highest, in [0, 1].")
+    ] = None
+    greedy_tail: Annotated[
+        float | None, typer.Option(help="Fraction of the calls, at the end, that are greedy, in [0, 1].")
+    ] = None
+    greedy_above: Annotated[
+        float | None, typer.Option(help="Greedy where the highest probability exceeds this, in [0, 1].")
+    ] = None
 
     def token_options(self) -> dict[str, Any]:
         """The options by name."""
@@ -274,9 +278,8 @@ class HeldOutOptions:
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' "
-            "for stdin. "
-            "Default: the validation split of the (first) checkpoint's training data."
+            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' for "
+            "stdin. Default: the validation split of the (first) checkpoint's training data."
         ),
     ] = None
     separator: Annotated[

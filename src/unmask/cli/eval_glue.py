@@ -65,8 +65,8 @@ def glue(
     Matthews correlation for CoLA, F1 and accuracy for QQP and MRPC, Spearman and Pearson correlation for STS-B,
     accuracy for the others; mean and standard deviation over seeds, at the learning rate with the best mean on the
     development set. The rows of a network are averaged over the text; of an autoregressive one the last is used. Every
-    finished fine-tuning is kept in OUT/measurements, and the same command goes on where an interrupted one stopped. OUT
-    also gets table.json, table.md and figure.png.
+    finished fine-tuning is kept in OUT/measurements, and the same command continues after an interruption. OUT also
+    gets table.json, table.md and figure.png.
 
     Examples:
 

@@ -21,8 +21,8 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="tiny shows in minutes on two cores that the command works; small takes minutes to hours on one GPU; "
-            "paper is the published size."
+            help="tiny checks in minutes on two cores that the command works, small takes minutes to hours on one GPU, "
+            "and paper is the published size."
         ),
     ] = "small",
     on: Annotated[
@@ -37,8 +37,8 @@ def reproduce(
 ) -> None:
     """Train what is missing, evaluate it, and print the table beside the published figures.
 
-    Everything is kept in the folder OUT/SCALE. The same command goes on where an interrupted one stopped, and
-    experiments share their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
+    Everything is kept in the folder OUT/SCALE. The same command continues after an interruption, and experiments share
+    their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
     report.html.
 
     Examples:
@@ -89,7 +89,7 @@ def _run(
             tables[name] = run_experiment(get_experiment(name), scale, on, workspace)
         except Interrupted as stop:
             common.error_console.print(
-                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command goes on from there.",
+                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
                 soft_wrap=True,
             )
             raise typer.Exit(stop.exit_code) from None

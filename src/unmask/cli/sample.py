@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Prompt = Annotated[str, typer.Option(help="Text to continue; [MASK] blanks in it are filled.")]
 Suffix = Annotated[str, typer.Option(help="Text to end with; [MASK] blanks in it are filled.")]
 Length = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of the canvas, prompt and suffix included; at most a million.")
+    int | None, typer.Option(min=1, help="Tokens of the text, prompt and suffix included; at most 1,000,000.")
 ]
 Stride = Annotated[
     int | None,
