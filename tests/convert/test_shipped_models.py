@@ -88,7 +88,7 @@ def test_the_default_model_has_defaults_for_good_texts_and_its_card_names_them()
     assert "exact=True" in card
 
 
-def test_generated_stories_resemble_the_data():
-    texts = load(device="cpu").generate(2, seed=0)
-    assert all(len(text) > 200 for text in texts)
-    assert len({*STORY.lower().split()} & {*" ".join(texts).lower().split()}) > 15
+def test_a_generated_story_resembles_the_data():
+    text = load(device="cpu").generate(1, seed=0)[0]
+    assert len(text) > 200
+    assert len({*STORY.lower().split()} & {*text.lower().split()}) > 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,4 +67,4 @@ def convert(
     text = f"Wrote {target}: {report.parameters:,} parameters."
     if not reverse:
         text += f"\nNext: unmask sample {target} --steps 64"
-    print_result(report.as_dict(), text, as_json)
+    print_result(asdict(report), text, as_json)

@@ -102,10 +102,8 @@ def generation(
         GenerationSettings,
         make_plan,
         parse_steps,
-        read_texts,
     )
     from unmask.evaluation.judge import open_judge
-    from unmask.io import unique_names
     from unmask.plots.evaluation import draw_frontier
 
     settings = GenerationSettings(n, seed, tokens.token_sampler(), length, batch_size)
@@ -113,9 +111,7 @@ def generation(
     strategies |= {text.removeprefix("name: "): {"sampler": common.parse_sampler(text)} for text in samplers or []}
     paths = checkpoints or ([] if texts else [DEFAULT_MODEL])
     plan = make_plan(paths, parse_steps(steps or ["none"]), length, strategies)
-    files = texts or []
-    names = unique_names([path.name for path in files], [str(path) for path in files])
-    given = dict(zip(names, map(read_texts, files), strict=True))
+    given = _read_files(texts or [])
     common.check_outputs(out, plot)
     scorer = open_judge(judge, model.device, model.dtype)
     features = scorer if mauve in (judge, None) else open_judge(mauve, model.device, model.dtype)
@@ -134,6 +130,15 @@ def generation(
     common.print_report(evaluation.as_dict(), lambda: _print_tables(evaluation), out, as_json)
     if plot is not None:
         draw_frontier(evaluation.rows, plot)
+
+
+def _read_files(files: list[Path]) -> dict[str, Any]:
+    """The texts of each file under a name of its own."""
+    from unmask.evaluation.generation import read_texts
+    from unmask.io import unique_names
+
+    names = unique_names([path.name for path in files], [str(path) for path in files])
+    return dict(zip(names, map(read_texts, files), strict=True))
 
 
 def _add_held_out(

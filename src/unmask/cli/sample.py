@@ -101,26 +101,26 @@ def sample(
             shown = [_watch(lm.stream(**canvas, **options, seed=number), number) for number in range(seed, seed + n)]
         _draw(shown[0], pictures, seed)
         return
-    frames: list[Frame] = []
-    texts: list[Generation] = []
     with (
         common.out_of_memory_advice(batch_size, sampling.particles),
         common.progress("sampling", n, quiet=as_json) as advance,
     ):
-        if pictures:  # of the first text, which is then not sampled again
-            frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance))
-            texts = [frames[-1].finished(seed)]
-        if rest := n - len(texts):
-            texts += lm.sample(
-                rest, seed=seed + len(texts), batch_size=batch_size, progress=advance, **canvas, **options
-            )
+        # the first text, if it is drawn, is not sampled again
+        frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance)) if pictures else []
+        texts = [frames[-1].finished(seed)] if frames else []
+        if n > (done := len(texts)):
+            texts += lm.sample(n - done, seed=seed + done, batch_size=batch_size, progress=advance, **canvas, **options)
     if as_json:
         common.print_json(common.generation_report(lm, options, texts, whole_texts=True, guidance=guidance))
     else:
-        for text in texts:
-            common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
-            print(text.text)
+        _print(texts)
     _draw(frames, pictures, seed)
+
+
+def _print(texts: list[Generation]) -> None:
+    for text in texts:
+        common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
+        print(text.text)
 
 
 def _watch(stream: Iterable[Frame], seed: int) -> list[Frame]:
