@@ -97,12 +97,7 @@ def generation(
     if mauve is not None and find_spec("mauve") is None:
         raise UnmaskError("--mauve needs the package mauve-text; run: pip install 'unmask[quality]'.")
     from unmask.checkpoint import DEFAULT_MODEL
-    from unmask.evaluation.generation import (
-        GenerationEvaluation,
-        GenerationSettings,
-        make_plan,
-        parse_steps,
-    )
+    from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, make_plan, parse_steps
     from unmask.evaluation.judge import open_judge
     from unmask.plots.evaluation import draw_frontier
 
