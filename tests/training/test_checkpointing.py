@@ -130,7 +130,7 @@ def test_a_trainer_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_second_run_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    out = tmp_path / "runs" / "run"
     holder = rf"process {os.getpid()} on {re.escape(socket.gethostname())} has been training into it since 20\d\d-"
     with run_lock(out):
         with pytest.raises(UnmaskError, match=f"'{out}' is in use: {holder}.*; wait until it ends, or choose another"):
@@ -138,7 +138,7 @@ def test_a_second_run_is_told_who_holds_the_folder(tmp_path: Path) -> None:
         (out / ".lock.json").write_text("[]")
         with pytest.raises(UnmaskError, match="is in use: another process is training into it; wait"):
             run_lock(out).__enter__()
-    assert not out.exists()
+    assert not out.parent.exists()
 
 
 def test_lock_files_of_a_killed_run_hold_nothing(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def run_lock(out: Path) -> Iterator[None]:
     The system releases the lock when the process ends in any way. A run that writes nothing leaves nothing behind. On
     a file system without locks there is none.
     """
-    is_new = not out.exists()
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
     if out.is_file():
         raise UnmaskError(f"'{out}' is a file, not a folder; choose another folder.")
     out.mkdir(parents=True, exist_ok=True)
@@ -302,9 +302,9 @@ def run_lock(out: Path) -> Iterator[None]:
         holder.unlink(missing_ok=True)
         (out / LOCK).unlink(missing_ok=True)
         lock.release()
-        if is_new:
-            with suppress(OSError):
-                out.rmdir()
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
 
 
 def clear_abandoned(out: Path) -> None:
