@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.data.protocols import DATA_VARIABLE, find_file
-from unmask.data.sources.files import InputFile
+from unmask.data.protocols import DATA_VARIABLE
+from unmask.data.sources.files import InputFile, find_file
 from unmask.errors import UnmaskError, did_you_mean
 
 ENTAILMENT = ("not_entailment", "entailment")

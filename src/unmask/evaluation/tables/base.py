@@ -414,7 +414,7 @@ def versions() -> dict[str, str]:
 
 # ---- how long an experiment takes -----------------------------------------------------------------------------------
 
-VOCABULARIES = {"char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
+VOCABULARIES = {"dna": 6, "char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
 """Tokens of the protocols' tokenizers, the mask included."""
 SPEED_SECONDS = 2.0
 
