@@ -311,6 +311,14 @@ def _genome(
     return Protocol(name, about, places, {"name": "dna"}, 1024, PACKED, read_whole, stand_in=stand_in)
 
 
+def _chains(first: int, last: int) -> Part:
+    """Some of the documents of a Markov chain of bases."""
+    return Part(
+        source={"name": "markov", "alphabet": "ACGT", "count": last, "length": 512},
+        keep=lambda name: int(name.removeprefix("chain-")) >= first,
+    )
+
+
 def _is_of(part: PartName, document: str) -> bool:
     return document.startswith(f"{part}#")
 
@@ -490,6 +498,15 @@ PROTOCOLS: dict[str, Protocol] = {
                 "validation": {"regions": ["BK006948"]},
                 "test": {"regions": ["BK006949"]},
             },
+        ),
+        Protocol(
+            "toy-dna",
+            "bases of a Markov chain, on every machine",
+            {"train": _chains(0, 200), "validation": _chains(200, 220), "test": _chains(220, 240)},
+            {"name": "dna"},
+            1024,
+            PACKED,
+            iter,
         ),
         Protocol(
             "multi30k",

@@ -39,11 +39,16 @@ SoftMasked = Literal["upper", "keep", "N"]
 @cache
 def letter_table(soft_masked: SoftMasked = "upper") -> bytes:
     """[256] the letter of every byte of a sequence: A, C, G, T, N or, with "keep", one of acgtn; else `INVALID`."""
-    letters = {}
+    letters: dict[int, str] = {}
     for letter, codes in _CODES.items():
         small = {"upper": letter, "keep": letter.lower(), "N": "N"}[soft_masked]
         letters |= {ord(code): letter for code in codes} | {ord(code): small for code in codes.lower()}
     return bytes(ord(letters.get(byte, "?")) for byte in range(256))
+
+
+def reverse_complement_text(text: str) -> str:
+    """Return the reverse complement of a text of A, C, G, T and N; other characters stay as they are."""
+    return text.translate(_BOTH_CASES)[::-1]
 
 
 def reverse_complement(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -125,4 +130,4 @@ def _reverse_complement_of(copy: IO[bytes]) -> Iterator[str]:
     for end in range(copy.tell(), 0, -CHUNK_BYTES):
         start = max(end - CHUNK_BYTES, 0)
         copy.seek(start)
-        yield copy.read(end - start).decode("ascii").translate(_BOTH_CASES)[::-1]
+        yield reverse_complement_text(copy.read(end - start).decode("ascii"))

@@ -81,7 +81,7 @@ class Genome:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Bases of every record; an empty record has none."""
-        return {name: len(self._records[name]) for name in self._records.keys()}
+        return {name: entry.rlen for name, entry in self._records.faidx.index.items()}
 
     def find(self, name: str) -> str | None:
         """The name of a record in the file, with or without "chr" before it."""

@@ -68,6 +68,8 @@ TABLE3_PUBLISHED = {
 
 def units(protocol: Protocol) -> dict[str, str]:
     """The columns of a likelihood table and their units: bits per character where characters are the tokens."""
+    if protocol.tokenizer["name"] == "dna":
+        return {"perplexity": "perplexity", "bits per base": "bits_per_char"}
     if protocol.tokenizer["name"] == "char":
         return {"bits per character": "bits_per_char"}
     return {"perplexity": "perplexity", "bits per byte": "bits_per_byte"}
@@ -82,6 +84,34 @@ def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: P
             recipe = merge(recipe, {"training": {"steps": recipe["training"]["steps"] // 2}})
         runs += [make_run(label, protocol, recipe, seed=seed) for seed in range(scale.seeds)]
     return runs
+
+
+def trunk_runs(scale: Scale, protocol: Protocol) -> list[Run]:
+    """MDLM with the DiT and with a bidirectional Mamba of the same width and twice the blocks, of half the size."""
+    rest = {name: part for name, part in scale.recipe.items() if name != "model"}
+    dit = scale.recipe["model"]
+    bimamba = {"name": "bimamba", **{name: dit[name] for name in ("size", "hidden_size", "dropout") if name in dit}}
+    bimamba |= {"layers": 2 * dit["layers"]} if "layers" in dit else {}
+    rows = {"MDLM": {"model": dit}, "MDLM, bimamba": {"model": bimamba}}
+    return seeded_runs(
+        {label: merge(BASELINES["MDLM"], row) for label, row in rows.items()}, replace(scale, recipe=rest), protocol
+    )
+
+
+def measure_trunks(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """The bound and the parameters of every trunk."""
+    table = bounds_table(workspace, scale, protocol, runs, f"MDLM with two trunks on {protocol.name}")
+    return with_parameters(table, workspace, runs)
+
+
+def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> Table:
+    """A table of runs with a column for the parameters of their networks."""
+    column = "parameters, millions"
+    sizes = {label: Cell(workspace.count_parameters(seeds[0]) / 1e6) for label, seeds in by_label(runs).items()}
+    rows = {
+        label: {**cells, **({column: sizes[label]} if label in sizes else {})} for label, cells in table.rows.items()
+    }
+    return replace(table, columns=[*table.columns, column], rows=rows)
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -317,6 +347,17 @@ EXPERIMENTS = (
         },
         engineering_runs,
         measure_engineering,
+    ),
+    Experiment(
+        "trunks",
+        "MDLM with the DiT and with a bidirectional Mamba of as many parameters",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6),
+            "small": Scale("text8-74m", SMALL, seeds=2),
+            "paper": Scale("lm1b", PAPER),
+        },
+        trunk_runs,
+        measure_trunks,
     ),
     _options(
         "time-conditioning",
