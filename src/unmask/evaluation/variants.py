@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from unmask.data.sources.fasta import LETTERS, reverse_complement_text
 from unmask.data.sources.files import InputFile
 from unmask.data.sources.genome import Genome
@@ -132,7 +134,7 @@ def score_variant(
         rows = [lm.text_processor.scored_rows([one], "") for one in strands]
         denoiser = lm.prepare_denoiser(rows[0].length * plan.offsets * plan.passes * len(rows))
         found = [draw_nats(denoiser, objective, lm.config.schedule, one, plan).nats[:, 0] for one in rows]
-        nats.append(sum(found) / len(found))
+        nats.append(np.mean(found, axis=0))
     ref_R, alt_R = nats
     difference_R = ref_R - alt_R
     count = len(difference_R)
@@ -160,7 +162,7 @@ def score_both_strands(lm: MaskedDiffusionLM, texts: list[str], **options: Any) 
 def average_bounds(one: Bound, other: Bound) -> Bound:
     """The mean of two independent bounds of the same texts. Their data errors are those of the same documents."""
 
-    def mean(name: str) -> float | None:
+    def mean(name: str) -> Any:
         a, b = getattr(one, name), getattr(other, name)
         return None if a is None or b is None else (a + b) / 2
 
@@ -170,5 +172,7 @@ def average_bounds(one: Bound, other: Bound) -> Bound:
         mc_stderr=math.hypot(one.mc_stderr, other.mc_stderr) / 2,
         draws=one.draws + other.draws,
         each=tuple(map(average_bounds, one.each, other.each)),
-        **{name: mean(name) for name in ("data_stderr", "byte_data_stderr", "character_data_stderr")},
+        data_stderr=mean("data_stderr"),
+        byte_data_stderr=mean("byte_data_stderr"),
+        character_data_stderr=mean("character_data_stderr"),
     )

@@ -32,6 +32,12 @@ BASELINES: dict[str, dict[str, Any]] = {
     "MDLM": {"objective": "subs"},
 }
 """The rows of Tables 1 and 2: what each model changes in the shared recipe. A new baseline is one more entry."""
+BIMAMBA_SIZES: dict[str, dict[str, int]] = {
+    "nano": {"hidden_size": 64, "layers": 4},
+    "tiny": {"hidden_size": 352, "layers": 16},
+    "small": {"hidden_size": 704, "layers": 24},
+}
+"""A bidirectional Mamba with about the parameters of the DiT of each scale, by the size that its recipe names."""
 STEPS = 1000
 ABLATIONS: dict[str, dict[str, Any]] = {
     "MDLM": {"objective": "subs"},
@@ -87,11 +93,10 @@ def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: P
 
 
 def trunk_runs(scale: Scale, protocol: Protocol) -> list[Run]:
-    """MDLM with the DiT and with a bidirectional Mamba of the same width and twice the blocks, of half the size."""
+    """MDLM with the DiT and with a bidirectional Mamba of twice the blocks and as many parameters."""
     rest = {name: part for name, part in scale.recipe.items() if name != "model"}
     dit = scale.recipe["model"]
-    bimamba = {"name": "bimamba", **{name: dit[name] for name in ("size", "hidden_size", "dropout") if name in dit}}
-    bimamba |= {"layers": 2 * dit["layers"]} if "layers" in dit else {}
+    bimamba = {"name": "bimamba", "dropout": dit["dropout"], **BIMAMBA_SIZES[dit["size"]]}
     rows = {"MDLM": {"model": dit}, "MDLM, bimamba": {"model": bimamba}}
     return seeded_runs(
         {label: merge(BASELINES["MDLM"], row) for label, row in rows.items()}, replace(scale, recipe=rest), protocol
