@@ -67,6 +67,7 @@ AXES: dict[str, dict[str, str | type]] = {
     "source": {
         "text": "unmask.data.sources.text:TextSource",
         "fasta": "unmask.data.sources.fasta:FastaSource",
+        "genome": "unmask.data.sources.genome:GenomeSource",
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
         "parallel": "unmask.data.sources.parallel:ParallelSource",
         "toy_translation": "unmask.data.sources.parallel:ToyTranslationSource",

@@ -206,6 +206,10 @@ class GenerationOptions(TokenOptions):
         list[str] | None, typer.Option(help="Whole word that the text does not contain; repeatable.", metavar="WORD")
     ] = None
     characters: Annotated[str | None, typer.Option(help="Length in characters: 50, or 40-60.", metavar="N-M")] = None
+    count: Annotated[
+        list[str] | None,
+        typer.Option(help="Number of some characters, such as GC=80-120; repeatable.", metavar="CHARACTERS=N-M"),
+    ] = None
     particles: Annotated[
         int, typer.Option(min=1, help="Particles per text; more are closer to the constrained distribution.")
     ] = 1
@@ -230,7 +234,7 @@ class GenerationOptions(TokenOptions):
 
     def arguments(self, steps: int | None) -> dict[str, Any]:
         """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""
-        from unmask.constraints import Characters, NoWords, Regex, Words
+        from unmask.constraints import Characters, Count, NoWords, Regex, Words
 
         constraints: list[Constraint] = [] if self.schema is None else [self.schema]
         if self.match is not None:
@@ -244,6 +248,11 @@ class GenerationOptions(TokenOptions):
             if found is None:
                 raise UnmaskError(f"--characters must be a length such as 50 or 40-60, got '{self.characters}'.")
             constraints.append(Characters(int(found[1]), int(found[2] or found[1])))
+        for text in self.count or ():
+            found = re.fullmatch(r"(.+)=(\d+)(?:-(\d+))?", text)
+            if found is None:
+                raise UnmaskError(f"--count must be characters and a number, such as GC=80-120, got '{text}'.")
+            constraints.append(Count(found[1], int(found[2]), int(found[3] or found[2])))
         self.token_sampler()  # validates the options
         return {
             **self.token_options(),

@@ -344,6 +344,16 @@ def length_dfa(low: int, high: int | None) -> CharacterDFA:
     return CharacterDFA({}, transitions, np.arange(last + 1) >= low)
 
 
+def count_dfa(characters: str, low: int, high: int | None) -> CharacterDFA:
+    """Accepts texts with `low` to `high` (None: no upper limit) of some characters: state i has read i of them."""
+    last = low if high is None else high
+    check_size(last + 1, 2)
+    stay = np.arange(last + 1)
+    more = stay + 1
+    more[last] = last if high is None else -1
+    return CharacterDFA(dict.fromkeys(characters, 1), np.stack([stay, more], axis=1), stay >= low)
+
+
 def to_byte_dfa(dfa: CharacterDFA) -> ByteDFA:
     """The DFA over UTF-8 bytes of a DFA over characters; invalid UTF-8 is not accepted.
 

@@ -17,6 +17,7 @@ from unmask.constraints.automaton import (
     CharacterDFA,
     Ints,
     check_size,
+    count_dfa,
     intersect,
     length_dfa,
     minimise,
@@ -116,6 +117,25 @@ class Characters(Constraint):
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift_to_tokens(length_dfa(self.low, self.high), vocabulary)
+
+
+@dataclass(frozen=True)
+class Count(Constraint):
+    """The text has `low` to `high` (`None`: no upper limit) of these characters, such as 80 to 120 of G and C."""
+
+    characters: str
+    low: int
+    high: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.characters, str) or not self.characters:
+            raise UnmaskError(f"Count needs at least one character, got {self.characters!r}.")
+        bounds = [self.low] if self.high is None else [self.low, self.high]
+        if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
+            raise UnmaskError(f"Count needs integers 0 <= low <= high, got low={self.low} and high={self.high}.")
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return lift_to_tokens(count_dfa(self.characters, self.low, self.high), vocabulary)
 
 
 @dataclass(frozen=True, init=False)
