@@ -42,6 +42,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "analytic": "unmask.samplers.analytic:AnalyticSampler",
         "ar": "unmask.samplers.autoregressive:AutoregressiveSampler",
         "ordered": "unmask.samplers.ordered:OrderedSampler",
+        "block": "unmask.samplers.block:BlockSampler",
         "threshold": "unmask.samplers.ordered:ThresholdSampler",
         "entropy_bounded": "unmask.samplers.ordered:EntropyBoundedSampler",
         "remdm": "unmask.samplers.remasking:ReMDMSampler",
