@@ -12,7 +12,7 @@ from unmask.io import HUB_TIMEOUT
 if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM
 
-FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.yaml"]
+FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.yaml", "*.jinja"]
 """Weights, configs, tokenizer files and descriptions; nothing that holds code."""
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 

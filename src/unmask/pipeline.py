@@ -77,11 +77,12 @@ def load(
 
     Without a path this is the shipped model `stories`. A name of the Hugging Face hub is "org/name"; `revision` is one
     of its branches, tags or commits. `device` defaults to the GPU if there is one. `dtype` is the precision of the
-    blocks; the default is bf16 on GPUs that support it, and float32 elsewhere.
+    blocks; the default is bf16 on GPUs that support it, and float32 elsewhere. Converted diffusion language models
+    (LLaDA, Dream) keep the precision of their files unless it is "float32".
     """
     selected = select_device(device)
     precision = select_dtype(dtype, selected)
-    checkpoint = load_checkpoint(path, revision)
+    checkpoint = load_checkpoint(path, revision, as_stored=dtype != "float32")
     network = checkpoint.model.to(selected)
     if precision == torch.bfloat16:
         cast_trunk_to_bf16(network)
@@ -301,6 +302,34 @@ class MaskedDiffusionLM:
         states = run(processor.canvas(rows, config.seed, self.device))
         reader = PieceReader(processor.tokenizer, processor.mask_token_id)
         return Stream(processor.frame(state, reader, length) for state in states)
+
+    # -- chat
+
+    def chat(self, messages: Any, *, max_new_tokens: int = 128, **options: Any) -> str:
+        """The answer to a message, or to a conversation: a list of {"role": ..., "content": ...}, as in transformers.
+
+        The checkpoint needs a chat template. The answer is written into `max_new_tokens` masks and ends at its first
+        special token. `options` are those of `generate`: `steps`, `seed`, `sampler`, `temperature` and so on.
+        """
+        return self.chat_details(messages, max_new_tokens=max_new_tokens, **options).text
+
+    def chat_details(
+        self, messages: Any, *, max_new_tokens: int = 128, progress: Progress | None = None, **options: Any
+    ) -> Generation:
+        """Like `chat`, with the ids of the conversation and the answer, and the order and confidence of every token."""
+        config, sampler = self.resolve(options, self.chat_details)
+        check_count("max_new_tokens", max_new_tokens)
+        prompt = self.text_processor.chat_prompt(messages)
+        length = len(prompt) + max_new_tokens
+        if length > self.text_processor.max_length:
+            raise UnmaskError(
+                f"The conversation has {len(prompt)} tokens and this model reads {self.text_processor.max_length}; "
+                f"shorten it, or lower max_new_tokens, {max_new_tokens}."
+            )
+        config.check_sampler(sampler, length, self.text_processor.max_length)
+        row = self.text_processor.prompt_row(prompt, [], length)
+        written = self._generate([row], sampler, config, progress=progress)[0]
+        return replace(written, text=self.text_processor.answer(written.ids[len(prompt) :]))
 
     # -- fill
 
