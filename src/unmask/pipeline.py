@@ -559,8 +559,11 @@ class MaskedDiffusionLM:
 
         Such a network takes the end of a row for the end of the text.
         """
-        padded = self.config.policy.supervises_padding and not self.causal
-        return MaskPaddedDenoiser(denoiser, self.row_length) if padded else denoiser
+        return MaskPaddedDenoiser(denoiser, self.row_length) if self._learnt_padding else denoiser
+
+    @property
+    def _learnt_padding(self) -> bool:
+        return self.config.policy.supervises_padding and not self.causal
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
@@ -607,16 +610,14 @@ class MaskedDiffusionLM:
             windows,
             processor.end_token_id,
             self.config.policy.supervises_padding and config.eos_rule,
+            self.row_length if self._learnt_padding and min(size, *map(len, rows)) < self.row_length else None,
         )
         run = configure_sampler(sampler, options, self.device)
         steps = getattr(sampler, "steps", None)
         calls = [min(steps or len(row), row.count(mask)) for row in rows]
         tokens = sum(min(len(row), size) * n for row, n in zip(rows, calls, strict=True))
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
-        denoiser = self.prepare_denoiser(tokens)
-        if min(size, *map(len, rows)) < self.row_length:
-            denoiser = self._continue_with_masks(denoiser)
-        return options, partial(run, denoiser)
+        return options, partial(run, self.prepare_denoiser(tokens))
 
     def _generate(
         self,

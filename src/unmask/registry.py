@@ -53,6 +53,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
         "encoder": "unmask.models.encoder:EncoderSpec",
+        "encoder-decoder": "unmask.models.encoder_decoder:EncoderDecoderSpec",
         "mamba": "unmask.models.ssm:MambaSpec",
         "bimamba": "unmask.models.ssm:BiMambaSpec",
         "caduceus-ps": "unmask.models.caduceus:CaduceusPSSpec",

@@ -252,7 +252,7 @@ class TextProcessor:
         )
         if not valid or not turns:
             raise UnmaskError(
-                f"messages must be a text or a list of {{'role': ..., 'content': ...}} with texts, got {messages!r:.80}."
+                f"messages must be a text or a list of {{'role': ..., 'content': ...}}, got {messages!r:.80}."
             )
         with reading("The chat template of this checkpoint cannot be used", "correct chat_template.jinja"):
             ids = self.tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, return_dict=False)

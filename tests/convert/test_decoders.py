@@ -57,7 +57,13 @@ def published_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     if kind == "llada":
         shapes = {"wte": (V, D), "ln_f": (D,), "ff_out": (V, D)}
         block = dict.fromkeys(("q_proj", "k_proj", "v_proj", "attn_out"), (D, D))
-        block |= {"attn_norm": (D,), "ff_norm": (D,), "ff_proj": (INNER, D), "up_proj": (INNER, D), "ff_out": (D, INNER)}
+        block |= {
+            "attn_norm": (D,),
+            "ff_norm": (D,),
+            "ff_proj": (INNER, D),
+            "up_proj": (INNER, D),
+            "ff_out": (D, INNER),
+        }
         shapes |= {f"blocks.{i}.{name}": shape for i in range(LAYERS) for name, shape in block.items()}
         return {f"model.transformer.{name}.weight": shape for name, shape in shapes.items()}
     shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
@@ -74,7 +80,9 @@ def published_shapes(kind: str) -> dict[str, tuple[int, ...]]:
 def published_weights(kind: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     weights = {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in published_shapes(kind).items()}
-    return {name: (1 + one if one.dim() == 1 and "bias" not in name else one).to(dtype) for name, one in weights.items()}
+    return {
+        name: (1 + one if one.dim() == 1 and "bias" not in name else one).to(dtype) for name, one in weights.items()
+    }
 
 
 def byte_level(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
@@ -322,7 +330,12 @@ def test_converted_networks_can_be_fine_tuned(tmp_path):
 
     convert(make_published(tmp_path / "published", "dream", torch.bfloat16), tmp_path / "ours", length=16)
     (tmp_path / "my.txt").write_text("a few plain words on every line\n" * 20)
-    overrides = ["data.source.separator=line", "training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
+    overrides = [
+        "data.source.separator=line",
+        "training.steps=2",
+        "training.batch_size=2",
+        "training.validation_rows=2",
+    ]
     run = train(resolve_recipe(str(tmp_path / "my.txt"), str(tmp_path / "ours"), overrides), tmp_path / "run")
     assert unmask.load(run.path, device="cpu").denoiser.config.shifted
 

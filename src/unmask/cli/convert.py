@@ -12,7 +12,11 @@ from unmask.cli.common import Json, print_result
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder (also of LLaDA or Dream), or a state dict file.", metavar="SRC")
+        Path,
+        typer.Argument(
+            help="A Lightning .ckpt, a Hugging Face folder (also of LLaDA or Dream), or a state dict file.",
+            metavar="SRC",
+        ),
     ],
     target: Annotated[Path, typer.Argument(help="The checkpoint folder to write.", metavar="DST")],
     tokenizer: Annotated[

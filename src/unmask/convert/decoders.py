@@ -71,6 +71,7 @@ LLADA_KEYS = {
     "model.transformer.ln_f.weight": "model.norm.weight",
     "model.transformer.ff_out.weight": "lm_head.weight",
 }
+QWEN2_KEYS = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 QWEN2_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters", "tie_word_embeddings",
@@ -150,7 +151,7 @@ def read_weights(folder: Path, config: DecoderConfig) -> dict[str, Tensor]:
     where, files = f"'{folder}'", weight_files(folder)
     shapes = {our_name(name): tuple(shape) for file in files for name, shape in read_shapes(file).items()}
     if config.num_hidden_layers > len(shapes):
-        raise UnmaskError(f"{where} has {len(shapes)} tensors for {config.num_hidden_layers} layers; restore its files.")
+        raise UnmaskError(f"{where} has {len(shapes)} tensors for {config.num_hidden_layers} layers; restore them.")
     with torch.device("meta"):
         expected = {name: tuple(weight.shape) for name, weight in Decoder(config).named_parameters()}
     check_keys(shapes, expected, where)
@@ -171,9 +172,8 @@ def our_name(name: str) -> str:
     if match := re.fullmatch(r"model\.transformer\.blocks\.(\d+)\.(\w+)\.weight", name):
         layer = LLADA_LAYERS.get(match[2])
         return name if layer is None else f"decoder.model.layers.{match[1]}.{layer}.weight"
-    if name in LLADA_KEYS:
-        return f"decoder.{LLADA_KEYS[name]}"
-    return f"decoder.{name}" if name.startswith(("model.layers.", "model.embed_tokens", "model.norm", "lm_head")) else name
+    known = LLADA_KEYS.get(name, name)
+    return f"decoder.{known}" if known.startswith(QWEN2_KEYS) else name
 
 
 def build_network(config: DecoderConfig, weights: Mapping[str, Tensor]) -> Decoder:

@@ -160,8 +160,8 @@ def convert(
     if Path(src).is_dir() and (kind := kind_of(Path(src))) is not None:
         if heads is not None or time_conditioning or objective != "subs" or weights != "ema":
             raise UnmaskError(
-                f"'{src}' is a {kind} network, for which --heads, --weights, --objective and --time-conditioning do not "
-                "apply; leave them out."
+                f"'{src}' is a {kind} network, for which --heads, --weights, --objective and --time-conditioning have "
+                "no meaning; leave them out."
             )
         return _convert_decoder(Path(src), Path(dst), tokenizer, length, None if policy is None else length_policy)
     published = read_published(Path(src), weights, heads)

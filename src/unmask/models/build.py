@@ -350,8 +350,9 @@ def load_network(path: Path, causal: bool, config: Any = None, as_stored: bool =
     files = weight_files(path)
     with reading(f"The weights in '{path}' do not fit its config.json", "restore the file that is wrong"):
         shapes = {name: shape for file in files for name, shape in read_shapes(file).items()}
-        if config.num_hidden_layers > len(shapes):
-            raise ValueError(f"{config.num_hidden_layers} layers for {len(shapes)} tensors")
+        layers = config.num_hidden_layers + getattr(config, "num_encoder_layers", 0)
+        if layers > len(shapes):
+            raise ValueError(f"{layers} layers for {len(shapes)} tensors")
         with torch.device("meta"):
             built = network(plain)
             wanted = {name: list(tensor.shape) for name, tensor in built.state_dict().items()}

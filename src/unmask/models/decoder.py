@@ -171,7 +171,7 @@ class Decoder(PreTrainedModel):
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
-        layer = self.decoder.get_output_embeddings()
+        layer: Any = self.decoder.get_output_embeddings()
         logits = layer(rows.to(layer.weight.dtype))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if mask_logit:

@@ -22,7 +22,7 @@ class BlockSampler(OrderedSampler):
     from left to right.
     """
 
-    name: Literal["block"] = "block"
+    name: Literal["block"] = "block"  # type: ignore[assignment]
     order: Literal["confidence", "margin", "entropy"] = "confidence"
     size: int = Field(default=32, ge=1)
 

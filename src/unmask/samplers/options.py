@@ -15,7 +15,7 @@ from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build, get
 from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Sampler, State, run_sampler
 from unmask.samplers.ending import EosTokenSampler
-from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
+from unmask.samplers.guidance import GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser, SourceDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import Schedule
@@ -35,7 +35,8 @@ class SamplingOptions:
     """How a sampler runs. `particles` are weighted by the `automaton` or by the `score`; `guidance` is a weight.
 
     `eos` is the token that ends a text, if any; with `eos_padding` it also fills the row after the text. The automaton
-    does not read an EOS that is given.
+    does not read an EOS that is given. Shorter rows are shown to the network with masks behind them, up to
+    `row_length`, if it learnt what follows a text.
     """
 
     token_sampler: TokenSampler = field(default_factory=TokenSampler)
@@ -46,6 +47,7 @@ class SamplingOptions:
     windows: Windows | None = None
     eos: int | None = None
     eos_padding: bool = False
+    row_length: int | None = None
 
     def batch_size(self, length: int) -> int:
         """The default number of sequences to sample at a time."""
@@ -86,6 +88,12 @@ def configure_sampler(
 
 
 def _wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
+    encode_source = None if options.guidance else getattr(denoiser, "encode_source", None)
+    if encode_source is not None:
+        source = encode_source(canvas.ids, canvas.attention_mask if canvas.has_pads else None)
+        denoiser = denoiser if source is None else SourceDenoiser(denoiser, source)
+    if options.row_length is not None:
+        denoiser = MaskPaddedDenoiser(denoiser, options.row_length)
     if options.guidance and canvas.condition is not None and bool(canvas.condition.any()):
         denoiser = GuidedDenoiser(denoiser, canvas.condition, options.guidance)
     if options.eos is not None and canvas.no_eos is not None and bool(canvas.no_eos.any()):

@@ -363,6 +363,15 @@ class Workspace:
         return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
 
 
+def count_parameters(workspace: Workspace, run: Run) -> Cell:
+    """Millions of parameters of a run's network."""
+
+    def compute(_: Any) -> dict[str, Any]:
+        return {"millions": sum(one.numel() for one in workspace.load(run).denoiser.parameters()) / 1e6}
+
+    return Cell(workspace.measure("parameters", compute, run=run.folder)["millions"])
+
+
 def run_experiment(experiment: Experiment, scale_name: ScaleName, on: str | None, workspace: Workspace) -> Table:
     """Train what is missing, measure, and write the table as JSON, Markdown and a picture."""
     scale = experiment.scale(scale_name)

@@ -24,6 +24,7 @@ from unmask.evaluation.tables.base import (
     Table,
     Workspace,
     bound_cell,
+    count_parameters,
     make_run,
     merge,
 )
@@ -114,9 +115,7 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
         cells = judged_cells(workspace, run, judge, scale.samples)
         for column in GENERATED:
             generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
-        parameters[run.label] = Cell(
-            workspace.measure("parameters", _count(workspace, run), run=run.folder)["millions"]
-        )
+        parameters[run.label] = count_parameters(workspace, run)
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
     data = cells_of(workspace.measure("texts-rows", _judge_data(workspace, scale, protocol, runs),
                                       judge=judge.folder, protocol=protocol.name, samples=scale.samples))  # fmt: skip
@@ -154,10 +153,6 @@ def fine_tune_run(
 
     lm = load(workspace.train(run), device=workspace.device, dtype="float32")
     return [replace(one, checkpoint=run.label) for one in evaluate_glue(lm, run.folder, tasks, settings, workspace)]
-
-
-def _count(workspace: Workspace, run: Run) -> Callable[[Any], dict[str, Any]]:
-    return lambda _: {"millions": sum(one.numel() for one in workspace.load(run).denoiser.parameters()) / 1e6}
 
 
 def _judge_data(
