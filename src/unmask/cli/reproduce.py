@@ -19,6 +19,10 @@ ALL, LIST = "all", "list"
 
 def reproduce(
     what: Annotated[str, typer.Argument(help="An experiment ('unmask reproduce list' shows them), or 'all'.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings of all runs, such as training.steps=1500.", metavar="[KEY=VALUE]..."),
+    ] = None,
     scale: Annotated[
         str,
         typer.Option(
@@ -32,6 +36,7 @@ def reproduce(
             help="Another protocol for the data ('unmask list protocol'), or a text file.", metavar="PROTOCOL"
         ),
     ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Training seeds of each run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs, measurements, tables and figures.")] = Path("reproduced"),
     device: common.Device = None,
     as_json: common.Json = False,
@@ -49,6 +54,8 @@ def reproduce(
         unmask reproduce table1 --scale tiny
 
         unmask reproduce table8 --scale small --on text8-74m --out reproduced
+
+        unmask reproduce table1 training.steps=1000 --seeds 3
 
         unmask reproduce all --scale tiny
     """
@@ -68,11 +75,19 @@ def reproduce(
         names = [one.name for one in suited if on is None or one.fits(get_protocol(on))]
     else:
         names = [get_experiment(what).name]
-    _run(names, chosen, on, out / scale, device, as_json, report=what == ALL)
+    _run(names, chosen, on, out / scale, device, as_json, settings or [], seeds, report=what == ALL)
 
 
 def _run(
-    names: list[str], scale: ScaleName, on: str | None, folder: Path, device: str | None, as_json: bool, report: bool
+    names: list[str],
+    scale: ScaleName,
+    on: str | None,
+    folder: Path,
+    device: str | None,
+    as_json: bool,
+    settings: list[str],
+    seeds: int | None,
+    report: bool,
 ) -> None:
     from unmask.evaluation.tables import get_experiment
     from unmask.evaluation.tables.base import Workspace, run_experiment
@@ -87,7 +102,7 @@ def _run(
     tables = {}
     for name in names:
         try:
-            tables[name] = run_experiment(get_experiment(name), scale, on, workspace)
+            tables[name] = run_experiment(get_experiment(name), scale, on, workspace, settings, seeds)
         except Interrupted as stop:
             common.error_console.print(
                 f"Interrupted; the checkpoint of step {stop.step} is saved. The same command goes on from there.",

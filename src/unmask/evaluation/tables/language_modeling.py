@@ -119,7 +119,7 @@ def bounds_table(
 def error_note(scale: Scale) -> str:
     """What the errors of a table are."""
     seeds = f", ± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else ""
-    return f"± Monte-Carlo error (bounds only), ± data error over documents{seeds}."
+    return f"± Monte-Carlo error (bounds only), ± data error over documents (unknown for one document){seeds}."
 
 
 def _comparison(
