@@ -358,3 +358,18 @@ def test_converted_networks_keep_the_laws(kind):
         if case.name not in ("survives a json round trip", "samples do not depend on the batch"):
             for result in case.run():
                 result.require()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_converted_networks_run_on_a_gpu(kind, tmp_path):
+    convert(make_published(tmp_path / "published", kind, torch.bfloat16), tmp_path / "ours")
+    lm = unmask.load(tmp_path / "ours", device="cuda")
+    assert {weight.dtype for weight in lm.denoiser.parameters()} == {torch.bfloat16}
+    assert lm.denoiser.head(lm.denoiser.hidden(some_ids().cuda())).dtype == torch.float32
+    assert isinstance(lm.chat("hi", max_new_tokens=8, steps=4), str)
+    exact = unmask.load(tmp_path / "ours", device="cuda", dtype="float32").denoiser
+    expected = plain_logits(kind, published_weights(kind, torch.bfloat16), some_ids())
+    with torch.no_grad():
+        found = exact.head(exact.hidden(some_ids().cuda()), mask_logit=True)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=0, atol=1e-3)

@@ -171,3 +171,18 @@ def test_bad_input_is_one_sentence(tmp_path):
         EncoderDecoderSpec(separator="\t\t").token_options(tokenizer)
     with pytest.raises(UnmaskError, match="separator_token_id must be from 0 to"):
         EncoderDecoderSpec(**SMALL).build(V, MASK, LENGTH, separator_token_id=V)
+
+
+@pytest.mark.gpu
+def test_a_gpu_writes_what_the_cpu_writes(tmp_path):
+    """In float32, with a recorded graph from the third call on, from one encoded source."""
+    lm = pipeline(network(), tmp_path)
+    gpu = unmask.load(tmp_path / "saved", device="cuda", dtype="float32")
+    rows = [row("abc", ""), row("a longer source", ""), row("ab", "xy")]
+    calls = count_encoder_calls(gpu)
+    for options in ({"steps": 8}, {"order": "confidence", "steps": 8}):
+        expected = [one.ids for one in lm.fill_rows(rows, temperature=0.0, **options)]
+        assert [one.ids for one in gpu.fill_rows(rows, temperature=0.0, **options)] == expected
+    assert calls == [3, 3]
+    fast = unmask.load(tmp_path / "saved", device="cuda")
+    assert all(MASK not in one.ids for one in fast.fill_rows(rows, steps=8))

@@ -190,10 +190,11 @@ class Decoder(PreTrainedModel):
 
     def cast_trunk(self, dtype: torch.dtype) -> None:
         """Cast everything but the output layer, which is untied from the embedding if it shared weights."""
-        layer = self.decoder.get_output_embeddings()
-        if layer.weight is self.get_input_embeddings().weight and layer.weight.dtype != dtype:
+        layer: Any = self.decoder.get_output_embeddings()
+        tied = layer.weight is self.get_input_embeddings().weight
+        if tied and layer.weight.dtype != dtype:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
-        self.decoder.base_model.to(dtype)
+        nn.Module.to(self.decoder.base_model, dtype)
 
     @can_return_tuple
     def forward(

@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"1 step": 1, "4 steps": 4, "16 steps": 16, "one token per call": None}
 COLUMNS = {"BLEU": "bleu", "chrF": "chrf", "length": "length_ratio", "calls": "calls", "seconds": "seconds"}
-PARAMETERS = "parameters, millions"
+PARAMETERS = "millions"
 
 
 def translation_runs(scale: Scale, protocol: Protocol) -> list[Run]:
@@ -69,7 +69,7 @@ def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, 
         notes=[
             f"{errors}. Equal optimiser, steps and batches. The encoder-decoder encodes a source once. Greedy tokens, "
             "MDLM by confidence. The model chooses the length: words written over words of the reference; calls and "
-            "seconds per sentence.",
+            "seconds per sentence; millions of parameters.",
         ],
         curves=[
             Curve.of(label, [cells["calls"].value for cells in some], [cells["BLEU"] for cells in some])
