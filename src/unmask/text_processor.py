@@ -25,7 +25,8 @@ from unmask.constraints import (
 from unmask.data.encoding import begins_with_spaces, encode
 from unmask.data.length_policies import SpecialTokens, rows_given
 from unmask.data.rows import Tokens
-from unmask.errors import UnmaskError, reading
+from unmask.errors import UnmaskError
+from unmask.io import reading
 from unmask.random import is_integer
 from unmask.samplers.base import Canvas, State
 
@@ -188,6 +189,11 @@ class TextProcessor:
     def end_token_id(self) -> int | None:
         """The token that ends the text of a row; None if the length policy has none."""
         return self.eos_token_id if self.config.policy.ends_with_eos else None
+
+    @property
+    def learnt_padding(self) -> bool:
+        """Whether a masked network learnt the EOS tokens behind a text, and so takes the end of a row for its end."""
+        return self.config.policy.supervises_padding and not self.config.objective.causal
 
     # -- from texts to rows of token ids
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from unmask.checkpoint import GENERATION_FILE
 from unmask.cli import common, terminal
 from unmask.constraints import Regex
-from unmask.generation_config import FILE
 from unmask.pipeline import MaskedDiffusionLM
 
 SMALL = ("--length", 16, "--steps", 4, "--seed", 3)
@@ -89,7 +89,7 @@ def test_constraints_apply_together(sample):
 def test_defaults_are_those_of_the_checkpoint_unless_exact(reported, mdlm_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(mdlm_folder, folder)
-    (folder / FILE).write_text('{"top_p": 0.5, "steps": 3, "sampler": "remdm"}')
+    (folder / GENERATION_FILE).write_text('{"top_p": 0.5, "steps": 3, "sampler": "remdm"}')
     verbs = {"sample": (folder, "--length", 6), "fill": (folder, "a[MASK:2]b"), "edit": (folder, "abcdef")}
     for verb, words in verbs.items():
         by_default, exact = reported(verb, *words), reported(verb, *words, "--exact")

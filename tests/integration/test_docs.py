@@ -32,13 +32,15 @@ def copied_registry(monkeypatch):
     monkeypatch.setattr(registry, "AXES", {axis: dict(members) for axis, members in registry.AXES.items()})
 
 
-def names_in_mathematics() -> list[str]:
-    table = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8").partition("**Schedules.**")[0]
-    return sorted(set(re.findall(r"`([a-z0-9_]+\.[A-Za-z0-9_.]+)`", table)))
+def names_in_tables() -> list[str]:
+    """The code that the tables of two pages name."""
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("mathematics.md", "extending.md")]
+    tables = pages[0].partition("**Schedules.**")[0] + pages[1].partition("## Where to look")[2].partition("\n## ")[0]
+    return sorted(set(re.findall(r"`([a-z0-9_]+\.[A-Za-z0-9_.]+)`", tables)))
 
 
-@pytest.mark.parametrize("name", names_in_mathematics())
-def test_the_mathematics_page_names_code_that_exists(name):
+@pytest.mark.parametrize("name", names_in_tables())
+def test_tables_name_code_that_exists(name):
     assert pkgutil.resolve_name(f"unmask.{name}") is not None
 
 

@@ -22,8 +22,8 @@ import torch
 import unmask
 from tests.conftest import LENGTH
 from unmask.constraints import Allowed, Banned, Characters, Fixed, NoWords, Regex, Words
+from unmask.generation_config import Order
 from unmask.pipeline import MaskedDiffusionLM
-from unmask.samplers.options import Order
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.text_processor import BLANK
 

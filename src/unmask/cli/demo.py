@@ -92,7 +92,7 @@ def demo(
         from unmask.likelihood import Bound
         from unmask.pipeline import load
         from unmask.plots.curves import draw_runs, read_runs
-        from unmask.training.fine_tuning import recipe_from
+        from unmask.training.run import recipe_from
 
         recipe = recipe_from(str(TALES), DEFAULT_MODEL, FINE_TUNING)
         finished = _is_finished(out, recipe, fresh)

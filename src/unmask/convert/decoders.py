@@ -22,9 +22,8 @@ from unmask.checkpoint import CheckpointConfig, network_type, write_checkpoint
 from unmask.convert.layout import check_keys
 from unmask.data.encoding import vocabulary_size
 from unmask.data.tokenizers import load_published
-from unmask.errors import UnmaskError, reading
-from unmask.generation_config import FILE as GENERATION_FILE
-from unmask.io import atomic_folder, read_json, write_checksums
+from unmask.errors import UnmaskError
+from unmask.io import atomic_folder, read_json, reading
 from unmask.models.build import read_shapes, weight_files
 from unmask.models.decoder import Decoder, DecoderConfig
 from unmask.registry import Component, build
@@ -109,9 +108,8 @@ def convert_decoder(
     )
     network = build_network(config, weights)
     with atomic_folder(target) as temporary:
-        write_checkpoint(temporary, network, opened, settings, dict(network.state_dict()), max_shard_size=SHARD_SIZE)
-        (temporary / GENERATION_FILE).write_text(json.dumps(DEFAULTS[kind], indent=2) + "\n", encoding="utf-8")
-        write_checksums(temporary)
+        state = dict(network.state_dict())
+        write_checkpoint(temporary, network, opened, settings, state, DEFAULTS[kind], max_shard_size=SHARD_SIZE)
     return network, settings
 
 

@@ -14,9 +14,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from unmask.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint
+from unmask.checkpoint import CONFIG_FILE, GENERATION_FILE, Checkpoint, load_checkpoint
 from unmask.errors import UnmaskError
-from unmask.generation_config import FILE as GENERATION_FILE
 from unmask.io import atomic_folder, check_new_folder
 from unmask.models.build import silence_transformers
 

@@ -30,11 +30,11 @@ from unmask.evaluation.statistics import (
     repetition,
     unigram_entropy,
 )
+from unmask.generation_config import choose_sampler
 from unmask.io import unique_names
 from unmask.models.build import read_config
 from unmask.models.dit import missing_planner_error
 from unmask.samplers.base import Sampler
-from unmask.samplers.options import choose_sampler
 from unmask.samplers.token_sampling import TokenSampler
 
 if TYPE_CHECKING:

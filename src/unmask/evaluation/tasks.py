@@ -27,9 +27,9 @@ from unmask.evaluation.statistics import (
     bootstrap_weights,
     wilson,
 )
+from unmask.generation_config import SamplerSpec, SamplingOptions, configure_sampler
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler
-from unmask.samplers.options import SamplerSpec, SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
 
 if TYPE_CHECKING:
