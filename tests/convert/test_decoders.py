@@ -277,6 +277,20 @@ def test_chat_uses_the_template_and_ends_at_the_end_of_the_turn(kind, tmp_path):
         unmask.load("smoke", device="cpu").chat("hi")
 
 
+def test_chat_on_the_command_line(run, refused, tmp_path):
+    code, out, err = run("convert", make_published(tmp_path / "published", "dream"), tmp_path / "ours")
+    assert code == 0, err
+    assert "Next: unmask sample" in out
+    options = ("--length", 6, "--steps", 3, "--seed", 2)
+    code, out, err = run("sample", tmp_path / "ours", "--chat", "--prompt", "hi", *options, "-n", 2, "--json")
+    assert code == 0, err
+    lm = unmask.load(tmp_path / "ours", device="cpu")
+    expected = [lm.chat("hi", max_new_tokens=6, steps=3, seed=seed) for seed in (2, 3)]
+    assert [one["text"] for one in json.loads(out)["texts"]] == expected
+    assert "--chat needs --prompt" in refused("sample", tmp_path / "ours", "--chat")
+    assert "no chat template" in refused("sample", "smoke", "--chat", "--prompt", "hi")
+
+
 def test_a_base_model_is_packed(tmp_path):
     convert(make_published(tmp_path / "published", "llada", template=None), tmp_path / "ours", length=16)
     config = load_checkpoint(tmp_path / "ours").config
