@@ -29,6 +29,7 @@ SAMPLERS = [
     "ordered",
     {"name": "ordered", "order": "margin", "steps": 6},
     {"name": "ordered", "order": "left_to_right"},
+    {"name": "block", "size": 6, "steps": 12},
     "threshold",
     "entropy_bounded",
     {"name": "remdm", "steps": 12},

@@ -18,7 +18,16 @@ SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1"]
 SMALL += ["training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
 
 
-NOT_MEASURED = ("default", "finetune", "translation", "translation-ar", "bert-small", "bert-small-mdlm", "dna")
+NOT_MEASURED = (
+    "default",
+    "finetune",
+    "translation",
+    "translation-ar",
+    "translation-encdec",
+    "bert-small",
+    "bert-small-mdlm",
+    "dna",
+)
 NEEDS_CHECKPOINT = ("planner", "bert-small-mdlm")
 
 

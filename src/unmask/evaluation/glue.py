@@ -16,9 +16,12 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +36,10 @@ from unmask.data.rows import permute
 from unmask.errors import UnmaskError
 from unmask.evaluation.tables.base import Cell, Table, Workspace
 from unmask.optimizers.base import AdamW
+from unmask.pipeline import MaskedDiffusionLM, load
 
 if TYPE_CHECKING:
     from unmask.likelihood import Progress
-    from unmask.pipeline import MaskedDiffusionLM
 
 Row = list[int]
 DROPOUT = 0.1
@@ -315,8 +318,69 @@ def evaluate_glue(
     progress: Progress | None = None,
 ) -> list[GlueResult]:
     """Fine-tune a checkpoint on all tasks. A finished fine-tuning is kept in the workspace and not repeated."""
-    weights = fingerprint(lm.denoiser)
     results = []
+    for one in _fine_tunings(lm, name, tasks, settings):
+        if progress is not None and workspace.has_measured(one.label, **one.inputs):
+            progress(settings.epochs * len(one.encoded.train))
+        scores = one.run(lm, settings, workspace, progress)
+        task, truncated = one.encoded.task.name, one.encoded.truncated
+        results.append(GlueResult(name, task, one.rate, one.seed, scores, len(one.encoded.train), truncated))
+    return results
+
+
+def fine_tune_side_by_side(
+    models: Sequence[tuple[MaskedDiffusionLM, str]],
+    tasks: Sequence[TaskData],
+    settings: GlueSettings,
+    workspace: Workspace,
+    jobs: int,
+) -> None:
+    """Run the fine-tunings of checkpoints, with their names, that the workspace does not have, in `jobs` processes.
+
+    Steps of 16 short texts leave a GPU idle most of the time, so several processes share it well.
+    """
+    left = [
+        (lm, one)
+        for lm, name in models
+        for one in _fine_tunings(lm, name, tasks, settings)
+        if not workspace.has_measured(one.label, **one.inputs)
+    ]
+    if not left:
+        return
+    left.sort(key=lambda part: len(part[1].encoded.train), reverse=True)  # so that no long one is left for the end
+    threads = max(1, torch.get_num_threads() // jobs)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(left)), context, torch.set_num_threads, (threads,)) as pool:
+        for future in [
+            pool.submit(_run_in_process, str(lm.path), str(lm.device), one, settings, workspace.folder)
+            for lm, one in left
+        ]:
+            future.result()
+
+
+@dataclass(frozen=True)
+class _FineTuning:
+    """One fine-tuning; the result is kept in a workspace under `label` and `inputs`."""
+
+    label: str
+    encoded: EncodedTask
+    rate: float
+    seed: int
+    inputs: dict[str, Any]
+
+    def run(
+        self, lm: MaskedDiffusionLM, settings: GlueSettings, workspace: Workspace, progress: Progress | None = None
+    ) -> dict[str, float]:
+        return workspace.measure(
+            self.label, lambda _: fine_tune(lm, self.encoded, self.rate, self.seed, settings, progress), **self.inputs
+        )
+
+
+def _fine_tunings(
+    lm: MaskedDiffusionLM, name: str, tasks: Sequence[TaskData], settings: GlueSettings
+) -> Iterator[_FineTuning]:
+    """All fine-tunings of a checkpoint, task by task."""
+    weights = fingerprint(lm.denoiser)
     for data in tasks:
         encoded = EncodedTask.of(lm, data)
         examples = [(part.texts, part.labels) for part in (data.train, *data.dev)]
@@ -328,30 +392,18 @@ def evaluate_glue(
             "epochs": settings.epochs,
             "batch_size": settings.batch_size,
         }
+        label = f"glue-{Path(name).name}-{data.task.name}"
         for rate in settings.learning_rates:
             for seed in range(settings.seeds):
-                scores = _fine_tune_once(
-                    lm, Path(name).name, encoded, rate, seed, settings, workspace, inputs, progress
-                )
-                results.append(GlueResult(name, data.task.name, rate, seed, scores, len(data.train), encoded.truncated))
-    return results
+                yield _FineTuning(label, encoded, rate, seed, {**inputs, "learning_rate": rate, "seed": seed})
 
 
-def _fine_tune_once(
-    lm: MaskedDiffusionLM,
-    name: str,
-    encoded: EncodedTask,
-    rate: float,
-    seed: int,
-    settings: GlueSettings,
-    workspace: Workspace,
-    inputs: dict[str, Any],
-    progress: Progress | None,
-) -> dict[str, float]:
-    label, inputs = f"glue-{name}-{encoded.task.name}", {**inputs, "learning_rate": rate, "seed": seed}
-    if progress is not None and workspace.has_measured(label, **inputs):
-        progress(settings.epochs * len(encoded.train))
-    return workspace.measure(label, lambda _: fine_tune(lm, encoded, rate, seed, settings, progress), **inputs)
+_load_once = cache(load)
+"""Each process of `fine_tune_side_by_side` opens a checkpoint once."""
+
+
+def _run_in_process(path: str, device: str, one: _FineTuning, settings: GlueSettings, folder: Path) -> None:
+    one.run(_load_once(path, device=device, dtype="float32"), settings, Workspace(folder))
 
 
 def fingerprint(network: nn.Module) -> str:

@@ -1,4 +1,5 @@
-"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, masks after and BOS before a row.
+"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, a frame around short rows, a source
+that is encoded once.
 
 A wrapper may append columns to the hidden rows that its `head` reads, so a sampler uses it like any denoiser.
 """
@@ -115,6 +116,22 @@ class NoEosDenoiser(DenoiserWrapper):
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
         return self.denoiser.plan(rows[..., :-1], log_top)
+
+
+class SourceDenoiser(DenoiserWrapper):
+    """Keeps the encoded source [B, S, D] of an encoder-decoder, which does not change while a canvas is unmasked."""
+
+    def __init__(self, denoiser: Any, source: Tensor) -> None:
+        super().__init__(denoiser)
+        self.source = source
+
+    def select_sequences(self, rows: Tensor) -> SourceDenoiser:
+        return SourceDenoiser(select_sequences(self.denoiser, rows), self.source[rows])
+
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        return hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask, source=self.source)
 
 
 class MaskPaddedDenoiser(DenoiserWrapper):

@@ -35,10 +35,14 @@ Score = Literal["confidence", "margin", "entropy", "planner"]
 
 @dataclass(frozen=True)
 class OrderedPlan:
-    """`counts` [B, C] positions to write per call; `scores` [B, L] of an order that does not depend on the network."""
+    """`counts` [B, C] positions to write per call; `scores` [B, L] of an order that does not depend on the network.
+
+    `first_call` [B, L] is the first call that may write each position; None if all calls may.
+    """
 
     counts: Tensor
     scores: Tensor | None
+    first_call: Tensor | None = None
 
 
 class OrderedSampler(Sampler):
@@ -76,13 +80,15 @@ class OrderedSampler(Sampler):
             scores = position_scores(denoiser, state, prediction, self.order, token_sampler)  # type: ignore[arg-type]
         else:
             scores = plan.scores.masked_fill(~state.masked, -torch.inf)
+        if plan.first_call is not None:
+            scores = scores.masked_fill(plan.first_call > state.call, -torch.inf)
         selected = ranks(scores) < plan.counts[:, state.call, None]
         return write_selected(denoiser, state, prediction, selected, token_sampler)
 
     def select(self, state: State, rows: Tensor) -> State:
         plan: OrderedPlan = state.plan
-        scores = None if plan.scores is None else plan.scores[rows]
-        return state.select(rows, state.canvas, OrderedPlan(plan.counts[rows], scores))
+        scores, first_call = (None if part is None else part[rows] for part in (plan.scores, plan.first_call))
+        return state.select(rows, state.canvas, OrderedPlan(plan.counts[rows], scores, first_call))
 
 
 def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:

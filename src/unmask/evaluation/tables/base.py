@@ -318,13 +318,13 @@ class Workspace:
 
         return load(self.train(run), device=self.device)
 
-    def count_parameters(self, run: Run) -> float:
-        """The parameters of a run's network."""
+    def count_parameters(self, run: Run) -> Cell:
+        """Millions of parameters of a run's network."""
 
         def count(_: Any) -> dict[str, Any]:
             return {"millions": sum(one.numel() for one in self.load(run).denoiser.parameters()) / 1e6}
 
-        return 1e6 * self.measure("parameters", count, run=run.folder)["millions"]
+        return Cell(self.measure("parameters", count, run=run.folder)["millions"])
 
     def measure(
         self, name: str, compute: Callable[[Callable[[float], None] | None], dict[str, Any]], **inputs: Any

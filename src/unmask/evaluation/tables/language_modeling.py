@@ -116,7 +116,7 @@ def measure_trunks(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
 def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> Table:
     """A table of runs with a column for the parameters of their networks."""
     column = "parameters, millions"
-    sizes = {label: Cell(workspace.count_parameters(seeds[0]) / 1e6) for label, seeds in by_label(runs).items()}
+    sizes = {label: workspace.count_parameters(seeds[0]) for label, seeds in by_label(runs).items()}
     rows = {
         label: {**cells, **({column: sizes[label]} if label in sizes else {})} for label, cells in table.rows.items()
     }
