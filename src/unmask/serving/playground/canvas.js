@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { html, useEffect, useRef, useState } = htmPreact;
+  const { html, useLayoutEffect, useRef, useState } = htmPreact;
   const SCALE = ["#c8385a", "#d9951a", "#42a01c", "#128c94"];
   const UNKNOWN_SHAPE = "word";
 
@@ -53,7 +53,7 @@
     const box = useRef(null), moved = useRef(false);
     const tokens = canvas.tokens.slice(0, unmask.shownPositions(canvas.tokens, eos));
     const last = run.frames.at(-1).tokens, at = Math.min(focused, tokens.length - 1);
-    useEffect(() => {
+    useLayoutEffect(() => {
       if (moved.current) box.current.querySelector(`[data-position="${at}"]`)?.focus();
       moved.current = false;
     });
@@ -129,8 +129,8 @@
           <${IconButton} label=${playing ? "Pause" : "Play"} path=${playing ? PAUSE : PLAY} onClick=${onPlay} />
           <${IconButton} label="Next call" path=${FORTH} disabled=${call >= total} onClick=${() => onSeek(call + 1)} />
           <output class="where">${position}</output>
-          <label class="inline">Speed
-            <select value=${speed} onChange=${(event) => onSpeed(Number(event.target.value))}>
+          <label class="inline" for="speed"><span>Speed</span>
+            <select id="speed" aria-label="Speed" value=${speed} onChange=${(event) => onSpeed(Number(event.target.value))}>
               ${[0.25, 0.5, 1, 2, 4].map((one) => html`<option value=${one}>${one}×</option>`)}
             </select>
           </label>

@@ -17,7 +17,12 @@
   const CALL_IT = { left_to_right: "left to right", entropy_bounded: "entropy bounded" };
   const named = (name) => CALL_IT[name] ?? name;
 
-  const Field = ({ label, children, wide }) => html`<label class=${wide ? "field wide" : "field"}><span>${label}</span>${children}</label>`;
+  /* A label above its control. */
+  function Field({ label, children, wide }) {
+    const id = `field-${label.toLowerCase().replace(/\W+/g, "-")}`;
+    children.props.id = id;
+    return html`<div class=${wide ? "field wide" : "field"}><label for=${id}>${label}</label>${children}</div>`;
+  }
 
   function Select({ value, options, onChange, ...others }) {
     return html`<select value=${value} onChange=${(event) => onChange(event.target.value)} ...${others}>
@@ -47,7 +52,7 @@
       caret.current = start + "[MASK]".length;
       onChange({ text: `${form.text.slice(0, start)}[MASK]${form.text.slice(end)}`, selection: [caret.current, caret.current] });
     };
-    const input = (name, attributes) => html`<input type="number" value=${form[name]} disabled=${attributes.off}
+    const input = (name, attributes) => html`<input type="number" value=${form[name]}
       onInput=${(event) => onChange({ [name]: event.target.value })} ...${attributes} />`;
     const others = models.filter((one) => one.id !== model.id);
     const rivals = [...model.unmask.orders.map((one) => [`order ${one}`, named(one)]), ...others.map((one) => [`model ${one.id}`, one.id])];
@@ -55,7 +60,7 @@
     const verb = blanks ? (blanks === 1 ? "Fill the blank" : `Fill ${blanks} blanks`) : form.text ? "Continue the text" : "Write a text";
     return html`
       <form class="card" onSubmit=${(event) => { event.preventDefault(); onRun(); }}>
-        <label class="field wide" for="text"><span>Text</span></label>
+        <div class="field"><label for="text">Text</label></div>
         <textarea id="text" ref=${area} rows="5" spellcheck="false" value=${form.text} aria-describedby="text-help"
           onInput=${(event) => onChange({ text: event.target.value })} onSelect=${remember} onKeyUp=${remember} onMouseUp=${remember}
           onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && (event.preventDefault(), onRun())}></textarea>
@@ -65,8 +70,8 @@
         </p>
         <div class="row">
           ${running
-            ? html`<button type="button" class="primary" onClick=${onStop}>Stop</button>`
-            : html`<button type="submit" class="primary" title="Ctrl+Enter">Run</button>`}
+            ? html`<button key="stop" type="button" class="primary" onClick=${onStop}>Stop</button>`
+            : html`<button key="run" type="submit" class="primary" title="Ctrl+Enter">Run</button>`}
           <span class="quiet">${verb}</span>
           <span class="grow"></span>
         </div>
@@ -82,8 +87,8 @@
           <summary>How it is written</summary>
           <div class="grid">
           <${Field} label="Model" wide><${Select} value=${model.id} onChange=${set("model")} options=${models.map((one) => [one.id, one.id])} /></${Field}>
-          <${Field} label="New tokens">${input("length", { min: 1, max: model.unmask.length, off: blanks > 0 })}</${Field}>
-          <${Field} label="Steps">${input("steps", { min: 1, placeholder: "default", off: causal })}</${Field}>
+          <${Field} label="New tokens">${input("length", { min: 1, max: model.unmask.length, disabled: blanks > 0 })}</${Field}>
+          <${Field} label="Steps">${input("steps", { min: 1, placeholder: "default", disabled: causal })}</${Field}>
           <${Field} label="Order">
             <${Select} value=${form.order} disabled=${causal} onChange=${(order) => onChange({ order, sampler: "" })}
               options=${[["", "default"], ...model.unmask.orders.map((one) => [one, named(one)])]} />
@@ -94,7 +99,8 @@
           </${Field}>
           <${Field} label="Temperature">${input("temperature", { min: 0, step: "any", placeholder: "default" })}</${Field}>
           <${Field} label="Top-p">${input("topP", { min: 0, max: 1, step: "any", placeholder: "default" })}</${Field}>
-          <div class="field wide"><label for="seed">Seed</label>
+          <div class="field wide">
+            <label for="seed">Seed</label>
             <div class="row tight">
               <input id="seed" type="number" class="grow" value=${form.seed} onInput=${(event) => onChange({ seed: event.target.value })} />
               <button type="button" onClick=${() => onChange({ seed: String(Math.floor(Math.random() * 1e6)) })}>New seed</button>
