@@ -18,7 +18,7 @@
     if (!model?.unmask.causal) {
       own.steps = number(form.steps);
       if (form.order) own.order = form.order;
-      else if (form.sampler) own.sampler = form.sampler;
+      else own.sampler = form.sampler || model?.unmask.default_sampler;
     }
     return { ...own, ...constraint(form) };
   }
