@@ -230,9 +230,9 @@ def test_other_methods_of_the_library_are_unchanged(scheduler, mdlm):
     shared = scheduler.share(mdlm)
     text, edit = "a small text", {"strength": 0.5, "steps": 2}
     assert shared.score(text, seed=3).nats == pytest.approx(mdlm.score(text, seed=3).nats)
-    assert [one.text for one in finished(*submitted(scheduler, shared, lambda lm: [lm.edit_details(text, **edit)]))] == [
-        mdlm.edit(text, **edit)
-    ]
+    assert [
+        one.text for one in finished(*submitted(scheduler, shared, lambda lm: [lm.edit_details(text, **edit)]))
+    ] == [mdlm.edit(text, **edit)]
     assert shared.top_tokens("a [MASK]", 3)[0][0][0][0] == mdlm.top_tokens("a [MASK]", 3)[0][0][0][0]
 
 
@@ -277,5 +277,3 @@ def test_calls_of_different_lengths_and_sizes_are_made_together():
     assert recorded.shapes == [(4, 5)]
     for call in calls:
         assert torch.equal(call.result, table.hidden(call.ids, alpha=call.alpha))
-
-

@@ -98,7 +98,7 @@ def _merged(calls: list[Call], rows: int) -> Tensor:
     first = calls[0]
     extra = _round_up(rows) - rows if isinstance(first.denoiser, InferenceEngine) else 0
     if len(calls) == 1 and not extra:
-        return hidden_rows(first.denoiser, first.ids, first.positions, first.alpha, first.attention_mask)
+        return _run(first.denoiser, first.ids, first.positions, first.alpha, first.attention_mask)
     width = max(call.ids.shape[1] for call in calls)
 
     def join(tensors: list[Tensor], columns: int | None = None, value: Any = 0) -> Tensor:
@@ -121,7 +121,15 @@ def _merged(calls: list[Call], rows: int) -> Tensor:
     if first.positions is not None:
         most = max(call.positions.shape[1] for call in calls)  # type: ignore[union-attr]
         positions = join([call.positions for call in calls], most)  # type: ignore[misc]
-    return hidden_rows(first.denoiser, ids, positions, alpha, attention_mask)
+    return _run(first.denoiser, ids, positions, alpha, attention_mask)
+
+
+def _run(
+    denoiser: Any, ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+) -> Tensor:
+    if alpha is None and positions is None:  # an autoregressive network takes no alpha
+        return denoiser.hidden(ids, attention_mask=attention_mask)
+    return hidden_rows(denoiser, ids, positions, alpha, attention_mask)
 
 
 def _round_up(rows: int) -> int:

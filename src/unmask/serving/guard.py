@@ -74,7 +74,7 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
     async def http(request: Request, error: HTTPException) -> Response:
         path = _printable(request.url.path[:80])
         messages = {404: f"There is no endpoint {path}.", 405: f"{path} does not answer {request.method[:10]}."}
-        message = messages.get(error.status_code, str(error.detail))
+        message = messages.get(error.status_code, f"{str(error.detail).rstrip('.')}.")
         return JSONResponse(error_body(error.status_code, message), error.status_code, headers=error.headers)
 
     app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
