@@ -5,11 +5,11 @@
   const { html, render, useEffect, useRef, useState } = htmPreact;
   const { Canvas, Code, Form, Scores, Timeline, TokenPanel, named } = unmask;
   const SECONDS = 7, FASTEST = 16, SLOWEST = 250;
-  const ALTERNATIVES = 8, PRECISION = 0.1;
+  const LENGTH = 96, ALTERNATIVES = 8, PRECISION = 0.1;
   const WIDE = matchMedia("(min-width: 861px)").matches;
   const START = {
     text: "Once upon a time", selection: [0, 0], model: "", steps: "", order: "", sampler: "", temperature: "", topP: "",
-    length: "96", seed: "0", constraintKind: "", constraintText: "", compare: [], open: WIDE, compareOpen: WIDE,
+    length: "", seed: "0", constraintKind: "", constraintText: "", compare: [], open: WIDE, compareOpen: WIDE,
   };
   const TOOLS = { look: "shows alternatives", pin: "pins", mask: "masks" };
   const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -39,7 +39,8 @@
       set({ failure: null });
       try {
         const models = await backend.models();
-        set({ models, form: { ...now.current.form, model: models[0].id } });
+        const length = String(Math.min(LENGTH, models[0].unmask.length));
+        set({ models, form: { ...now.current.form, model: models[0].id, length } });
       } catch (error) {
         set({ failure: error });
       }
@@ -80,7 +81,7 @@
       }
       const { runs } = now.current, own = runs.find((run) => run.key === key);
       if (own?.status === "done" && runs.every((run) => run.status !== "running")) {
-        set({ said: `Finished after ${own.calls} calls: ${unmask.textOf(own.frames.at(-1), eosOf(own))}` });
+        set({ said: `Finished after ${own.calls} calls: ${own.text}` });
       }
     }
 
@@ -153,7 +154,7 @@
       const blank = row.slice(0, position).filter((id) => id === null).length;
       let alternatives;
       try {
-        const body = { model: one.request.body.model, tokens: [row], top: ALTERNATIVES };
+        const body = { model: one.request.body.model, tokens: [row], top: ALTERNATIVES, steps: 1 };
         alternatives = { list: (await backend.post("/v1/fill", body)).data[0].alternatives[blank] };
       } catch (error) {
         alternatives = { error: error.message };

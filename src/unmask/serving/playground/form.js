@@ -59,7 +59,7 @@
     const toggle = (one) => onChange({ compare: form.compare.includes(one) ? form.compare.filter((other) => other !== one) : [...form.compare, one] });
     const verb = blanks ? (blanks === 1 ? "Fill the blank" : `Fill ${blanks} blanks`) : form.text ? "Continue the text" : "Write a text";
     return html`
-      <form class="card" onSubmit=${(event) => { event.preventDefault(); onRun(); }}>
+      <form class="card" novalidate onSubmit=${(event) => { event.preventDefault(); onRun(); }}>
         <div class="field"><label for="text">Text</label></div>
         <textarea id="text" ref=${area} rows="5" spellcheck="false" value=${form.text} aria-describedby="text-help"
           onInput=${(event) => onChange({ text: event.target.value })} onSelect=${remember} onKeyUp=${remember} onMouseUp=${remember}

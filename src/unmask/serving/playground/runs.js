@@ -5,7 +5,7 @@
   let count = 0;
 
   const newRun = (title, request, kept = {}) => ({
-    key: (count += 1), title, request, frames: [], calls: 0, status: "running", error: null,
+    key: (count += 1), title, request, frames: [], calls: 0, status: "running", error: null, text: "",
     prompt: kept.prompt ?? null, pins: kept.pins ?? new Set(), marks: new Set(), chosen: new Map(),
     selected: null, before: kept.before ?? null,
   });
@@ -25,7 +25,7 @@
       }
       return { ...run, calls: event.calls, frames: [...run.frames, { call: event.call, tokens }] };
     }
-    if (event.object === "canvas.done") return { ...run, calls: event.calls, status: "done" };
+    if (event.object === "canvas.done") return { ...run, calls: event.calls, status: "done", text: event.text };
     return run;
   }
 
@@ -47,13 +47,15 @@
 
   /* The number of positions up to the end of the text, its EOS included. */
   function shownPositions(tokens, eos) {
-    const end = eos === null ? -1 : tokens.findIndex((token) => token.id === eos && !token.marked);
-    return end < 0 ? tokens.length : end + 1;
+    const isText = (token) => token.id !== null && token.id !== eos && token.text && !token.marked;
+    const text = tokens.findLastIndex(isText), end = tokens.findIndex((token, at) => at > text && token.id === eos && !token.marked);
+    return eos === null || end < 0 ? tokens.length : end + 1;
   }
 
   function textOf(canvas, eos) {
     const shown = canvas.tokens.slice(0, shownPositions(canvas.tokens, eos));
-    return shown.map((token) => (token.id === null || token.marked ? "░" : token.id === eos ? "" : token.text)).join("");
+    const write = (token) => (token.id === null || token.marked ? "░" : token.id === eos ? "\n" : token.text);
+    return shown.map(write).join("").replace(/\n$/, (end) => (shown.at(-1).id === eos ? "" : end));
   }
 
   const toggled = (set, one) => {

@@ -61,6 +61,11 @@
     return found;
   }
 
+  function textEnd(ids) {
+    const end = config.ends_with_eos ? ids.indexOf(config.eos) : -1;
+    return end < 0 ? ids.length : end;
+  }
+
   function parse(text) {
     const ids = [];
     let at = 0;
@@ -155,11 +160,12 @@
     },
     async stream(path, body, onEvent, signal) {
       const options = samplingOptions(body), row = rowOf(path, body), model = { ...config, timeAt };
-      let before = pieces(row), facts = { id: "", index: 0 };
+      let before = pieces(row), last = row, facts = { id: "", index: 0 };
       for await (const { call, calls, ids, changes } of unmask.sample(row, predict, model, options)) {
         if (signal?.aborted) throw new DOMException("stopped", "AbortError");
         const texts = pieces(ids), token = (position) => ({ id: ids[position] === config.mask ? null : ids[position], text: texts[position] });
         facts = { ...facts, call, calls };
+        last = ids;
         if (!changes) {
           const tokens = ids.map((id, position) => ({ ...token(position), given: id !== config.mask }));
           onEvent({ object: "canvas", ...facts, tokens });
@@ -170,7 +176,7 @@
         onEvent({ object: "canvas.delta", ...facts, changes: moved.map((position) => ({ position, ...token(position), confidence: confidence.get(position) })) });
         before = texts;
       }
-      onEvent({ object: "canvas.done", ...facts });
+      onEvent({ object: "canvas.done", ...facts, text: before.slice(0, textEnd(last)).join("") });
     },
   };
 })();
