@@ -14,7 +14,7 @@ def serve(app: Any) -> Iterator[str]:
     """Run an ASGI application in a thread and yield its address."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -24,5 +24,5 @@ def serve(app: Any) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{port}/"
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         thread.join(10)
