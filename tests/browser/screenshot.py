@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
@@ -14,7 +13,7 @@ from tests.browser.conftest import NAMES
 from tests.browser.server import serve
 from unmask.serving.app import create_app
 
-SIZE = {"width": 1180, "height": 760}
+SIZE = {"width": 1180, "height": 790}
 
 
 def main(path: str) -> None:
@@ -30,18 +29,9 @@ def main(path: str) -> None:
         page.get_by_role("button", name="Run").click()
         page.locator(".head", has_text="finished").wait_for()
         page.get_by_label("Network call", exact=True).fill("24")
+        page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=path)
         browser.close()
-    shrink(Path(path))
-
-
-def shrink(path: Path) -> None:
-    """Store a picture in 256 colours."""
-    from PIL import Image
-
-    with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
 
 
 if __name__ == "__main__":

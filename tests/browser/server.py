@@ -14,7 +14,8 @@ def serve(app: Any) -> Iterator[str]:
     """Run an ASGI application in a thread and yield its address."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1))
+    options = {"host": "127.0.0.1", "port": 0, "log_level": "critical", "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(app, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

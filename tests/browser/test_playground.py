@@ -429,7 +429,9 @@ def test_what_a_screen_reader_finds(read):
     assert page.get_by_role("main").count() == page.get_by_role("heading", level=1).count() == 1
     assert page.locator("#said").get_attribute("aria-live") == "polite"
     assert page.get_by_role("group", name="Canvas of small").count() == 1
-    nameless = "nodes => nodes.filter(n => !(n.labels?.length || n.getAttribute('aria-label') || n.textContent.trim())).length"
+    nameless = (
+        "nodes => nodes.filter(n => !(n.labels?.length || n.getAttribute('aria-label') || n.textContent.trim())).length"
+    )
     assert page.locator("button, input, select, textarea").evaluate_all(nameless) == 0
 
 
@@ -452,7 +454,14 @@ def test_dark_mode_has_contrast(read):
     pages = {}
     for scheme in ("light", "dark"):
         page, paper, ink, quiet, accent, on_accent, error = read(color_scheme=scheme).page.evaluate(script)
-        for text, behind in ((ink, page), (quiet, page), (quiet, paper), (accent, paper), (on_accent, accent), (error, paper)):
+        for text, behind in (
+            (ink, page),
+            (quiet, page),
+            (quiet, paper),
+            (accent, paper),
+            (on_accent, accent),
+            (error, paper),
+        ):
             assert contrast(text, behind) >= 4.5, f"{text} on {behind}"
         pages[scheme] = page
     assert luminance(pages["dark"]) < 0.05 < luminance(pages["light"])
@@ -510,5 +519,7 @@ def test_markup_is_shown_as_text(read):
     reader = read()
     text = "<img src=x onerror='window.broken=1'>"
     reader.run(f"{text}[MASK]")
-    assert "".join(reader.canvas()).startswith(text.replace(" ", "·")) or reader.page.locator("article img").count() == 0
+    assert (
+        "".join(reader.canvas()).startswith(text.replace(" ", "·")) or reader.page.locator("article img").count() == 0
+    )
     assert reader.page.evaluate("window.broken") is None

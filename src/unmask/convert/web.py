@@ -1,4 +1,4 @@
-"""From a checkpoint to a static folder: the playground with the model in it, which runs in a browser without a server."""
+"""From a checkpoint to a static folder: the playground with the model in it, for a browser without a server."""
 
 from __future__ import annotations
 
