@@ -1,8 +1,8 @@
 """Serving against offline generation: throughput, time to the first canvas, and a test under load.
 
-    python -m benchmarks.serve --steps 16                  # 64 clients against the library, on this machine
-    python -m benchmarks.serve --device cuda --out h200.json   # a random DiT of 1,024 tokens; needs no web framework
-    python -m benchmarks.serve --load 10                   # 200 clients over HTTP for ten minutes
+python -m benchmarks.serve --steps 16                  # 64 clients against the library, on this machine
+python -m benchmarks.serve --device cuda --out h200.json   # a random DiT of 1,024 tokens; needs no web framework
+python -m benchmarks.serve --load 10                   # 200 clients over HTTP for ten minutes
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def compare(lm: MaskedDiffusionLM, clients: int, length: int, options: dict[str,
         best[size] = tokens / seconds
         expected = texts if size == clients else expected
     size = max(best, key=best.__getitem__)
-    single, _ = timed(lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(max(2, clients // 16))], device)
+    single, _ = timed(
+        lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(max(2, clients // 16))], device
+    )
     serve_jobs(lm, requests, [0.0] * clients)
     together, spread = [], []
     for _ in range(repeats):
@@ -140,7 +142,9 @@ def compare(lm: MaskedDiffusionLM, clients: int, length: int, options: dict[str,
     run = statistics.median(one["seconds"] for one in together)
     half = requests + [{**one, "seed": one["seed"] + clients} for one in requests]
     rng = random.Random(0)
-    spread = serve_jobs(lm, half, [0.0] * (clients // 2) + [rng.expovariate(clients / run) for _ in half[clients // 2 :]])
+    spread = serve_jobs(
+        lm, half, [0.0] * (clients // 2) + [rng.expovariate(clients / run) for _ in half[clients // 2 :]]
+    )
     watched = serve_jobs(lm, requests, [rng.random() * run / clients for _ in requests], watched=True)
     equal = sum(a == b for a, b in zip(together[0]["texts"], expected or (), strict=True))
     base = tokens / statistics.median(offline)

@@ -662,8 +662,7 @@ class AutoregressiveLM(MaskedDiffusionLM):
     def choose(self, text: str, choices: Sequence[str], *, seed: int = 0) -> list[Choice]:
         """As in a masked model, but always exact: the likelihoods of the text with each answer are compared."""
         before, after = split_slot(text, choices)
-        bound = self.score([f"{before}{choice}{after}" for choice in choices], seed=seed)
-        nats = torch.tensor([[one.nats for one in bound]], dtype=torch.float64)
+        nats = torch.tensor([[self.score(f"{before}{choice}{after}", seed=seed).nats for choice in choices]])
         return compare(choices, nats, [True] * len(choices))
 
     def edit_details(self, text: str, **options: Any) -> Generation:

@@ -83,7 +83,9 @@ def test_bad_requests_are_refused_in_one_sentence(client, path, body, names):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe{}", b'{"prompt": "\xff"}', DEEP.encode()], ids=lambda body: repr(body)[:20]
+    "body",
+    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe{}", b'{"prompt": "\xff"}', DEEP.encode()],
+    ids=lambda body: repr(body)[:20],
 )
 def test_bodies_that_are_no_object_are_refused(client, body):
     check_refusal(client.post("/v1/completions", content=body, headers={"content-type": "application/json"}), 400)
