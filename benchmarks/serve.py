@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Numbers:
         return " ".join(map(str, ids))
 
 
-def random_lm(device: torch.device, size: str, length: int) -> MaskedDiffusionLM:
+def random_lm(device: torch.device, size: Any, length: int) -> MaskedDiffusionLM:
     """A DiT with random weights, as fast as a trained one."""
     torch.manual_seed(0)
     with device:
@@ -81,7 +82,7 @@ def serve_jobs(
     for number, (one, delay) in enumerate(zip(options, delays, strict=True)):
         if delay:
             time.sleep(delay)
-        job = Job.plan(shared, lambda lm, one=one: lm.sample(1, **one))
+        job = Job.plan(shared, partial(MaskedDiffusionLM.sample, n=1, **one))
         job.notify, job.watched = notify(number), watched
         sent.append((time.perf_counter(), len(calls.rows)))
         scheduler.submit(job)
@@ -127,7 +128,7 @@ def compare(lm: MaskedDiffusionLM, clients: int, length: int, options: dict[str,
     offline, best, expected = [], {}, None
     for size in {clients, max(1, clients // 4), max(1, clients // 16)}:
         lm.generate(size, **warm)
-        seconds, texts = timed(lambda size=size: lm.generate(clients, batch_size=size, **warm), device)
+        seconds, texts = timed(partial(lm.generate, clients, batch_size=size, **warm), device)
         best[size] = tokens / seconds
         expected = texts if size == clients else expected
     size = max(best, key=best.__getitem__)
@@ -135,7 +136,7 @@ def compare(lm: MaskedDiffusionLM, clients: int, length: int, options: dict[str,
         lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(max(2, clients // 16))], device
     )
     serve_jobs(lm, requests, [0.0] * clients)
-    together, spread = [], []
+    together = []
     for _ in range(repeats):
         offline.append(timed(lambda: lm.generate(clients, batch_size=size, **warm), device)[0])
         together.append(serve_jobs(lm, requests, [0.0] * clients))

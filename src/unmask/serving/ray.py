@@ -41,4 +41,4 @@ class Unmask:
     """A replica."""
 
 
-app = Unmask.bind()
+app = Unmask.bind()  # type: ignore[attr-defined]
