@@ -18,7 +18,7 @@ from unmask.config import Recipe, parse_recipe
 from unmask.models.build import read_config
 from unmask.training import train
 from unmask.training.callbacks import read_log
-from unmask.training.fine_tuning import recipe_from
+from unmask.training.run import recipe_from
 
 Curve = list[tuple[int, float, float]]
 """Steps, bits per token and their error."""

@@ -1,8 +1,8 @@
 """Serving against offline generation: throughput, time to the first canvas, and a test under load.
 
-    python -m benchmarks.serve --steps 16                  # 64 clients against the library, on this machine
-    python -m benchmarks.serve --device cuda --out h200.json   # a random DiT of 1,024 tokens; needs no web framework
-    python -m benchmarks.serve --load 10                   # 200 clients over HTTP for ten minutes
+python -m benchmarks.serve --steps 16                  # 64 clients against the library, on this machine
+python -m benchmarks.serve --device cuda --out h200.json   # a random DiT of 1,024 tokens; needs no web framework
+python -m benchmarks.serve --load 10                   # 200 clients over HTTP for ten minutes
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Numbers:
         return " ".join(map(str, ids))
 
 
-def random_lm(device: torch.device, size: str, length: int) -> MaskedDiffusionLM:
+def random_lm(device: torch.device, size: Any, length: int) -> MaskedDiffusionLM:
     """A DiT with random weights, as fast as a trained one."""
     torch.manual_seed(0)
     with device:
@@ -81,7 +82,7 @@ def serve_jobs(
     for number, (one, delay) in enumerate(zip(options, delays, strict=True)):
         if delay:
             time.sleep(delay)
-        job = Job.plan(shared, lambda lm, one=one: lm.sample(1, **one))
+        job = Job.plan(shared, partial(MaskedDiffusionLM.sample, n=1, **one))
         job.notify, job.watched = notify(number), watched
         sent.append((time.perf_counter(), len(calls.rows)))
         scheduler.submit(job)
@@ -127,20 +128,24 @@ def compare(lm: MaskedDiffusionLM, clients: int, length: int, options: dict[str,
     offline, best, expected = [], {}, None
     for size in {clients, max(1, clients // 4), max(1, clients // 16)}:
         lm.generate(size, **warm)
-        seconds, texts = timed(lambda size=size: lm.generate(clients, batch_size=size, **warm), device)
+        seconds, texts = timed(partial(lm.generate, clients, batch_size=size, **warm), device)
         best[size] = tokens / seconds
         expected = texts if size == clients else expected
     size = max(best, key=best.__getitem__)
-    single, _ = timed(lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(max(2, clients // 16))], device)
+    single, _ = timed(
+        lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(max(2, clients // 16))], device
+    )
     serve_jobs(lm, requests, [0.0] * clients)
-    together, spread = [], []
+    together = []
     for _ in range(repeats):
         offline.append(timed(lambda: lm.generate(clients, batch_size=size, **warm), device)[0])
         together.append(serve_jobs(lm, requests, [0.0] * clients))
     run = statistics.median(one["seconds"] for one in together)
     half = requests + [{**one, "seed": one["seed"] + clients} for one in requests]
     rng = random.Random(0)
-    spread = serve_jobs(lm, half, [0.0] * (clients // 2) + [rng.expovariate(clients / run) for _ in half[clients // 2 :]])
+    spread = serve_jobs(
+        lm, half, [0.0] * (clients // 2) + [rng.expovariate(clients / run) for _ in half[clients // 2 :]]
+    )
     watched = serve_jobs(lm, requests, [rng.random() * run / clients for _ in requests], watched=True)
     equal = sum(a == b for a, b in zip(together[0]["texts"], expected or (), strict=True))
     base = tokens / statistics.median(offline)

@@ -1,4 +1,4 @@
-"""Generation options: types, bounds, combinations, unknown names, and the defaults of a checkpoint."""
+"""Generation options: types, bounds, combinations, the defaults of a checkpoint, and the sampler they choose."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 
 import unmask
-from unmask.constraints import Words
+from unmask.checkpoint import GENERATION_FILE, read_generation_config
+from unmask.constraints import Regex, Words
 from unmask.errors import UnmaskError
-from unmask.generation_config import FILE, MAX_COUNT, GenerationConfig, read_generation_config
+from unmask.generation_config import MAX_COUNT, GenerationConfig, choose_sampler
+from unmask.samplers.ancestral import AncestralSampler
+from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
+from unmask.samplers.remasking import ReMDMSampler
 from unmask.samplers.token_sampling import TokenSampler
+from unmask.schedules import Cosine, LogLinear
 
 
 def parse(**options):
@@ -119,9 +124,9 @@ def test_an_explicit_option_precedes_the_default(options, expected):
 def test_defaults_are_read_from_the_checkpoint(tmp_path):
     assert read_generation_config(tmp_path) == {}
     theirs = {"do_sample": True, "bos_token_id": 1, "transformers_version": "5", "top_k": 0, "min_p": None}
-    (tmp_path / FILE).write_text(json.dumps(theirs | DEFAULTS))
+    (tmp_path / GENERATION_FILE).write_text(json.dumps(theirs | DEFAULTS))
     assert read_generation_config(tmp_path) == DEFAULTS
-    (tmp_path / FILE).write_text('{"do_sample": false, "temperature": 0.7}')
+    (tmp_path / GENERATION_FILE).write_text('{"do_sample": false, "temperature": 0.7}')
     assert read_generation_config(tmp_path) == {"temperature": 0.0}
 
 
@@ -138,9 +143,122 @@ def test_defaults_are_read_from_the_checkpoint(tmp_path):
 )
 def test_a_bad_file_of_defaults_is_one_sentence(mdlm_folder, tmp_path, content, message):
     folder = shutil.copytree(mdlm_folder, tmp_path / "model")
-    (folder / FILE).write_bytes(content)
+    (folder / GENERATION_FILE).write_bytes(content)
     with pytest.raises(
-        UnmaskError, match=rf"{FILE}' cannot be used \(.*({message}).*\); correct or delete it"
+        UnmaskError, match=rf"{GENERATION_FILE}' cannot be used \(.*({message}).*\); correct or delete it"
     ) as caught:
         unmask.load(folder)
     assert "\n" not in str(caught.value)
+
+
+WAYS = [
+    {"order": "confidence", "steps": 5},
+    {"order": "margin", "steps": 5},
+    {"order": "entropy", "steps": 5},
+    {"order": "left_to_right", "steps": 5},
+    {"order": "uniform", "steps": 5},
+    {"order": "threshold"},
+    {"order": "entropy_bounded"},
+    {"sampler": {"name": "entropy_bounded", "gamma": 6.0}},
+    {"sampler": "remdm", "steps": 5},
+    {"sampler": {"name": "remdm", "strategy": "cap_conf", "eta": 0.4}, "steps": 5},
+    {"sampler": "remdm-conf", "steps": 5},
+    {"sampler": {"name": "remdm", "strategy": "loop", "eta": 0.4, "steps": 5}},
+    {"sampler": "corrector", "steps": 5},
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        ({"steps": 7}, AncestralSampler(steps=7, schedule=Cosine())),
+        ({"steps": 7, "sampler": "reveal"}, AncestralSampler(steps=7, schedule=Cosine())),
+        ({"steps": 7, "order": "margin"}, OrderedSampler(order="margin", steps=7)),
+        ({"order": "threshold"}, ThresholdSampler()),
+        ({"order": "entropy_bounded"}, EntropyBoundedSampler()),
+        ({"steps": 7, "sampler": "remdm"}, ReMDMSampler(steps=7, schedule=Cosine())),
+        ({"sampler": {"name": "remdm", "schedule": "loglinear", "steps": 9}}, ReMDMSampler(steps=9)),
+        ({"sampler": AncestralSampler(steps=3)}, AncestralSampler(steps=3)),
+        ({"steps": 3, "sampler": AncestralSampler(steps=3)}, AncestralSampler(steps=3)),
+    ],
+)
+def test_names_become_samplers(options, sampler):
+    assert choose_sampler(Cosine(), **options) == sampler
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "confidense"}, "Did you mean 'confidence'"),
+        ({"sampler": "remmd"}, "Did you mean 'remdm'"),
+        ({"sampler": {"name": "remdm", "etta": 1}}, "Did you mean 'eta'"),
+        ({"sampler": {"strategy": "cap"}}, "must be a name or a mapping"),
+        ({"order": "margin", "sampler": "remdm"}, "give one of them"),
+        ({"order": "threshold", "steps": 4}, "leave out steps=4"),
+        ({"sampler": {"name": "remdm", "steps": 8}, "steps": 4}, "steps=4 contradicts steps=8"),
+        ({"sampler": AncestralSampler(), "steps": 4}, "steps=4 contradicts steps=None"),
+        ({"sampler": "ar"}, "needs an autoregressive model"),
+        ({"sampler": "analytic"}, "only the objective 'sedd'.*use 'ancestral'"),
+        ({"order": "margin", "steps": 0}, "steps must be .* got 0"),
+    ],
+)
+def test_samplers_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(UnmaskError, match=message) as caught:
+        choose_sampler(LogLinear(), **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"particles": 2}, "needs a constraint or a score"),
+        ({"particles": 2, "constraint": Words("a"), "score": len}, "only one of them"),
+        ({"particles": 2, "constraint": Words("a"), "temperature": 0.0}, "at temperature 0"),
+        ({"particles": 2, "constraint": Words("a"), "sampler": "remdm"}, "ReMDMSampler does not support particles"),
+        ({"particles": 2, "constraint": Words("a"), "sampler": "corrector"}, "does not support particles"),
+        ({"particles": 0}, "particles must be .* got 0"),
+        ({"guidance": -1.0, "prompt": "a"}, "guidance must be .* got -1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(mdlm, options, message):
+    with pytest.raises(UnmaskError, match=message):
+        mdlm.generate(1, length=8, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"constraint": Regex("[a-z]*")},
+        {"guidance": 1.0, "prompt": "a"},
+        {"particles": 2, "score": len},
+        {"order": "confidence"},
+        {"sampler": "remdm"},
+    ],
+)
+def test_an_autoregressive_model_refuses_options_of_masked_models(ar, options):
+    with pytest.raises(UnmaskError, match="An autoregressive model"):
+        ar.generate(1, length=8, **options)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_sampler_generates_and_streams(mdlm, way):
+    done = mdlm.sample(3, prompt="Once", length=14, seed=4, **way)
+    alone = [mdlm.sample(prompt="Once", length=14, seed=4 + i, **way)[0] for i in range(3)]
+    assert [one.ids for one in done] == [one.ids for one in alone]
+    for one in done:
+        assert one.text.startswith("Once")
+        assert one.order[:4] == [-1] * 4
+        assert min(one.order[4:]) >= 0
+        assert max(one.order) < one.calls
+        assert one.calls <= 10 if mdlm.sampler(**way).adaptive else one.calls == 5
+    assert mdlm.generate(3, prompt="Once", length=14, seed=4, **way) == [one.text for one in done]
+    *_, last = mdlm.stream("Once", length=14, seed=4, **way)
+    assert (last.ids, last.calls) == (done[0].ids, done[0].calls)
+
+
+def test_token_sampling_options_reach_every_sampler(mdlm):
+    for way in [{"steps": 4}, *WAYS[:3]]:
+        greedy = mdlm.generate(2, length=12, temperature=0, **way)
+        assert greedy[0] == greedy[1]
+        assert mdlm.generate(2, length=12, greedy_tail=1.0, **way) == greedy
+        assert mdlm.generate(2, length=12, min_p=1.0, **way) == greedy

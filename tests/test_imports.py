@@ -10,7 +10,7 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 LAYERS = [
     "version errors",
-    "registry io hub",
+    "registry io",
     "data random schedules process optimizers",
     "models objectives samplers constraints",
     "checkpoint config generation_config text_processor infilling choices likelihood pipeline laws convert",

@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from tests.conftest import LENGTH, make_checkpoint
+from unmask.checkpoint import GENERATION_FILE
 from unmask.constraints import Characters, Words
 from unmask.errors import UnmaskError
-from unmask.generation_config import FILE
 from unmask.pipeline import AutoregressiveLM, load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.token_sampling import TokenSampler
@@ -61,7 +61,7 @@ def with_defaults(mdlm_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("defaults") / "model"
     shutil.copytree(mdlm_folder, folder)
     options = {"top_p": 0.5, "steps": 8, "sampler": {"name": "remdm", "strategy": "cap_conf", "eta": 0.2}}
-    (folder / FILE).write_text(json.dumps(options))
+    (folder / GENERATION_FILE).write_text(json.dumps(options))
     return load(folder, device="cpu")
 
 
@@ -105,8 +105,8 @@ def test_the_default_sampler_gives_way_to_particles_and_streamers(mdlm, with_def
 )
 def test_a_default_sampler_is_checked_when_the_checkpoint_is_opened(mdlm_folder, tmp_path, options, message):
     shutil.copytree(mdlm_folder, tmp_path / "model")
-    (tmp_path / "model" / FILE).write_text(json.dumps(options))
-    with pytest.raises(UnmaskError, match=rf"{FILE}' cannot be used \(.*{message}.*correct or delete it"):
+    (tmp_path / "model" / GENERATION_FILE).write_text(json.dumps(options))
+    with pytest.raises(UnmaskError, match=rf"{GENERATION_FILE}' cannot be used \(.*{message}.*correct or delete it"):
         load(tmp_path / "model", device="cpu")
 
 
@@ -421,6 +421,8 @@ def test_an_autoregressive_trajectory_begins_after_its_own_prompt(ar):
         (lambda lm: lm.generate(1, prompt="a", length=8, guidance=1.0), "autoregressive.*masked"),
         (lambda lm: lm.generate(1, length=8, particles=2, score=len), "autoregressive"),
         (lambda lm: lm.generate(1, length=8, constraint=Words("a")), "autoregressive"),
+        (lambda lm: lm.generate(1, length=8, order="confidence"), "autoregressive"),
+        (lambda lm: lm.generate(1, length=8, sampler="remdm"), "autoregressive"),
         (lambda lm: lm.generate(1, length=8, steps=2), "autoregressive.*left to right.*steps"),
         (lambda lm: lm.generate(1, length=8, stride=4), "autoregressive.*window.*stride=4"),
         (lambda lm: lm.generate(1, length=8, window=4), "autoregressive.*window=4"),

@@ -62,7 +62,8 @@ def __getattr__(name: str) -> Any:
     if name == "constraints":
         return import_module("unmask.constraints")
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        globals()[name] = value = getattr(import_module(_WHERE[name]), name)
+        return value
     raise AttributeError(f"module 'unmask' has no attribute '{name}'")
 
 

@@ -1,13 +1,15 @@
-"""Checkpoint folders: config.json, model.safetensors, tokenizer files and unmask.json.
+"""Checkpoint folders on disk and on the Hugging Face hub: find, read, write and upload them.
 
-unmask.json is the `CheckpointConfig`: schedule, objective, length policy and protocol of the training run.
-`unmask.load` and the Auto classes of transformers open the same folder.
+A folder has config.json, model.safetensors, tokenizer files, unmask.json and perhaps generation_config.json, the
+default options of generation. unmask.json is the `CheckpointConfig`: schedule, objective, length policy and protocol of
+the training run. `unmask.load` and the Auto classes of transformers open the same folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,9 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from unmask import __version__
 from unmask.data.encoding import vocabulary_size
 from unmask.data.tokenizers import framed_tokenizer, load_published, open_tokenizer
-from unmask.errors import UnmaskError, reading
-from unmask.hub import download, is_hub_name
-from unmask.io import atomic_folder, is_intact, read_json, write_checksums
+from unmask.errors import UnmaskError, first_line
+from unmask.io import HUB_TIMEOUT, atomic_folder, is_intact, read_json, reading, write_checksums
 from unmask.registry import build, field
 
 SHIPPED = Path(str(files("unmask") / "shipped"))
@@ -30,7 +31,12 @@ DEFAULT_MODEL = "stories"
 DEFAULT_AR_MODEL = "stories-ar"
 """The autoregressive model trained on the same data."""
 CONFIG_FILE = "unmask.json"
+GENERATION_FILE = "generation_config.json"
 HUB = "hf:"
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.yaml"]
+"""Weights, configs, tokenizer files and descriptions; nothing that holds code."""
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""Names of repositories, "org/name"."""
 ENCODER_LENGTH = 512
 """Tokens per row of an encoder without unmask.json, if it takes more."""
 
@@ -55,7 +61,7 @@ def find_checkpoint(name: str | Path | None = None, revision: str | None = None)
     if str(path) in shipped_models() and (name is None or not is_checkpoint(path)):
         return SHIPPED / path
     if name in (None, "") or not os.path.exists(path):
-        if isinstance(name, str) and is_hub_name(name):
+        if isinstance(name, str) and HUB_NAME.fullmatch(name) and not path.parent.is_dir():
             return download(name, revision)
         raise UnmaskError(
             f"There is no checkpoint at '{named}'; give a folder written by 'unmask train' or 'unmask convert', a name "
@@ -64,15 +70,40 @@ def find_checkpoint(name: str | Path | None = None, revision: str | None = None)
     return path
 
 
+def download(name: str, revision: str | None = None) -> Path:
+    """The folder of a model of the hub, downloaded if the cache does not have its newest version.
+
+    Without a connection the version in the cache is used.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    version = "" if revision is None else f" with the revision '{revision}'"
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": HUB_FILES, "ignore_patterns": "*/*"}
+    try:
+        HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT)
+        return Path(snapshot_download(name, **options))
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise UnmaskError(
+            f"There is no checkpoint at '{name}', and no public model{version} of this name on the Hugging Face hub; "
+            "check the name, or log in with 'hf auth login' if the model is private."
+        ) from error
+    except Exception as error:
+        try:
+            return Path(snapshot_download(name, local_files_only=True, **options))
+        except Exception:
+            raise UnmaskError(
+                f"There is no checkpoint at '{name}', and the Hugging Face hub cannot be reached to look for a model"
+                f"{version} of this name ({first_line(error)}); connect to the internet once, or name a folder."
+            ) from error
+
+
 def is_checkpoint(what: str | Path) -> bool:
     """Whether a folder on disk is a checkpoint or a run with one."""
     path = Path(what)
-    return os.path.isfile(path / CONFIG_FILE) or has_network(path)  # False for a text too long for a name
-
-
-def has_network(path: Path) -> bool:
-    """Whether a folder holds a network of this package, as `save_pretrained` of transformers writes it."""
-    return (_network_type(path) or "").startswith("unmask-")
+    if os.path.isfile(path / CONFIG_FILE):  # False for a text too long for a name
+        return True
+    return (_network_type(path) or "").startswith("unmask-")  # as `save_pretrained` of transformers writes it
 
 
 def _network_type(path: Path) -> str | None:
@@ -113,11 +144,13 @@ def write_checkpoint(
     tokenizer: Any,
     config: CheckpointConfig,
     state_dict: dict[str, Any] | None = None,
+    generation_config: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Write the files of a checkpoint into an existing folder; `state_dict` replaces the weights of the model.
 
-    `options` are those of `save_pretrained`, such as `max_shard_size`.
+    `generation_config` are the default options of generation, `options` those of `save_pretrained`, such as
+    `max_shard_size`.
     """
     from unmask.models.build import silence_transformers
 
@@ -136,6 +169,10 @@ def write_checkpoint(
     with silence_transformers():
         model.save_pretrained(folder, state_dict=state_dict, **options)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    if generation_config:
+        file = folder / GENERATION_FILE  # there already if the network is autoregressive
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        file.write_text(json.dumps(stored | generation_config, indent=2) + "\n", encoding="utf-8")
     write_checksums(folder)
 
 
@@ -219,3 +256,74 @@ def _default_config(path: Path) -> CheckpointConfig:
         stacklevel=2,
     )
     return config
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The default options of generation in a checkpoint, as `unmask.load` validates them; none without the file.
+
+    Fields that only transformers has are ignored; `do_sample: false` is temperature 0, `top_k: 0` no top-k.
+    """
+    from unmask.generation_config import SAMPLER_FIELDS, TOKEN_FIELDS
+
+    file = folder / GENERATION_FILE
+    if not file.is_file():
+        return {}
+    with reading(f"'{file}' cannot be used", "correct or delete it"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it must be a JSON object")
+    defaults = {name: content[name] for name in TOKEN_FIELDS | SAMPLER_FIELDS if content.get(name) is not None}
+    if defaults.get("top_k") == 0:
+        del defaults["top_k"]
+    if content.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    return defaults
+
+
+def upload(folder: Path, name: str, *, private: bool | None = None, token: str | None = None) -> str:
+    """Upload the files of a folder to a repository, which is created if there is none; return its address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with unmask")
+    except Exception as error:
+        raise UnmaskError(
+            f"The model could not be uploaded to '{name}' ({first_line(error)}); check the name and the connection, "
+            "and log in with 'hf auth login'."
+        ) from error
+    return str(address)
+
+
+def model_card(name: str, model: Any, config: CheckpointConfig) -> str:
+    """The README of a model that has none."""
+    parameters = sum(weight.numel() for weight in model.parameters())
+    causal = config.objective.causal
+    kind = "An autoregressive" if causal else "A masked diffusion"
+    tags = ["language-model"] if causal else ["masked-diffusion", "language-model"]
+    return "\n".join(
+        [
+            "---",
+            "library_name: unmask",
+            f"pipeline_tag: {'text-generation' if causal else 'fill-mask'}",
+            "tags:",
+            *(f"- {tag}" for tag in tags),
+            "---",
+            "",
+            f"# {name.rpartition('/')[2]}",
+            "",
+            f"{kind} language model with {parameters:,} parameters.",
+            "",
+            "```python",
+            "import unmask",
+            "",
+            f'lm = unmask.load("{name}")',
+            "lm.generate(2)",
+            "```",
+            "",
+            f"Objective `{config.objective.name}`, schedule `{config.schedule.name}`, rows of {config.length} tokens "
+            f"(`{config.policy.name}`), unmask {config.version}.",
+            "",
+        ]
+    )

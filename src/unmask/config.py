@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -113,10 +113,15 @@ def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Rec
 
 
 def _read_values(recipe: str | Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    values = _read_yaml(_find(str(recipe))) if recipe is not None else {}
+    return with_overrides(_read_yaml(_find(str(recipe))) if recipe is not None else {}, overrides)
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of a recipe with ``key.sub=value`` overrides applied."""
+    changed = dict(values)
     for override in overrides:
-        _override(values, override)
-    return values
+        _override(changed, override)
+    return changed
 
 
 def recipe_for(what: str, overrides: Sequence[str] = (), for_text: str = "default") -> Recipe:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages of torch's CPU allocator, of CUDA and of cuBLAS, which do not raise `torch.OutOfMemoryError`."""
@@ -16,20 +15,6 @@ class UnmaskError(ValueError):
 
 class LoneError(UnmaskError):
     """An error of one process that the other processes do not know of. The command line prints it on any rank."""
-
-
-@contextmanager
-def reading(what: str, remedy: str) -> Iterator[None]:
-    """Raise ``WHAT (REASON); REMEDY.`` for every error of a block that reads a file from elsewhere.
-
-    Rust extensions raise a `BaseException` of their own when they panic.
-    """
-    try:
-        yield
-    except (UnmaskError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise UnmaskError(f"{what} ({first_line(error)}); {remedy}.") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -1,33 +1,48 @@
-"""`GenerationConfig`: the options of `generate`, `fill`, `edit`, `rewrite` and `stream`, validated once, and their
-defaults in the `generation_config.json` of a checkpoint."""
+"""The options of generation: validated once (`GenerationConfig`), turned into a sampler (`choose_sampler`) and into its
+run with constraints, particles, guidance and windows (`configure_sampler`)."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
 from numbers import Real
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from torch import Tensor
 
-from unmask.constraints import Constraint, as_constraints
+from unmask.constraints import Automaton, Constraint, as_constraints
+from unmask.constraints.particles import Score, ScoredTokenSampler, repeat_canvas, run_particles
+from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.random import MAX_SEED, MIN_SEED, is_integer
-from unmask.registry import explain
+from unmask.registry import build, explain, get
+from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Sampler, State, run_sampler
+from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
+from unmask.samplers.windows import Windows, run_windows
+from unmask.schedules import Schedule
 
 if TYPE_CHECKING:
-    from unmask.samplers.base import Sampler
+    from unmask.text_processor import TextProcessor
 
 Constraints = Constraint | Sequence[Constraint] | None
+Order = Literal[
+    "confidence", "margin", "entropy", "planner", "left_to_right", "uniform", "threshold", "entropy_bounded"
+]
+SamplerSpec = str | Mapping[str, Any] | Sampler
+"""The name of a sampler, `{name: ..., option: ...}`, or the sampler itself."""
 
-FILE = "generation_config.json"
 TOKEN_FIELDS = frozenset(TokenSampler.model_fields)
 SAMPLER_FIELDS = frozenset({"steps", "order", "sampler"})
+MAX_BATCH = 64
+MAX_AUTOMATON_STATES = 1 << 26
+"""Automaton states, over all positions and sequences, that one call may keep in memory."""
 MAX_COUNT = 1_000_000
 """Largest number of texts, of tokens in a text, or of particles."""
 
@@ -181,6 +196,32 @@ class GenerationConfig(BaseModel):
         """How tokens are drawn from logits."""
         return self.rule or TokenSampler(**self.token_options)
 
+    def bind(self, processor: TextProcessor, rows: list[list[int]]) -> SamplingOptions:
+        """The options of a run that writes these rows of token ids: constraints compiled for them, and windows."""
+        mask, eos = processor.mask_token_id, processor.eos_token_id
+        if self.guidance and not all(any(token not in (mask, eos) for token in row) for row in rows):
+            raise UnmaskError(f"guidance={self.guidance} needs a prompt or a suffix; give one.")
+        size, windows = self.window or processor.max_length, None
+        if max(map(len, rows)) > size:
+            windows = Windows(size, self.stride or max(1, size // 2), processor.end_token_id)
+
+        def score(ids: Tensor, attention_mask: Tensor) -> Tensor:
+            """[B] the scores of finished canvases [B, L]."""
+            sizes = attention_mask.sum(dim=1).tolist()
+            texts = [processor.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
+            return torch.tensor([self.score_text(text) for text in texts], dtype=torch.float64)
+
+        return SamplingOptions(
+            self.token_sampler,
+            processor.bind(self.constraint, rows),
+            self.particles,
+            self.guidance,
+            score if self.score is not None and self.particles > 1 else None,
+            windows,
+            processor.end_token_id,
+            processor.config.policy.supervises_padding and self.eos_rule,
+        )
+
     def with_constraints(self, others: Sequence[Constraint]) -> GenerationConfig:
         """The same config with further constraints."""
         own = [] if self.constraint is None else as_constraints(self.constraint)
@@ -192,33 +233,6 @@ class GenerationConfig(BaseModel):
         if not hasattr(value, "__float__") or not math.isfinite(value):
             raise UnmaskError(f"score must return a finite number, got {value!r} for {text[:40]!r}.")
         return float(value)
-
-
-def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The defaults in the generation_config.json of a checkpoint, which `load` checks; none without the file.
-
-    Fields that only transformers has are passed over; `do_sample: false` is temperature 0, `top_k: 0` no top-k.
-    """
-    file = folder / FILE
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it must be a JSON object")
-        defaults = {name: content[name] for name in TOKEN_FIELDS | SAMPLER_FIELDS if content.get(name) is not None}
-        if defaults.get("top_k") == 0:
-            del defaults["top_k"]
-        if content.get("do_sample") is False:
-            defaults["temperature"] = 0.0
-    except (ValueError, RecursionError, UnmaskError) as error:
-        raise invalid_file(file, error) from error
-    return defaults
-
-
-def invalid_file(file: Path, error: Exception) -> UnmaskError:
-    """The error for a generation_config.json that does not fit."""
-    return UnmaskError(f"'{file}' cannot be used ({str(error).rstrip('.')}); correct or delete it.")
 
 
 def check_count(name: str, value: Any) -> None:
@@ -234,3 +248,121 @@ def greedy_temperature(greedy: bool, temperature: float | None) -> float | None:
     if greedy and temperature not in (None, 0, 1):
         raise UnmaskError(f"greedy means temperature=0, got temperature={temperature}; give one of them.")
     return 0.0 if greedy else temperature
+
+
+# ---- the choice of a sampler -----------------------------------------------------------------------------------------
+
+
+def choose_sampler(
+    schedule: Schedule,
+    steps: int | None = None,
+    order: str | None = None,
+    sampler: SamplerSpec | None = None,
+    scores: bool = False,
+) -> Sampler:
+    """The sampler of a masked model: a named `order`, a `sampler` by its options, or ancestral sampling.
+
+    Options of the sampler that are not given default to `steps` and to the `schedule` of the model. `scores`: whether
+    the network was trained to output scores.
+    """
+    if order is not None and sampler is not None:
+        raise UnmaskError(f"order='{order}' and sampler={sampler!r} exclude each other; give one of them.")
+    spec = sampler if sampler is not None else "ancestral" if order is None else _spec_of_order(order)
+    chosen: Sampler = spec if isinstance(spec, Sampler) else build("sampler", _with_defaults(spec, schedule, steps))
+    if chosen.causal:
+        raise UnmaskError("The sampler 'ar' needs an autoregressive model, and this one is masked; choose another.")
+    if chosen.needs_scores and not scores:
+        raise UnmaskError(
+            "The sampler 'analytic' needs scores, which only the objective 'sedd' trains; use 'ancestral', which is "
+            "the same for normalised predictions."
+        )
+    if steps is not None and chosen.adaptive:
+        raise UnmaskError(f"The network decides the number of calls of this sampler; leave out steps={steps}.")
+    if steps is not None and getattr(chosen, "steps", steps) != steps:
+        own = getattr(chosen, "steps", None)
+        raise UnmaskError(f"steps={steps} contradicts steps={own} of the sampler; leave out one of them.")
+    return chosen
+
+
+def _spec_of_order(order: str) -> dict[str, Any]:
+    if order not in get_args(Order):
+        raise UnmaskError(f"There is no order named '{order}'.{did_you_mean(str(order), get_args(Order))}")
+    ordered = get_args(get("sampler", "ordered").model_fields["order"].annotation)
+    return {"name": "ordered", "order": order} if order in ordered else {"name": order}
+
+
+def _with_defaults(spec: str | Mapping[str, Any], schedule: Schedule, steps: int | None) -> Any:
+    given = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        return spec  # `build` reports the error
+    defaults = {"schedule": schedule} if steps is None else {"schedule": schedule, "steps": steps}
+    fields = get("sampler", given["name"]).model_fields
+    return {**{name: value for name, value in defaults.items() if name in fields}, **given}
+
+
+# ---- the run of a sampler --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How a sampler runs. `particles` are weighted by the `automaton` or by the `score`; `guidance` is a weight.
+
+    `eos` is the token that ends a text, if any; with `eos_padding` it also fills the row after the text. The automaton
+    does not read an EOS that is given.
+    """
+
+    token_sampler: TokenSampler = field(default_factory=TokenSampler)
+    automaton: Automaton | None = None
+    particles: int = 1
+    guidance: float = 0.0
+    score: Score | None = None
+    windows: Windows | None = None
+    eos: int | None = None
+    eos_padding: bool = False
+
+    def batch_size(self, length: int) -> int:
+        """The default number of sequences to sample at a time."""
+        states = 1 if self.automaton is None else self.automaton.states * length
+        return max(1, min(MAX_BATCH, MAX_AUTOMATON_STATES // states) // self.particles)
+
+
+def configure_sampler(
+    sampler: Sampler, options: SamplingOptions, device: torch.device
+) -> Callable[[Any, Canvas], Iterator[State]]:
+    """A function of (denoiser, canvas) that yields every state of the sampler run with these options."""
+    token_sampler = choose_token_sampler(sampler, options, device)
+
+    def run_window(denoiser: Any, canvas: Canvas) -> Iterator[State]:
+        if isinstance(token_sampler, JointTokenSampler) and options.particles > 1:
+            wrapped = wrap_denoiser(denoiser, repeat_canvas(canvas, options.particles), options)
+            return run_particles(sampler, wrapped, canvas, token_sampler, options.particles)
+        return run_sampler(sampler, wrap_denoiser(denoiser, canvas, options), canvas, token_sampler)
+
+    def run(denoiser: Any, canvas: Canvas) -> Iterator[State]:
+        windows = options.windows
+        if windows is None or canvas.ids.shape[1] <= windows.size:
+            return run_window(denoiser, canvas)
+        return run_windows(lambda window: run_window(denoiser, window), sampler, canvas, windows)
+
+    return run
+
+
+def choose_token_sampler(sampler: Sampler, options: SamplingOptions, device: torch.device) -> AnyTokenSampler:
+    """How the sampler draws tokens with these options."""
+    eos = options.eos if options.eos_padding else None
+    if options.automaton is not None:
+        particles = options.particles if options.particles > 1 else 0
+        return ConstrainedTokenSampler(options.token_sampler, options.automaton, device, particles, eos, options.eos)
+    if sampler.causal:
+        return options.token_sampler
+    token_sampler = options.token_sampler if eos is None else EosTokenSampler(options.token_sampler, eos)
+    return token_sampler if options.score is None else ScoredTokenSampler(token_sampler, options.score)
+
+
+def wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
+    """The denoiser with guidance, and without EOS before given text, for one canvas."""
+    if options.guidance and canvas.condition is not None and bool(canvas.condition.any()):
+        denoiser = GuidedDenoiser(denoiser, canvas.condition, options.guidance)
+    if options.eos is not None and canvas.no_eos is not None and bool(canvas.no_eos.any()):
+        denoiser = NoEosDenoiser(denoiser, canvas.no_eos, options.eos)
+    return denoiser

@@ -92,7 +92,7 @@ class TemplateLayout:
     def _with_lengths(
         self, template: Template, room: int, rows: Callable[[list[int]], list[list[int]]], reserved: int = 0
     ) -> list[int]:
-        """Token ids of a template after its blanks got their lengths.
+        """Token ids of a template once all its blanks have a length.
 
         `rows` are the rows that ids may become, one of which must satisfy the constraint; `reserved` of the `room` is
         left to other tokens.
@@ -184,7 +184,7 @@ def _best(candidates: list[Template], nats: Nats) -> Template:
 def known_nats(denoiser: Any, schedule: Schedule, processor: TextProcessor, ids: list[int], draws: Tensor) -> float:
     """The bound of the known tokens of a text while its blanks stay masked, summed over draws [R].
 
-    A known token has the same random numbers whatever the length of the blanks before it. EOS tokens that the length
+    The random numbers of a known token do not depend on the length of the blanks before it. EOS tokens that the length
     policy appends are not counted.
     """
     row = torch.tensor(processor.text_row(ids), device=draws.device)
@@ -341,5 +341,5 @@ def _occurrences(processor: TextProcessor, text: str, words: Sequence[str]) -> l
 
 
 def _is_boundary(text: str, inside: int, outside: int) -> bool:
-    """Whether a word of the text ends between two neighbouring characters."""
+    """Whether a word of the text begins or ends between two neighbouring characters."""
     return 0 <= outside < len(text) and text[inside].isalnum() and not text[outside].isalnum()

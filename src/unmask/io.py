@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UnmaskError, reading
+from unmask.errors import UnmaskError, first_line
 
 CHECKSUMS = "checksums.json"
 STATE_CHECKSUMS = "state/checksums.json"
@@ -106,6 +106,20 @@ def _write_error(path: Path, reason: object) -> UnmaskError:
     )
 
 
+@contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """Raise ``WHAT (REASON); REMEDY.`` for every error of a block that reads a file from elsewhere.
+
+    Rust extensions raise a `BaseException` of their own when they panic.
+    """
+    try:
+        yield
+    except (UnmaskError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UnmaskError(f"{what} ({first_line(error)}); {remedy}.") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of standard JSON, without NaN and infinities."""
 
@@ -182,8 +196,8 @@ def build_once(path: Path, is_complete: Callable[[Path], bool], write: Callable[
     """Make sure that there is a complete folder at `path`.
 
     A missing or damaged folder is built by `write` in another folder, which is renamed when it is complete. One process
-    builds while others wait. `write` finds what a build that was killed or failed has left, and may continue from it;
-    an `UnmaskError` leaves nothing.
+    builds while others wait. `write` is given the folder that a killed or failed build left, and may continue from
+    it; after an `UnmaskError` nothing is left.
     """
     from filelock import FileLock
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,24 +12,32 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
 
-from unmask.checkpoint import CheckpointConfig, is_checkpoint, load_checkpoint, write_checkpoint
+from unmask.checkpoint import (
+    GENERATION_FILE,
+    CheckpointConfig,
+    is_checkpoint,
+    load_checkpoint,
+    model_card,
+    read_generation_config,
+    upload,
+    write_checkpoint,
+)
 from unmask.choices import Choice, answer_nats, answer_rows, compare, split_slot
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.generation_config import (
-    FILE,
     SAMPLER_FIELDS,
     Constraints,
     GenerationConfig,
+    SamplerSpec,
+    SamplingOptions,
     check_count,
+    choose_sampler,
+    configure_sampler,
     greedy_temperature,
-    invalid_file,
-    read_generation_config,
 )
-from unmask.hub import model_card, upload
 from unmask.infilling import (
     DEFAULT_STRENGTH,
     TemplateLayout,
@@ -39,7 +46,7 @@ from unmask.infilling import (
     mask_unlikely,
     most_likely_tokens,
 )
-from unmask.io import atomic_folder, check_new_folder, write_checksums
+from unmask.io import atomic_folder, check_new_folder
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
 from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, device_of, select_device, select_dtype
@@ -47,9 +54,7 @@ from unmask.random import check_seeds, is_integer
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.samplers.guidance import MaskPaddedDenoiser
-from unmask.samplers.options import SamplerSpec, SamplingOptions, choose_sampler, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
-from unmask.samplers.windows import Windows
 from unmask.text_processor import (
     BLANK,
     Frame,
@@ -91,10 +96,12 @@ def load(
     engine = InferenceEngine(network) if records else None
     lm = build_pipeline(network, checkpoint.tokenizer, checkpoint.config, checkpoint.path, engine)
     lm.generation_config = read_generation_config(checkpoint.path)
-    try:
-        lm.resolve({}, lm.sample)
-    except UnmaskError as error:
-        raise invalid_file(checkpoint.path / FILE, error) from error
+    if lm.generation_config:
+        try:
+            lm.resolve({}, lm.sample)
+        except UnmaskError as error:
+            file, reason = checkpoint.path / GENERATION_FILE, str(error).rstrip(".")
+            raise UnmaskError(f"'{file}' cannot be used ({reason}); correct or delete it.") from error
     return lm
 
 
@@ -174,13 +181,11 @@ class MaskedDiffusionLM:
 
     def _write(self, folder: Path, name: str) -> None:
         card = None if self.path is None else self.path / "README.md"
-        write_checkpoint(folder, self.denoiser, self.tokenizer, self.config)
-        if self.generation_config:
-            file = folder / FILE
-            stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            file.write_text(json.dumps(stored | self.generation_config, indent=2) + "\n", encoding="utf-8")
-            write_checksums(folder)
-        text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else model_card(self, name)
+        write_checkpoint(folder, self.denoiser, self.tokenizer, self.config, generation_config=self.generation_config)
+        if card is not None and card.is_file():
+            text = card.read_text(encoding="utf-8")
+        else:
+            text = model_card(name, self.denoiser, self.config)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     # -- generate
@@ -230,7 +235,7 @@ class MaskedDiffusionLM:
         minus w times those without. `score`, a function of a text, selects the best of `best_of` texts, or weights
         `particles`, so that the distribution of the texts approaches p exp(score).
 
-        `order` names an order of unmasking (`unmask.samplers.options.Order`), `sampler` a sampler, such as
+        `order` names an order of unmasking (`unmask.generation_config.Order`), `sampler` a sampler, such as
         `{"name": "remdm", "strategy": "cap"}`. `rule`, a `TokenSampler`, replaces `temperature` to `greedy_above`.
         `return_trajectory` returns `Generation`s with a `trajectory`. `streamer` is a streamer of `transformers`, for
         one text.
@@ -581,32 +586,10 @@ class MaskedDiffusionLM:
         self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
     ) -> tuple[SamplingOptions, Any]:
         """The options of a sampling run on canvases of some of the rows, and the denoiser for it."""
-        processor = self.text_processor
-        mask, eos, max_length = processor.mask_token_id, processor.eos_token_id, processor.max_length
-        if config.guidance and not all(any(token not in (mask, eos) for token in row) for row in rows):
-            raise UnmaskError(f"guidance={config.guidance} needs a prompt or a suffix; give one.")
-        size, windows = config.window or max_length, None
-        if max(map(len, rows)) > size:
-            windows = Windows(size, config.stride or max(1, size // 2), processor.end_token_id)
-
-        def score(ids: Tensor, attention_mask: Tensor) -> Tensor:
-            """[B] the scores of finished canvases [B, L]."""
-            sizes = attention_mask.sum(dim=1).tolist()
-            texts = [processor.decode(row[:size]) for row, size in zip(ids.tolist(), sizes, strict=True)]
-            return torch.tensor([config.score_text(text) for text in texts], dtype=torch.float64)
-
-        options = SamplingOptions(
-            config.token_sampler,
-            processor.bind(config.constraint, rows),
-            config.particles,
-            config.guidance,
-            score if config.score is not None and config.particles > 1 else None,
-            windows,
-            processor.end_token_id,
-            self.config.policy.supervises_padding and config.eos_rule,
-        )
+        options = config.bind(self.text_processor, rows)
+        size = config.window or self.text_processor.max_length
         steps = getattr(sampler, "steps", None)
-        calls = [min(steps or len(row), row.count(mask)) for row in rows]
+        calls = [min(steps or len(row), row.count(self.text_processor.mask_token_id)) for row in rows]
         tokens = sum(min(len(row), size) * n for row, n in zip(rows, calls, strict=True))
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
         denoiser = self.prepare_denoiser(tokens)
@@ -662,8 +645,7 @@ class AutoregressiveLM(MaskedDiffusionLM):
     def choose(self, text: str, choices: Sequence[str], *, seed: int = 0) -> list[Choice]:
         """As in a masked model, but always exact: the likelihoods of the text with each answer are compared."""
         before, after = split_slot(text, choices)
-        bound = self.score([f"{before}{choice}{after}" for choice in choices], seed=seed)
-        nats = torch.tensor([[one.nats for one in bound]], dtype=torch.float64)
+        nats = torch.tensor([[self.score(f"{before}{choice}{after}", seed=seed).nats for choice in choices]])
         return compare(choices, nats, [True] * len(choices))
 
     def edit_details(self, text: str, **options: Any) -> Generation:

@@ -54,7 +54,7 @@ class Batch:
 
 
 def sample_mask(batch: Batch, mask_rate: Tensor, noise: Tensor) -> Tensor:
-    """[B, L] the positions that q(z_t | x) masks: each target token with probability 1 - alpha_t.
+    """[B, L] the positions that q(z_t | x) masks (eq. 4): each target token with probability 1 - alpha_t.
 
     `mask_rate` [B] is 1 - alpha_t; `noise` [B, L] are uniforms.
     """

@@ -12,7 +12,7 @@ from unmask.cli import demo, terminal
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.training import Callback, train
 from unmask.training.callbacks import read_log
-from unmask.training.fine_tuning import recipe_from
+from unmask.training.run import recipe_from
 
 SMALL = (
     "data.source.separator=line",

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from unmask.checkpoint import GENERATION_FILE
 from unmask.cli import common, terminal
 from unmask.constraints import Regex
-from unmask.generation_config import FILE
 from unmask.pipeline import MaskedDiffusionLM
 
 SMALL = ("--length", 16, "--steps", 4, "--seed", 3)
@@ -89,7 +89,7 @@ def test_constraints_apply_together(sample):
 def test_defaults_are_those_of_the_checkpoint_unless_exact(reported, mdlm_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(mdlm_folder, folder)
-    (folder / FILE).write_text('{"top_p": 0.5, "steps": 3, "sampler": "remdm"}')
+    (folder / GENERATION_FILE).write_text('{"top_p": 0.5, "steps": 3, "sampler": "remdm"}')
     verbs = {"sample": (folder, "--length", 6), "fill": (folder, "a[MASK:2]b"), "edit": (folder, "abcdef")}
     for verb, words in verbs.items():
         by_default, exact = reported(verb, *words), reported(verb, *words, "--exact")
@@ -115,25 +115,13 @@ def test_orders_and_samplers_apply(sample):
     [
         (("{mdlm}", "--watch", "--json"), "--watch and --json cannot be combined"),
         (("{mdlm}", "--top-p", "1.5"), "top_p"),
-        (("{mdlm}", "--steps", "0"), "--steps"),
         (("{mdlm}", "--seed", 10**23), "seed"),
         (("{mdlm}", "--seed", 2**63 - 1, "-n", 2, "--watch"), "seed"),
         (("{mdlm}", "--length", 10**12), "1000000"),
-        (("{mdlm}", "--length", 90, "--stride", 60), "stride"),
-        (("{mdlm}", "--guidance", 1), "prompt"),
-        (("{mdlm}", "--order", "sideways"), "sideways"),
-        (("{mdlm}", "--order", "threshold", "--steps", "4"), "steps"),
         (("{mdlm}", "--sampler", "name: [remdm"), "--sampler must be written as 'name: remdm, strategy: cap'"),
-        (("{mdlm}", "--sampler", "name: remdm, eta: 3"), "eta"),
-        (("{mdlm}", "--sampler", "remdm", "--with", "a", "--particles", "2"), "particles"),
         (("{mdlm}", "--match", "[a-z"), "regular expression"),
-        (("{mdlm}", "--match", "abc", "--length", 14), "14 tokens"),
         (("{mdlm}", "--characters", "many"), "--characters must be a length such as 50 or 40-60, got 'many'"),
-        (("{mdlm}", "--particles", "2"), "constraint"),
-        (("{ar}", "--length", 9999), "48"),
         (("{ar}", "--length", 6, "--steps", 2), "steps"),
-        (("{ar}", "--length", 6, "--stride", 2), "stride"),
-        (("{ar}", "--prompt", "a", "--suffix", "b"), "suffix"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(refused, mdlm_folder, ar_folder, arguments, words):

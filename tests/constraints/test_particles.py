@@ -13,13 +13,13 @@ from tests.constraints.test_sampling import CPU, automaton_of, matches
 from unmask.constraints import Banned, Fixed, Vocabulary, Words, compile_constraints
 from unmask.constraints.particles import ScoredTokenSampler, _resample, run_particles
 from unmask.constraints.sampling import ConstrainedTokenSampler
+from unmask.generation_config import SamplingOptions, configure_sampler
 from unmask.laws.base import chi_square
 from unmask.laws.chains import BLANK, MASK, output_distribution
 from unmask.laws.tables import TableDenoiser, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, JointTokenSampler, ParticleWeights, State, sample
 from unmask.samplers.ending import EosTokenSampler
-from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.token_sampling import TokenSampler
 
 

@@ -18,7 +18,7 @@ import pytest
 from unmask.data import cache as module
 from unmask.data import encoding
 from unmask.data.cache import FILES, JOURNAL, META, TokenCache, TokenWriter
-from unmask.data.encoding import ChunkBatch, Encoder, encode
+from unmask.data.encoding import ChunkBatch, TextEncoder, encode
 from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from unmask.errors import UnmaskError
@@ -53,11 +53,11 @@ def entries(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
 
 
-def record_encodings(path: Path) -> Callable[[Encoder, ChunkBatch], Any]:
-    """Return `Encoder.encode` that also writes the names and positions of the chunks to a file."""
-    original = Encoder.encode
+def record_encodings(path: Path) -> Callable[[TextEncoder, ChunkBatch], Any]:
+    """Return `TextEncoder.encode` that also writes the names and positions of the chunks to a file."""
+    original = TextEncoder.encode
 
-    def recorded(encoder: Encoder, batch: ChunkBatch) -> Any:
+    def recorded(encoder: TextEncoder, batch: ChunkBatch) -> Any:
         with path.open("a") as record:
             record.writelines(json.dumps([chunk.name, chunk.start]) + "\n" for chunk in batch.chunks)
         return original(encoder, batch)
@@ -82,7 +82,7 @@ def test_it_holds_the_tokens_and_sizes_of_each_document() -> None:
 def test_it_is_found_again_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = build()
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "encode", None)
+        patch.setattr(TextEncoder, "encode", None)
         assert build().folder == first.folder
     for changed in (
         [Document("A", "héllo"), *DOCUMENTS[1:]],
@@ -187,7 +187,7 @@ def unbuffered_write(writer: TokenWriter, name: str, values: Any) -> None:
 
 
 POINTS: dict[str, tuple[object, str, int, bool]] = {
-    "while encoding": (Encoder, "encode", 7, False),
+    "while encoding": (TextEncoder, "encode", 7, False),
     "between files": (TokenWriter, "_write", 33, True),
     "before the journal": (module, "atomic_text", 2, False),
     "after the journal": (module, "atomic_text", 2, True),
@@ -199,7 +199,7 @@ def test_a_killed_encoding_continues(point: str, unbroken: dict[str, bytes], fol
     owner, name, number, after = POINTS[point]
 
     def run() -> None:
-        Encoder.encode = record_encodings(tmp_path / "record")  # type: ignore[method-assign]
+        TextEncoder.encode = record_encodings(tmp_path / "record")  # type: ignore[method-assign]
         TokenWriter._write = unbuffered_write  # type: ignore[method-assign]
         setattr(owner, name, killed_at(getattr(owner, name), number, after))
         TokenCache.build(corpus, BYTES)
@@ -212,7 +212,7 @@ def test_a_killed_encoding_continues(point: str, unbroken: dict[str, bytes], fol
     assert contents(TokenCache.build(corpus, BYTES)) == unbroken
     assert len(entries(folder)) == 1
     encoded = (tmp_path / "record").read_text().splitlines()
-    assert list(dict.fromkeys(encoded)) == [json.dumps([c.name, c.start]) for c in Encoder(BYTES).split(corpus())]
+    assert list(dict.fromkeys(encoded)) == [json.dumps([c.name, c.start]) for c in TextEncoder(BYTES).split(corpus())]
     assert len(encoded) < 1.8 * len(set(encoded)), "what the journal records is not encoded again"
 
 
@@ -233,15 +233,15 @@ def test_a_kill_at_the_very_end(owner: type, name: str, unbroken: dict[str, byte
 def test_an_interrupted_encoding_continues_only_from_a_journal_that_fits(
     damage: str, unbroken: dict[str, bytes], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = Encoder.encode, iter(range(20))
+    original, calls = TextEncoder.encode, iter(range(20))
 
-    def interrupted(encoder: Encoder, batch: ChunkBatch) -> Any:
+    def interrupted(encoder: TextEncoder, batch: ChunkBatch) -> Any:
         if next(calls, None) is None:
             raise KeyboardInterrupt
         return original(encoder, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "encode", interrupted)
+        patch.setattr(TextEncoder, "encode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             TokenCache.build(corpus, BYTES)
     (partial,) = folder.glob(".*.partial")
@@ -252,9 +252,9 @@ def test_an_interrupted_encoding_continues_only_from_a_journal_that_fits(
     elif damage == "chunks":
         monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 90)
         monkeypatch.setattr(module, "CHUNK_CHARACTERS", 90)
-    monkeypatch.setattr(Encoder, "encode", record_encodings(tmp_path / "record"))
+    monkeypatch.setattr(TextEncoder, "encode", record_encodings(tmp_path / "record"))
     assert contents(TokenCache.build(corpus, BYTES)) == unbroken
-    again, total = (tmp_path / "record").read_text().count("\n"), sum(1 for _ in Encoder(BYTES).split(corpus()))
+    again, total = (tmp_path / "record").read_text().count("\n"), sum(1 for _ in TextEncoder(BYTES).split(corpus()))
     assert again < total - 20 if damage == "none" else again == total
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from unmask import registry
 from unmask.data import encoding
 from unmask.data.cache import FILES, META
-from unmask.data.encoding import Encoder, encode, encoder_of
+from unmask.data.encoding import TextEncoder, encode
 from unmask.data.sources import Document, Source
 from unmask.data.split import Corpus, prepare
 from unmask.data.tokenizers import BPETokenizer, HuggingFaceTokenizer
@@ -88,21 +87,6 @@ def test_caches_are_the_same_for_parts_and_chunks_of_any_size(spec, sizes, tmp_p
         assert corpus.cut == whole.cut
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, spec: object, size: int) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
-    encoder = encoder_of(registry.build("tokenizer", spec).build(PartsSource().documents))
-    documents = list(PartsSource().documents())
-    found = list(encoder.split(PartsSource(size=size).documents()))
-    assert found == list(encoder.split(documents))
-    assert len(found) > 50
-    assert "".join(chunk.text for chunk in found) == "".join(document.text for document in documents)
-    for left, right in pairwise(found):
-        assert right.before == (left.text[-encoding.CONTEXT_CHARACTERS :] if left.more else "")
-        assert right.start == (left.start + len(left.text) if left.more else 0)
-
-
 def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:
     return registry.build("tokenizer", spec).build(PartsSource().documents)
 
@@ -111,7 +95,7 @@ def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:
 def test_a_mark_of_the_start_is_not_put_before_each_chunk(monkeypatch: pytest.MonkeyPatch, prepend: str) -> None:
     backend = Tokenizer(models.WordLevel({"▁a": 0, "▁": 1, "a": 2, "[UNK]": 3}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
-    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=backend))
     text = "a " * 100 + "a"
     whole = encoder([text])[0].tolist()
     monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 50)
@@ -123,7 +107,7 @@ def test_a_boundary_moves_on_where_a_token_would_be_cut(monkeypatch: pytest.Monk
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_tokens(["b a"])
-    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=backend))
     monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 50)
     text = "a b " * 100
     *parts, last = encoder.split([Document("a", text)])
@@ -172,7 +156,7 @@ def test_truncation_does_not_matter_and_added_tokens_do(spec: str | dict[str, ob
 @pytest.mark.skipif(not DATA, reason="UNMASK_DATA, the folder with real data, is not set")
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 def test_long_texts_of_published_tokenizers(name: str) -> None:
-    encoder = Encoder(build({"name": "huggingface", "path": f"{DATA}/vocab/{name}"}))
+    encoder = TextEncoder(build({"name": "huggingface", "path": f"{DATA}/vocab/{name}"}))
     text = "".join(document.text for document in PartsSource().documents()) * 20
     assert len(text) > encoding.CHUNK_CHARACTERS
     assert np.array_equal(encoder([text])[0], encoder._encode_batch([text])[0])

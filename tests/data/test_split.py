@@ -14,7 +14,7 @@ import yaml
 from unmask import registry
 from unmask.config import parse_recipe
 from unmask.data import split as module
-from unmask.data.encoding import Encoder
+from unmask.data.encoding import TextEncoder
 from unmask.data.joined_rows import JoinedRows, MixedRows
 from unmask.data.length_policies import Packed, Padded
 from unmask.data.sources import CorpusDigest, Document, Source
@@ -236,7 +236,7 @@ def test_each_part_of_a_mixture_has_its_own_split_and_cache(folder: Path, monkey
         alone = prepare(part.source, ByteTokenizer(), fraction=0.1)
         assert (texts_of(alone, "train"), texts_of(alone, "validation")) == ([train], [validation])
         assert alone.train.folder == corpus.train_parts[number].folder
-    monkeypatch.setattr(Encoder, "encode", None)
+    monkeypatch.setattr(TextEncoder, "encode", None)
     again = prepare(mixture(folder, 1, 5), ByteTokenizer(), fraction=0.1)
     assert [tokens.folder for tokens in again.train_parts] == [tokens.folder for tokens in corpus.train_parts]
 

@@ -1,19 +1,21 @@
-"""The Python code of the documentation and the commands of the README run."""
+"""The Python code of the documentation and the commands of the README run, and all commands have known options."""
 
 from __future__ import annotations
 
 import pkgutil
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import typer
 
 from unmask import registry
+from unmask.cli import app
+from unmask.cli.train import TrainCommand
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.rows import Tokens
 
@@ -32,13 +34,15 @@ def copied_registry(monkeypatch):
     monkeypatch.setattr(registry, "AXES", {axis: dict(members) for axis, members in registry.AXES.items()})
 
 
-def names_in_mathematics() -> list[str]:
-    table = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8").partition("**Schedules.**")[0]
-    return sorted(set(re.findall(r"`([a-z0-9_]+\.[A-Za-z0-9_.]+)`", table)))
+def names_in_tables() -> list[str]:
+    """The code that the tables of two pages name."""
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("mathematics.md", "extending.md")]
+    tables = pages[0].partition("**Schedules.**")[0] + pages[1].partition("## Where to look")[2].partition("\n## ")[0]
+    return sorted(set(re.findall(r"`([a-z0-9_]+\.[A-Za-z0-9_.]+)`", tables)))
 
 
-@pytest.mark.parametrize("name", names_in_mathematics())
-def test_the_mathematics_page_names_code_that_exists(name):
+@pytest.mark.parametrize("name", names_in_tables())
+def test_tables_name_code_that_exists(name):
     assert pkgutil.resolve_name(f"unmask.{name}") is not None
 
 
@@ -54,9 +58,28 @@ def test_the_extending_page_runs(copied_registry, monkeypatch):
     assert rows[np.arange(3)].input_ids.tolist() == [[1, 2], [3, 0], [4, 0]]
 
 
-def readme_commands() -> list[str]:
-    text = "\n".join(blocks(ROOT / "README.md", ""))
-    return [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("unmask ")]
+def commands(page: Path) -> list[str]:
+    """The commands of a page; those over several lines are joined, comments are left out."""
+    text = "\n".join(blocks(page, "")).replace("\\\n", " ")
+    return [line.split(" #")[0].strip() for line in text.splitlines() if line.startswith("unmask ")]
+
+
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("guide", "results", "reproduce", "scaling", "serving"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_known_verbs_and_options(page):
+    found = commands(ROOT / page)
+    assert found
+    for line in found:
+        _, *words = shlex.split(line.split(" > ")[0].split(" | ")[0])
+        command = typer.main.get_command(app)
+        while isinstance(command, typer.core.TyperGroup):
+            named = bool(words) and words[0] in command.commands
+            command = command.commands[words.pop(0) if named else "perplexity"]
+        if isinstance(command, TrainCommand):
+            words = [word for word in words if word not in ("--resume", "auto")]
+        command.make_parser(typer.Context(command)).parse_args(words)
 
 
 def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
@@ -68,8 +91,8 @@ def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
     exec(compile(code.replace('"training.steps": 2000', small), "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypatch, tmp_path):
+@pytest.mark.parametrize("command", commands(ROOT / "README.md"))
+def test_the_readme_commands_run(command, run, shipped_models, mdlm_folder, monkeypatch, tmp_path):
     """With small models, a small text and few steps."""
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("one two three four five six seven. " * 60)
@@ -77,9 +100,9 @@ def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypat
     Path("ptb").mkdir()
     Path("ptb/ptb.test.txt").write_text("one two\nthree four\n")
     _, *arguments = shlex.split(command)
-    if arguments[0] in ("demo", "convert", "ship"):
-        arguments = [arguments[0], "--help"]
     verb = arguments[0]
+    if verb in ("demo", "convert", "ship"):
+        arguments = [verb, "--help"]
     if verb != "train":
         arguments = [str(mdlm_folder) if word == "runs/mine" else word for word in arguments]
     for index in [index for index, word in enumerate(arguments) if word == "--length"]:
@@ -89,9 +112,5 @@ def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypat
         arguments += [*([] if "--from" in arguments else small), "training.steps=2", "training.batch_size=2"]
     if verb == "eval" and "zero-shot" not in arguments:
         arguments += ["--data", "my.txt"]
-    start = (
-        f"from pathlib import Path; from unmask import checkpoint; checkpoint.SHIPPED = Path({str(shipped_models)!r})"
-    )
-    program = [sys.executable, "-c", f"{start}; from unmask.cli import main; main()", *arguments]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    code, _, err = run(*arguments)
+    assert code == 0, err

@@ -3,6 +3,8 @@
 `UNMASK_FUZZ_SEEDS=1000:3000 pytest tests/integration/test_fuzz_cli.py` tries other seeds.
 """
 
+# ruff: noqa: SIM905  (long lists of words are shorter as one string)
+
 from __future__ import annotations
 
 import os
@@ -14,124 +16,51 @@ import pytest
 
 START, STOP = map(int, os.environ.get("UNMASK_FUZZ_SEEDS", "0:150").split(":"))
 SECONDS = 60
-TEXTS = [
-    "abcabcd",
-    "a",
-    "",
-    "a[MASK]c",
-    "[MASK:3]",
-    "[MASK:2-4]b",
-    "[MASK:",
-    "[MASK:0]",
-    "[MASK:99999999]",
-    "é \N{GRINNING FACE}",
-]
-TEXTS += ["-", "--", "\udcff", "abc" * 200, "smoke", "nowhere", ".", "/dev/null", "a\nb", " ", "%s {} [bold]", "~"]
-NUMBERS = [
-    "0",
-    "1",
-    "2",
-    "3",
-    "-1",
-    "7",
-    "1e3",
-    "0.5",
-    "nan",
-    "inf",
-    "-inf",
-    "9" * 30,
-    "1_0",
-    "",
-    "x",
-    "0x10",
-    "2.0",
-    "½",
-]
-FILES = [
-    "a.txt",
-    "a.csv",
-    "a.jsonl",
-    "bad.json",
-    "deep.json",
-    "latin1.txt",
-    "pipe",
-    "folder",
-    "empty.txt",
-    "README",
-    "*.txt",
-]
-FILES += [
-    "nowhere.txt",
-    "/dev/zero",
-    "nowhere/x.png",
-    "x.png",
-    "x.svg",
-    "x.gif",
-    "x.html",
-    "x.json",
-    "/dev/full",
-    "x" * 300,
-]
-SPECS = [
-    "ancestral",
-    "remdm",
-    "name: remdm, strategy: cap",
-    "name: remdm, eta: -1",
-    "name: x",
-    "{",
-    "name: [",
-    "ordered",
-    "3",
-]
-SPECS += ["confidence", "left_to_right", "threshold", "uniform", "planner", "entropy", "name: ancestral, steps: 1e99"]
+TEXTS = ["", "é \N{GRINNING FACE}", "--", "\udcff", "abc" * 200, "a\nb", " ", "%s {} [bold]"]
+TEXTS += "abcabcd a a[MASK]c [MASK:3] [MASK:2-4]b [MASK: [MASK:0] [MASK:99999999] - smoke nowhere . /dev/null ~".split()
+NUMBERS = ["", "9" * 30, *"0 1 2 3 -1 7 1e3 0.5 nan inf -inf 1_0 x 0x10 2.0 ½".split()]
+FILES = "a.txt a.csv a.jsonl bad.json deep.json latin1.txt pipe folder empty.txt README *.txt nowhere.txt".split()
+FILES += [*"/dev/zero nowhere/x.png x.png x.svg x.gif x.html x.json /dev/full".split(), "x" * 300]
+SPECS = ["name: remdm, strategy: cap", "name: remdm, eta: -1", "name: x", "name: [", "name: ancestral, steps: 1e99"]
+SPECS += "ancestral remdm { ordered 3 confidence left_to_right threshold uniform planner entropy".split()
 VALUES = TEXTS + NUMBERS + FILES + SPECS
-SMALL = {"-n": ["1", "2", "0", "x"], "--length": ["1", "4", "9", "64", "65", "0", "-3"], "--particles": ["1", "2", "0"]}
-SMALL |= {
-    "--count": ["1", "0"],
-    "--rows": ["1", "2", "0"],
-    "--precision": ["1", "0", "x"],
-    "--steps": ["1", "3", "0", "none"],
-}
-SMALL |= {
-    "--judge": ["smoke", "nowhere/x/y", "./x"],
+SMALL: dict[str, list[str]] = {
+    **{f"--{name}": FILES for name in ("out", "plot", "html", "gif", "png", "data", "texts")},
+    **{"--sampler": SPECS, "--order": SPECS, "--keep": TEXTS, "--given": TEXTS, "--seed": NUMBERS},
+    "-n": "1 2 0 x".split(),
+    "--length": "1 4 9 64 65 0 -3".split(),
+    "--particles": "1 2 0".split(),
+    "--count": "1 0".split(),
+    "--rows": "1 2 0".split(),
+    "--precision": "1 0 x".split(),
+    "--steps": "1 3 0 none".split(),
+    "--judge": "smoke nowhere/x/y ./x".split(),
     "--device": ["cpu", "cuda:9", "x", ""],
     "--dtype": ["float32", "x"],
-}
-SMALL |= {"--batch-size": ["1", "2", "0", "9" * 30], "--out": FILES, "--plot": FILES, "--html": FILES, "--gif": FILES}
-SMALL |= {"--png": FILES, "--data": FILES, "--field": ["text", "body", "", "x"], "--seed": NUMBERS, "--keep": TEXTS}
-SMALL |= {
+    "--batch-size": ["1", "2", "0", "9" * 30],
+    "--field": ["text", "body", "", "x"],
     "--match": ["[a-h]*", "[", "(?P<x>a)", "a{9999}", "", "z+"],
     "--with": ["a", "", "z"],
     "--without": ["a", "", " "],
+    "--characters": ["3", "3-5", "5-3", "-1", "x", "9" * 30],
+    "--span": "0-2 2-0 0-99 x".split(),
+    "--separator": ["line", "", "a\nb"],
 }
-SMALL |= {"--characters": ["3", "3-5", "5-3", "-1", "x", "9" * 30], "--span": ["0-2", "2-0", "0-99", "x"]}
-SMALL |= {"--sampler": SPECS, "--order": SPECS, "--texts": FILES, "--given": TEXTS, "--separator": ["line", "", "a\nb"]}
-VERBS: dict[str, list[str]] = {
-    "sample": ["-n", "--prompt", "--suffix", "--stride", "--guidance", "--watch", "--html", "--gif", "--png"],
-    "fill": ["--greedy", "--batch-size", "--particles"],
-    "edit": ["--strength", "--span", "--keep"],
-    "score": ["--given", "--precision", "--batch-size"],
-    "eval": ["--data", "--separator", "--field", "--precision", "--rows"],
-    "eval generation": ["--judge", "-n", "--texts", "--data", "--out", "--plot"],
-    "eval puzzles": ["--twin", "--rule", "--count", "--out", "--plot"],
-    "plot order": ["--order", "--sampler", "--prompt", "--out"],
-    "plot run": ["--x", "--out"],
+VERBS = {
+    "sample": "-n --prompt --suffix --stride --guidance --watch --html --gif --png".split(),
+    "fill": "--greedy --batch-size --particles".split(),
+    "edit": "--strength --span --keep".split(),
+    "score": "--given --precision --batch-size".split(),
+    "eval": "--data --separator --field --precision --rows".split(),
+    "eval generation": "--judge -n --texts --data --out --plot".split(),
+    "eval puzzles": "--twin --rule --count --out --plot".split(),
+    "plot order": "--order --sampler --prompt --out".split(),
+    "plot run": "--x --out".split(),
     "list": [],
-    "train": ["--from", "--out", "--resume"],
+    "train": "--from --out --resume".split(),
 }
-COMMON = ["--steps", "--seed", "--length", "--temperature", "--top-k", "--top-p", "--min-p", "--greedy-tail", "--json"]
-COMMON += [
-    "--order",
-    "--sampler",
-    "--match",
-    "--with",
-    "--without",
-    "--characters",
-    "--device",
-    "--dtype",
-    "--nope",
-    "--help",
-]
+COMMON = "--steps --seed --length --temperature --top-k --top-p --min-p --greedy-tail --json --order --sampler".split()
+COMMON += "--match --with --without --characters --device --dtype --nope --help".split()
 FLAGS = {"--json", "--watch", "--greedy", "--help", "--resume"}
 DISAGREES = "unmask: The estimators disagree"
 

@@ -9,13 +9,13 @@ import torch
 
 from tests.samplers.test_base import MASK, blank
 from unmask.constraints import Vocabulary, Words, compile_constraints
+from unmask.generation_config import SamplingOptions, configure_sampler
 from unmask.laws import exact
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
 from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, planner_log_odds, random_table
 from unmask.registry import build
 from unmask.samplers.base import Canvas, run_sampler, sample
-from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear

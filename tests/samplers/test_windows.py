@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import LENGTH, make_checkpoint
+from unmask.generation_config import SamplingOptions, configure_sampler
 from unmask.laws import describe, members
 from unmask.laws.base import chi_square
 from unmask.laws.chains import output_distribution
@@ -15,7 +16,6 @@ from unmask.laws.tables import ConstantDenoiser, RecordingDenoiser, random_table
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, Sampler, run_sampler, sample
-from unmask.samplers.options import SamplingOptions, configure_sampler
 from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import LogLinear
 

@@ -170,9 +170,7 @@ def test_a_schema_constrains_the_answer(post):
 
 
 def test_constraints_hold(post):
-    answer = post(
-        "/v1/completions", prompt="a", max_tokens=9, constraint={"match": "a[bc]*", "with": ["abcbcbcbcb"]}
-    )
+    answer = post("/v1/completions", prompt="a", max_tokens=9, constraint={"match": "a[bc]*", "with": ["abcbcbcbcb"]})
     assert answer["choices"][0]["text"] == "bcbcbcbcb"
 
 

@@ -83,7 +83,9 @@ def test_bad_requests_are_refused_in_one_sentence(client, path, body, names):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe{}", b'{"prompt": "\xff"}', DEEP.encode()], ids=lambda body: repr(body)[:20]
+    "body",
+    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe{}", b'{"prompt": "\xff"}', DEEP.encode()],
+    ids=lambda body: repr(body)[:20],
 )
 def test_bodies_that_are_no_object_are_refused(client, body):
     check_refusal(client.post("/v1/completions", content=body, headers={"content-type": "application/json"}), 400)
@@ -208,3 +210,16 @@ def test_a_request_has_a_time_limit(mdlm):
     with TestClient(create_app({"mdlm": mdlm}, limits=Limits(seconds=0.05)), raise_server_exceptions=False) as client:
         message = check_refusal(client.post("/v1/completions", json={"n": 64, "max_tokens": 48}), 503)
         assert "time" in message
+
+
+def test_the_page_is_open_and_hides_no_endpoint(mdlm, tmp_path, monkeypatch):
+    (tmp_path / "index.html").write_text("<p>page</p>")
+    (tmp_path / "app.js").write_text("1")
+    monkeypatch.setattr("unmask.serving.app.PLAYGROUND", tmp_path)
+    with TestClient(create_app({"mdlm": mdlm}, api_key="secret"), raise_server_exceptions=False) as client:
+        assert client.get("/").text == "<p>page</p>"
+        assert client.get("/playground/app.js").text == "1"
+        check_refusal(client.get("/playground/..%2f..%2fapp.py"), 404)
+        headers = {"authorization": "Bearer secret"}
+        check_refusal(client.get("/v1/completions", headers=headers), 405)
+        check_refusal(client.get("/nothing", headers=headers), 404)

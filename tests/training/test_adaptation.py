@@ -21,7 +21,7 @@ from unmask.errors import UnmaskError
 from unmask.models.attention import AttentionAnnealing
 from unmask.pipeline import load
 from unmask.training import Interrupted, train
-from unmask.training.fine_tuning import recipe_from
+from unmask.training.run import recipe_from
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=4", "training.save_every=2"]
 SUBS = [*SHORT, "objective=subs", "model.annealing_steps=4", "optimizer.learning_rate=0.01"]

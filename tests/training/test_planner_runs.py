@@ -21,7 +21,7 @@ from unmask.errors import UnmaskError
 from unmask.models import CausalLM, DiT
 from unmask.training import Interrupted, train
 from unmask.training.callbacks import read_log
-from unmask.training.fine_tuning import recipe_from
+from unmask.training.run import recipe_from
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=8", "training.save_every=2"]
 

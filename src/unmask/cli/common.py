@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
 
@@ -42,15 +43,20 @@ def check_checkpoint(name: str | None) -> str | None:
     return name
 
 
+def check_checkpoints(names: list[str] | None) -> list[str]:
+    """Raise `UnmaskError` if one of several checkpoints does not exist."""
+    for name in names or []:
+        check_checkpoint(name)
+    return names or []
+
+
 # ---- options of several verbs ---------------------------------------------------------------------------------------
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Seed = Annotated[int, typer.Option(help="Random seed; sequence i uses seed + i.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Maximum number of network calls. Default: one token per call, unless the checkpoint has another."
-    ),
+    typer.Option(min=1, help="Maximum number of network calls. Default: that of the checkpoint, else one per token."),
 ]
 BoundSteps = Annotated[
     list[int] | None,
@@ -63,7 +69,7 @@ StepCounts = Annotated[
         "autoregressive checkpoints always use."
     ),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; the result does not depend on it.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; does not affect the result.")]
 Checkpoint = Annotated[
     str | None,
     typer.Argument(
@@ -76,8 +82,8 @@ Checkpoint = Annotated[
 Texts = Annotated[
     list[str],
     typer.Argument(
-        help="Texts; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder or a "
-        "shipped model ('unmask list shipped'); a single word is a text for 'stories'.",
+        help="Texts; '-' reads one per line from stdin. Of several arguments the first is the checkpoint, a folder or "
+        "a shipped model ('unmask list shipped'). A single argument is a text for 'stories'.",
         metavar="[CKPT] TEXT...",
     ),
 ]
@@ -90,9 +96,9 @@ ORDER_HELP = (
     "confidence allows. Default: uniform."
 )
 EXACT_HELP = (
-    "Sample the model exactly, with temperature 1, no truncation and one token per call, unless other options say "
-    "otherwise. Without it the defaults are those of the checkpoint, if it has a generation_config.json: top-p 0.9 for "
-    "'stories', and for whole texts 128 calls of a sampler that masks unlikely tokens again."
+    "Sample from the model's own distribution: temperature 1, no truncation and one token per call, unless other "
+    "options change that. Otherwise the defaults are those of the checkpoint's generation_config.json, if it has one; "
+    "'stories' has top-p 0.9 and, for whole texts, 128 calls of a remasking sampler."
 )
 SAMPLER_HELP = "Sampler by name ('unmask list sampler') or with options: 'name: remdm, strategy: loop, eta: 0.05'."
 
@@ -159,9 +165,15 @@ class TokenOptions:
     ] = None
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling: total probability, in (0, 1].")] = None
-    min_p: Annotated[float | None, typer.Option(help="Lowest fraction of the highest probability, in [0, 1].")] = None
-    greedy_tail: Annotated[float | None, typer.Option(help="Last fraction of calls that are greedy, in [0, 1].")] = None
-    greedy_above: Annotated[float | None, typer.Option(help="Greedy above this probability, in [0, 1].")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Lowest probability, as a fraction of the highest, in [0, 1].")
+    ] = None
+    greedy_tail: Annotated[
+        float | None, typer.Option(help="Fraction of the calls, at the end, that are greedy, in [0, 1].")
+    ] = None
+    greedy_above: Annotated[
+        float | None, typer.Option(help="Greedy where the highest probability exceeds this, in [0, 1].")
+    ] = None
 
     def token_options(self) -> dict[str, Any]:
         """The options by name."""
@@ -266,9 +278,8 @@ class HeldOutOptions:
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' "
-            "for stdin. "
-            "Default: the validation split of the (first) checkpoint's training data."
+            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' for "
+            "stdin. Default: the validation split of the (first) checkpoint's training data."
         ),
     ] = None
     separator: Annotated[
@@ -349,6 +360,25 @@ def print_result(result: Any, text: str, as_json: bool) -> None:
         print_json(result)
     else:
         print(text)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: Container[int] = (0,), title: str | None = None
+) -> None:
+    """Print a table. The first column is not wrapped; columns that are not `left` are aligned to the right."""
+    table = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "left" if number in left else "right"
+        table.add_column(column, justify=justify, no_wrap=not number, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what a reader of a table must know."""
+    for note in notes:
+        console.print(note, style="dim", soft_wrap=True, markup=False)
 
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:

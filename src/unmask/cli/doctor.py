@@ -23,7 +23,9 @@ def doctor(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="Text to check the checkpoint with (default: stories). Default: the model generates one."),
+        typer.Option(
+            help="Text to check the checkpoint (default: stories) with. Default: one that the model generates."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the laws, which take half a minute.")] = False,
     device: Device = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,7 +47,7 @@ def export_onnx(
     text += f"predictions by {report.divergence:.1e} nats per token."
     if report.row_length is not None:
         text += f"\nContinue shorter rows with masks to {report.row_length} tokens, as in training."
-    print_result(report.as_dict(), text, as_json)
+    print_result(asdict(report), text, as_json)
 
 
 @app.command("web")
@@ -79,4 +80,4 @@ def export_web(
     report = web.export_web(checkpoint, folder, dtype, runtime)
     text = f"Wrote {folder}: {report.bytes / 1e6:.1f} MB in {dtype}; open {folder / 'index.html'} in a browser. "
     text += f"Predictions differ from torch's by {report.divergence:.1e} nats per token."
-    print_result(report.as_dict(), text, as_json)
+    print_result(asdict(report), text, as_json)

@@ -26,7 +26,7 @@ def fill(
     *,
     top: Annotated[
         int | None,
-        typer.Option(min=1, help="Instead list this many alternatives for every masked token, with probabilities."),
+        typer.Option(min=1, help="List this many alternatives per masked token, with probabilities, and do not fill."),
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     steps: common.Steps = None,

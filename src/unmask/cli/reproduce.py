@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as RichTable
 
 from unmask.cli import common
 
@@ -19,11 +18,15 @@ ALL, LIST = "all", "list"
 
 def reproduce(
     what: Annotated[str, typer.Argument(help="An experiment ('unmask reproduce list' shows them), or 'all'.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings of all runs, such as training.steps=1500.", metavar="[KEY=VALUE]..."),
+    ] = None,
     scale: Annotated[
         str,
         typer.Option(
-            help="tiny shows in minutes on two cores that the command works; small takes minutes to hours on one GPU; "
-            "paper is the published size."
+            help="tiny checks in minutes on two cores that the command works, small takes minutes to hours on one GPU, "
+            "and paper is the published size."
         ),
     ] = "small",
     on: Annotated[
@@ -32,14 +35,15 @@ def reproduce(
             help="Another protocol for the data ('unmask list protocol'), or a text file.", metavar="PROTOCOL"
         ),
     ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Training seeds of each run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs, measurements, tables and figures.")] = Path("reproduced"),
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
     """Train what is missing, evaluate it, and print the table beside the published figures.
 
-    Everything is kept in the folder OUT/SCALE. The same command goes on where an interrupted one stopped, and
-    experiments share their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
+    Everything is kept in the folder OUT/SCALE. The same command continues after an interruption, and experiments share
+    their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
     report.html.
 
     Examples:
@@ -49,6 +53,8 @@ def reproduce(
         unmask reproduce table1 --scale tiny
 
         unmask reproduce table8 --scale small --on text8-74m --out reproduced
+
+        unmask reproduce table1 training.steps=1000 --seeds 3
 
         unmask reproduce all --scale tiny
     """
@@ -68,11 +74,19 @@ def reproduce(
         names = [one.name for one in suited if on is None or one.fits(get_protocol(on))]
     else:
         names = [get_experiment(what).name]
-    _run(names, chosen, on, out / scale, device, as_json, report=what == ALL)
+    _run(names, chosen, on, out / scale, device, as_json, settings or [], seeds, report=what == ALL)
 
 
 def _run(
-    names: list[str], scale: ScaleName, on: str | None, folder: Path, device: str | None, as_json: bool, report: bool
+    names: list[str],
+    scale: ScaleName,
+    on: str | None,
+    folder: Path,
+    device: str | None,
+    as_json: bool,
+    settings: list[str],
+    seeds: int | None,
+    report: bool,
 ) -> None:
     from unmask.evaluation.tables import get_experiment
     from unmask.evaluation.tables.base import Workspace, run_experiment
@@ -87,16 +101,15 @@ def _run(
     tables = {}
     for name in names:
         try:
-            tables[name] = run_experiment(get_experiment(name), scale, on, workspace)
+            tables[name] = run_experiment(get_experiment(name), scale, on, workspace, settings, seeds)
         except Interrupted as stop:
             common.error_console.print(
-                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command goes on from there.",
+                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
                 soft_wrap=True,
             )
             raise typer.Exit(stop.exit_code) from None
         if not as_json:
-            print_table(tables[name])
-            common.console.print(f"Written to {folder / name}", style="dim", soft_wrap=True)
+            print_experiment(tables[name], folder / name)
     if report:
         page = write_report(folder, names)
         common.error_console.print(f"Report: {page}", soft_wrap=True)
@@ -104,18 +117,10 @@ def _run(
         common.print_json({name: table.as_dict() for name, table in tables.items()})
 
 
-def print_table(table: Table) -> None:
-    """Print a table and its notes."""
-    shown = RichTable(box=None, title=table.title, title_justify="left", header_style="bold", pad_edge=False)
-    first, *columns = table.header()
-    shown.add_column(first, no_wrap=True)
-    for column in columns:
-        shown.add_column(column, justify="right", overflow="fold")
-    for line in table.lines():
-        shown.add_row(*line)
-    common.console.print(shown)
-    for note in table.notes:
-        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+def print_experiment(table: Table, folder: Path) -> None:
+    """Print a table, its notes and where its files are."""
+    common.print_table(table.header(), table.lines(), title=table.title)
+    common.print_notes([*table.notes, f"Written to {folder}"])
 
 
 def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
@@ -141,17 +146,14 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
     if as_json:
         common.print_json({"scale": scale, "flops_per_second": speed, "experiments": rows})
         return
-    shown = RichTable(box=None, header_style="bold", pad_edge=False)
-    for column in ("", "what", "data", "runs", "hours"):
-        shown.add_column(column, no_wrap=column == "", justify="right" if column in ("runs", "hours") else "left")
-    for row in rows:
-        shown.add_row(
+    lines = [
+        [
             *(str(row[name]) for name in ("name", "about", "protocol", "runs")),
             "-" if row["hours"] is None else f"{row['hours']:.2g}",
-        )
-    common.console.print(shown)
-    common.console.print(
-        f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now.",
-        style="dim",
-        soft_wrap=True,
+        ]
+        for row in rows
+    ]
+    common.print_table(("", "what", "data", "runs", "hours"), lines, left=(0, 1, 2))
+    common.print_notes(
+        [f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now."]
     )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unmask.cli import common
 from unmask.errors import UnmaskError
+from unmask.serving import name_checkpoints
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "greenlet")
 SHUTDOWN_SECONDS = 60
@@ -70,9 +69,7 @@ def serve(
     if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable()):
         raise UnmaskError("--api-key must be printable ASCII without line ends, and not empty.")
     if not loopback and api_key is None and not no_auth:
-        raise UnmaskError(
-            f"Everybody who reaches {host} could use the server; give --api-key, or --no-auth to let them."
-        )
+        raise UnmaskError(f"Everybody who reaches {host} could use this server; give --api-key or --no-auth.")
     named = name_checkpoints(checkpoints or ["stories"])
     listener = bind(host, port)
     import uvicorn
@@ -85,17 +82,10 @@ def serve(
     hosts = ("localhost", "127.0.0.1", "::1", host) if loopback and api_key is None else None
     app = create_app(models, api_key=api_key, limits=limits, hosts=hosts)
     address, number = listener.getsockname()[:2]
-    who = (
-        "with a key"
-        if api_key
-        else "without a key, for this machine only"
-        if loopback
-        else "without a key, for everybody"
-    )
-    shown = f"[{address}]" if ":" in address else address
-    common.error_console.print(
-        f"Serving {', '.join(models)} on http://{shown}:{number} ({who}). Press Ctrl-C to stop.", soft_wrap=True
-    )
+    key, who = "with a key" if api_key else "without a key", "this machine only" if loopback else "all who reach it"
+    shown = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
+    message = f"Serving {', '.join(models)} on {shown} ({key}, for {who}). Press Ctrl-C to stop."
+    common.error_console.print(message, soft_wrap=True)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -114,24 +104,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def name_checkpoints(given: list[str]) -> dict[str, str]:
-    """Checkpoints by the names under which they are served."""
-    from unmask.checkpoint import find_checkpoint
-
-    named: dict[str, str] = {}
-    for one in given:
-        name, separator, checkpoint = one.partition("=")
-        if not separator or os.path.exists(one):
-            name, checkpoint = Path(one).name, one
-        if not name or name in named:
-            raise UnmaskError(
-                f"Two checkpoints have the name '{name}'; give one another name, as in other={checkpoint}."
-            )
-        find_checkpoint(checkpoint)
-        named[name] = checkpoint
-    return named
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -7,16 +7,15 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from unmask.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint
+from unmask.checkpoint import CONFIG_FILE, GENERATION_FILE, Checkpoint, load_checkpoint
 from unmask.errors import UnmaskError
-from unmask.generation_config import FILE as GENERATION_FILE
 from unmask.io import atomic_folder, check_new_folder
 from unmask.models.build import silence_transformers
 
@@ -48,10 +47,6 @@ class OnnxReport:
     inputs: list[str]
     row_length: int | None
     """Shorter rows must be continued with masks to this length, as `fill` does; None if they need not."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
 
 
 class Logits(nn.Module):

@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -45,10 +45,6 @@ class WebReport:
     bytes: int
     difference: float
     divergence: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
 
 
 def export_web(

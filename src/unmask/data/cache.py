@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Encoder, Ids, encoder_of
+from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Ids, TextEncoder, encoder_of
 from unmask.data.rows import Tokens, prefetch
 from unmask.data.sources import CorpusDigest, Document
 from unmask.errors import UnmaskError
@@ -128,7 +128,7 @@ def _file_sizes(folder: Path) -> dict[str, int]:
 
 
 def write_tokens(
-    folder: Path, documents: Iterator[Document], encoder: Encoder, digest: CorpusDigest, progress: Progress | None
+    folder: Path, documents: Iterator[Document], encoder: TextEncoder, digest: CorpusDigest, progress: Progress | None
 ) -> None:
     """Encode documents into the files of a cache, after the chunks that are there already."""
     seen = CorpusDigest()

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.sources import Document
-from unmask.errors import UnmaskError, reading
+from unmask.errors import UnmaskError
+from unmask.io import reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -143,7 +144,7 @@ Lookup = Callable[[ChunkBatch], tuple[Ids, Counts]]
 """Returns the ids of a batch, concatenated, and the number of ids of each chunk."""
 
 
-class Encoder:
+class TextEncoder:
     """Encodes texts with one tokenizer, without special tokens, truncation and padding.
 
     Tokenizers of single bytes or characters are replaced by a table, which gives the same ids much faster. A long text
@@ -267,15 +268,15 @@ def encode_one(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return encode(tokenizer, [text])[0]
 
 
-_ENCODERS: WeakKeyDictionary[Any, tuple[tuple[int, int | None], Encoder]] = WeakKeyDictionary()
+_ENCODERS: WeakKeyDictionary[Any, tuple[tuple[int, int | None], TextEncoder]] = WeakKeyDictionary()
 
 
-def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encoder:
+def encoder_of(tokenizer: PreTrainedTokenizerFast) -> TextEncoder:
     """Return the tokenizer's encoder, made once (0.2 s for GPT-2) and again after tokens are added."""
     state = len(tokenizer), tokenizer.mask_token_id
     if tokenizer not in _ENCODERS or _ENCODERS[tokenizer][0] != state:
         with reading("The tokenizer cannot be used", USE_ANOTHER):
-            _ENCODERS[tokenizer] = state, Encoder(tokenizer)
+            _ENCODERS[tokenizer] = state, TextEncoder(tokenizer)
     return _ENCODERS[tokenizer][1]
 
 

@@ -25,8 +25,8 @@ from unmask.data.encoding import (
 )
 from unmask.data.sources import CorpusDigest, Document
 from unmask.data.sources.fasta import LETTERS
-from unmask.errors import UnmaskError, reading
-from unmask.io import CHECKSUMS, atomic_text, build_once, cache_dir, is_intact, read_json
+from unmask.errors import UnmaskError
+from unmask.io import CHECKSUMS, atomic_text, build_once, cache_dir, is_intact, read_json, reading
 from unmask.registry import Component
 
 if TYPE_CHECKING:

@@ -188,15 +188,15 @@ class CheckpointCheck:
 
     def check_config(self) -> CheckResult:
         """unmask.json suits the network and the tokenizer."""
-        card, tokenizer = self.lm.config, self.lm.tokenizer
+        saved, tokenizer = self.lm.config, self.lm.tokenizer
         mask_logit = getattr(self.config, "mask_logit", False)
         wrong = []
-        if card.length > self.config.max_length:
-            wrong.append(f"rows of {card.length} tokens for a network of {self.config.max_length}")
-        if not self.lm.causal and mask_logit != card.objective.needs_mask_logit:
-            wrong.append(f"mask_logit={mask_logit} for the objective {card.objective.name}")
-        if card.policy.supervises_padding and tokenizer is not None and tokenizer.eos_token_id is None:
-            wrong.append(f"the policy {card.policy.name} for a tokenizer without EOS")
+        if saved.length > self.config.max_length:
+            wrong.append(f"rows of {saved.length} tokens for a network of {self.config.max_length}")
+        if not self.lm.causal and mask_logit != saved.objective.needs_mask_logit:
+            wrong.append(f"mask_logit={mask_logit} for the objective {saved.objective.name}")
+        if saved.policy.supervises_padding and tokenizer is not None and tokenizer.eos_token_id is None:
+            wrong.append(f"the policy {saved.policy.name} for a tokenizer without EOS")
         words = "; ".join(wrong) or "length, objective and policy suit the network and the tokenizer"
         return CheckResult("", not wrong, words, "correct unmask.json, or convert or train again")
 
@@ -380,7 +380,7 @@ def _format(estimate: Bound) -> str:
 
 def describe_checkpoint(lm: MaskedDiffusionLM) -> dict[str, Any]:
     """Describe a checkpoint in JSON values. `steps` is None if its training state is not available."""
-    config, card, tokenizer = lm.denoiser.config, lm.config, lm.tokenizer
+    config, saved, tokenizer = lm.denoiser.config, lm.config, lm.tokenizer
     try:
         steps = None if lm.path is None else read_trainer_state(find_latest(lm.path) or lm.path).step
     except UnmaskError:
@@ -395,9 +395,9 @@ def describe_checkpoint(lm: MaskedDiffusionLM) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "length": lm.row_length,
         "longest": config.max_length,
-        "schedule": describe(card.schedule),
-        "objective": describe(card.objective),
-        "policy": describe(card.policy),
+        "schedule": describe(saved.schedule),
+        "objective": describe(saved.objective),
+        "policy": describe(saved.policy),
         "tokenizer": None
         if tokenizer is None
         else {
@@ -408,6 +408,6 @@ def describe_checkpoint(lm: MaskedDiffusionLM) -> dict[str, Any]:
             "eos": tokenizer.eos_token,
             "eos_token_id": tokenizer.eos_token_id,
         },
-        "version": card.version,
+        "version": saved.version,
         "steps": steps,
     }

@@ -17,7 +17,7 @@ import copy
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,9 +57,6 @@ class GlueSettings:
     epochs: int = 3
     batch_size: int = 16
     limit: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"learning_rates": list(self.learning_rates)}
 
 
 @dataclass(frozen=True)

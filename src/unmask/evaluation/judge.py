@@ -21,9 +21,9 @@ import unmask.models  # noqa: F401  (registers our networks with the Auto classe
 from unmask.checkpoint import DEFAULT_AR_MODEL, find_checkpoint, is_checkpoint, load_checkpoint, shipped_models
 from unmask.data.encoding import encode
 from unmask.data.tokenizers import check_tokenizer_file
-from unmask.errors import UnmaskError, reading
+from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Values
-from unmask.io import offline_if_unreachable
+from unmask.io import offline_if_unreachable, reading
 from unmask.models.build import check_published_sizes, silence_transformers
 from unmask.models.config import AutoregressiveConfig
 from unmask.models.inference import Dtype, select_dtype

@@ -21,8 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from unmask.data.tokenizers import load_published
-from unmask.errors import UnmaskError, did_you_mean, reading
-from unmask.io import CHECKSUMS, is_intact, read_json
+from unmask.errors import UnmaskError, did_you_mean
+from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
 from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.dit import DiT
@@ -299,7 +299,7 @@ def read_config(path: Path) -> Any:
 
 
 def _read_encoder_config(path: Path, config_class: Any, fields: dict[str, Any]) -> EncoderConfig:
-    """The configuration of a masked language model of transformers, whose tokenizer tells its special tokens."""
+    """The configuration of a masked language model of transformers, whose tokenizer names its special tokens."""
     config: Any = parse_config(config_class, fields)
     has_tokenizer = (path / "tokenizer.json").is_file() or (path / "tokenizer_config.json").is_file()
     tokenizer = load_published(str(path)) if has_tokenizer and not hasattr(config, "mask_token_id") else None

@@ -46,7 +46,9 @@ class CaduceusConfig(BiMambaConfig):
     ) -> None:
         super().__init__(**kwargs)
         size = self.vocab_size
-        self.complement_map = default_complements(size) if complement_map is None else list(complement_map)
+        if complement_map is None:  # of a vocabulary that begins with A, C, G, T
+            complement_map = [*DNA_COMPLEMENTS[:size], *range(len(DNA_COMPLEMENTS), size)]
+        self.complement_map = list(complement_map)
         self.symmetry = symmetry
         known = self.complement_map
         if len(known) != size or any(not 0 <= token < size or known[token] != i for i, token in enumerate(known)):
@@ -64,11 +66,6 @@ class CaduceusConfig(BiMambaConfig):
     def row_size(self) -> int:
         """Width of the rows that the head takes: both strands."""
         return 2 * self.hidden_size
-
-
-def default_complements(vocab_size: int) -> list[int]:
-    """The complements in a vocabulary that begins with A, C, G, T."""
-    return [*DNA_COMPLEMENTS[:vocab_size], *range(len(DNA_COMPLEMENTS), vocab_size)]
 
 
 class Caduceus(BiMamba):

@@ -99,7 +99,7 @@ class AutoregressiveNetwork(Network, GenerationMixin):
 
 
 class RecurrentCache:
-    """What every layer of a network without attention keeps of the tokens read so far: `states` of the layers."""
+    """The states of all layers of a network without attention after the tokens read so far."""
 
     def __init__(self, layers: int) -> None:
         self.states: list[tuple[Tensor, ...] | None] = [None] * layers

@@ -19,8 +19,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
-from unmask.errors import UnmaskError, reading
-from unmask.io import read_json
+from unmask.errors import UnmaskError
+from unmask.io import read_json, reading
 from unmask.models.attention import AttentionAnnealing, bidirectional_mask
 from unmask.models.build import (
     LoraConfig,

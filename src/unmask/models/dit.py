@@ -32,7 +32,7 @@ from unmask.models.layers import (
 
 
 class Network(PreTrainedModel):
-    """Embedding, blocks and output layer. Subclasses define the blocks and what they read besides the stream."""
+    """Embedding, blocks and output layer. Subclasses define the blocks and their inputs."""
 
     config: NetworkConfig
     config_class: type[PretrainedConfig] | None = NetworkConfig
@@ -133,7 +133,7 @@ class Network(PreTrainedModel):
         return x
 
     def _block_inputs(self, mask: AttentionMask | Tensor | None, length: int, past: int | Tensor) -> tuple[Any, ...]:
-        """What all blocks read besides the stream: here the padding mask."""
+        """The inputs that all blocks share besides the residual stream: here the padding mask."""
         return (mask,)
 
     def _requested_states(

@@ -83,7 +83,7 @@ def has_triton() -> bool:
 
 
 def worth_compiling(network: Any, tokens: int) -> bool:
-    """Whether compiling pays for a job of so many tokens."""
+    """Whether compiling pays off for a job of `tokens` tokens."""
     weights = sum(parameter.numel() for parameter in network.blocks.parameters())
     return network.device.type == "cuda" and has_triton() and 2.0 * weights * tokens > MIN_OPERATIONS_TO_COMPILE
 
@@ -197,7 +197,7 @@ class InferenceEngine:
         return self.network.fused
 
     def prepare(self, tokens: int) -> InferenceEngine:
-        """Compile if that pays for a job of so many tokens."""
+        """Compile if that pays off for a job of `tokens` tokens."""
         if not self.fused and worth_compiling(self.network, tokens):
             self.compile()
         return self

@@ -25,7 +25,7 @@ MIN_DOUBT = 1e-6
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation in float32 (or finer) whatever the dtype of its input, which the output keeps."""
+    """Layer normalisation in float32 (or finer); the output has the dtype of the input."""
 
     def __init__(self, hidden_size: int, bias: bool) -> None:
         super().__init__()

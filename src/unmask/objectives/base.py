@@ -126,6 +126,15 @@ class LossTerms:
     masked: Tensor | None = None
     mask_rate: Tensor | None = None
 
+    @classmethod
+    def diffusion_only(
+        cls, diffusion: Tensor, cross_entropy: Tensor, loss: Tensor, counted: Tensor, corruption: Corruption
+    ) -> LossTerms:
+        """Terms with a reconstruction and a prior of zero, as under carry-over and alpha(1) = 0."""
+        zero = torch.zeros_like(cross_entropy)
+        masked, mask_rate = corruption.predicted, corruption.mask_rate
+        return cls(diffusion, zero, zero, counted, cross_entropy, loss, masked, mask_rate)
+
     @property
     def nelbo(self) -> Tensor:
         """[B, L] nats of the bound at every position."""

@@ -69,18 +69,9 @@ class MLM(Objective):
         head = partial(denoiser.head, mask_logit=True)
         nll_N = reduce_rows(head, rows_ND, targets_N, cross_entropy, denoiser.config.vocab_size)
         nll_BL = corruption.scatter(nll_N.detach())
-        zero = torch.zeros_like(nll_BL)
         assert corruption.weight is not None
-        return LossTerms(
-            diffusion=corruption.weight[:, None] * nll_BL,
-            reconstruction=zero,
-            prior=zero,
-            counted=batch.target_mask,
-            cross_entropy=nll_BL,
-            loss=(nll_N * corruption.row_weight).sum(),
-            masked=corruption.predicted,
-            mask_rate=corruption.mask_rate,
-        )
+        diffusion, loss = corruption.weight[:, None] * nll_BL, (nll_N * corruption.row_weight).sum()
+        return LossTerms.diffusion_only(diffusion, nll_BL, loss, batch.target_mask, corruption)
 
     def estimators(self) -> dict[str, Objective]:
         return Subs().estimators()

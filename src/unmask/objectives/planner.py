@@ -56,17 +56,8 @@ class Planner(Objective):
         prediction = self.predict(denoiser, batch, corruption)
         nll_N = F.binary_cross_entropy_with_logits(prediction.log_odds, prediction.right.float(), reduction="none")
         nll_BL = corruption.scatter(nll_N.detach())
-        zero = torch.zeros_like(nll_BL)
-        return LossTerms(
-            diffusion=nll_BL,
-            reconstruction=zero,
-            prior=zero,
-            counted=corruption.predicted,
-            cross_entropy=nll_BL,
-            loss=(nll_N * corruption.row_mask).sum(),
-            masked=corruption.predicted,
-            mask_rate=corruption.mask_rate,
-        )
+        loss = (nll_N * corruption.row_mask).sum()
+        return LossTerms.diffusion_only(nll_BL, nll_BL, loss, corruption.predicted, corruption)
 
     def predict(self, denoiser: Any, batch: Batch, corruption: Corruption) -> PlannerPrediction:
         """The planner's predictions and the true outcomes at the rows of a corruption.

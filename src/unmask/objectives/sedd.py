@@ -38,17 +38,8 @@ class SEDD(Objective):
         log_mass_N, f_x_N = both_N2[:, 0] - math.log(vocab_size - 1), both_N2[:, 1] - math.log(vocab_size - 1)
         score_entropy = corruption.scatter(corruption.row_weight * (log_mass_N.exp() - f_x_N - 1.0))
         nll_BL = corruption.scatter(both_N2[:, 0] - both_N2[:, 1])
-        zero = torch.zeros_like(nll_BL)
-        return LossTerms(
-            diffusion=score_entropy,
-            reconstruction=zero,
-            prior=zero,
-            counted=batch.target_mask,
-            cross_entropy=nll_BL,
-            loss=score_entropy.sum(),
-            masked=corruption.predicted,
-            mask_rate=corruption.mask_rate,
-        )
+        loss = score_entropy.sum()
+        return LossTerms.diffusion_only(score_entropy, nll_BL, loss, batch.target_mask, corruption)
 
 
 def _log_mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

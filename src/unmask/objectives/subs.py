@@ -32,11 +32,11 @@ class Subs(Objective):
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
         if self.steps is None:
             mask_rate = schedule.mask_rate(noise.t)
-            weight = schedule.weight(noise.t)
+            weight = schedule.weight(noise.t)  # eq. 10
         else:
             s, t = time_grid(noise.t, self.steps)
             mask_rate = schedule.mask_rate(t)
-            weight = self.steps * reveal_probability(schedule.mask_rate(s), mask_rate)
+            weight = self.steps * reveal_probability(schedule.mask_rate(s), mask_rate)  # eq. 8
         mask_rate, weight = mask_rate.float(), weight.float()
         return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, weight)
 
@@ -52,7 +52,7 @@ class ContinuousSubs(Subs):
 
     At a uniform t the loss has infinite variance under schedules with a mask rate of order t or above near 0, such as
     log-linear. Here t is the time of the mask rate u^2, and the weight has the factor dt/du. The expectation is the
-    same, and with the right weight so is every draw, whatever the schedule.
+    same, and with the right weight a draw does not depend on the schedule.
     """
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
@@ -92,15 +92,5 @@ def diffusion_loss(denoiser: Denoiser, batch: Batch, corruption: Corruption, fla
     """weight * -log x_theta(x) at masked tokens, the only non-zero term of SUBS; `flat` trains without the weight."""
     loss, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
     nll_BL = corruption.scatter(nll_N)
-    zero = torch.zeros_like(nll_BL)
     assert corruption.weight is not None
-    return LossTerms(
-        diffusion=corruption.weight[:, None] * nll_BL,
-        reconstruction=zero,
-        prior=zero,
-        counted=batch.target_mask,
-        cross_entropy=nll_BL,
-        loss=loss,
-        masked=corruption.predicted,
-        mask_rate=corruption.mask_rate,
-    )
+    return LossTerms.diffusion_only(corruption.weight[:, None] * nll_BL, nll_BL, loss, batch.target_mask, corruption)

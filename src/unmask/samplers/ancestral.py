@@ -35,7 +35,7 @@ from unmask.samplers.base import (
 from unmask.schedules import LogLinear, Schedule
 
 MIN_SLOTS = 8
-"""Computing the hidden rows of this many positions of a sequence costs hardly more than computing one."""
+"""Positions of a sequence whose hidden rows cost about as much as that of one position."""
 
 
 class AncestralSampler(Sampler):

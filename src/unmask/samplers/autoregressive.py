@@ -68,8 +68,8 @@ class AutoregressiveSampler(Sampler):
 class CachedDecoder:
     """Draws token after token for the sequences of a canvas, up to position `end`.
 
-    `greedy_from` [B] is the position at which the greedy tail of each sequence begins. Everything that changes from
-    call to call lies in tensors with fixed addresses, which are all that `_sample` reads: on a GPU it is captured as
+    `greedy_from` [B] is the position at which the greedy tail of each sequence begins. All values that change
+    from call to call are in tensors with fixed addresses, and `_sample` reads nothing else: on a GPU it is captured as
     one CUDA graph per length of the cache.
     """
 

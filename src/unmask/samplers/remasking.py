@@ -141,8 +141,9 @@ class CorrectorPlan:
 class CorrectorSampler(RemaskingSampler):
     """T calls, alternating between an ancestral step and a forward-backward correction of `fraction` of the tokens.
 
-    At level s the forward process masks a fraction of the written tokens, which goes back to the time with that much
-    smaller an alpha, and one backward step returns to s. True conditionals keep the distribution at that level.
+    At time s the forward process masks a fraction of the written tokens, which leads to the time t with
+    alpha_t = (1 - fraction) alpha_s, and one reverse step returns to s. With true conditionals the distribution at s
+    does not change.
     """
 
     name: Literal["corrector"] = "corrector"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
 from unmask import __version__
@@ -59,7 +59,7 @@ def create_app(
     _add_completion_endpoints(app, service)
     if (PLAYGROUND / "index.html").is_file():
         app.mount("/playground", StaticFiles(directory=PLAYGROUND, html=True))
-        app.mount("/", StaticFiles(directory=PLAYGROUND, html=True))
+        app.get("/", include_in_schema=False)(lambda: FileResponse(PLAYGROUND / "index.html"))
     app.add_middleware(Guard, service=service, api_key=api_key, hosts=hosts)
     return app
 

@@ -11,10 +11,15 @@ from typing import Any
 import torch
 
 from unmask.errors import UnmaskError
-from unmask.generation_config import GenerationConfig
+from unmask.generation_config import (
+    GenerationConfig,
+    SamplingOptions,
+    choose_token_sampler,
+    configure_sampler,
+    wrap_denoiser,
+)
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.options import SamplingOptions, choose_token_sampler, configure_sampler, wrap_denoiser
 from unmask.serving.calls import SharedDenoiser
 from unmask.text_processor import Generation
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any, TypeVar, get_args
 
 from unmask.errors import UnmaskError
+from unmask.generation_config import Order
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import AXES
-from unmask.samplers.options import Order
 from unmask.serving.api import Limits
 from unmask.serving.batches import Cancelled, Event, Failed, Finished, Job, Ticket, check_job
 from unmask.serving.metrics import Metrics

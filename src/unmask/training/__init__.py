@@ -18,5 +18,7 @@ _MODULES = {"Callback": "callbacks", "make_progress": "callbacks", "is_main": "d
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that reading a log does not import torch."""
     if name in __all__:
-        return getattr(import_module(f"unmask.training.{_MODULES.get(name, 'trainer')}"), name)
+        module = import_module(f"unmask.training.{_MODULES.get(name, 'trainer')}")
+        globals()[name] = value = getattr(module, name)
+        return value
     raise AttributeError(f"module 'unmask.training' has no attribute '{name}'")

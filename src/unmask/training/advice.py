@@ -334,7 +334,7 @@ class Advisor:
         self._records = 0
 
     def look(self, record: dict[str, Any]) -> list[str]:
-        """The advice that a new record gives rise to: one sentence at the start of an episode, usually none."""
+        """The advice on a new record: one sentence at the start of an episode, usually none."""
         if not self._history.add(record):
             return []
         self._records += 1

@@ -239,9 +239,9 @@ def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in all_checkpoints(out)[:-keep]:
         if path not in best[TEXT_TOKENS] + best[POSITIONS]:
-            doomed = path.with_name(f".{path.name}.old")
-            os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            removed = path.with_name(f".{path.name}.old")
+            os.replace(path, removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def _ranked(out: Path, denominator: str) -> list[tuple[float, Path]]:
@@ -267,10 +267,10 @@ def _link(path: Path, target: Path) -> None:
 
 @contextmanager
 def run_lock(out: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, or raise `UnmaskError` that tells who does.
+    """Hold the lock of a run folder, or raise an `UnmaskError` that names its holder.
 
-    The lock ends with the process, however that ends. A run that writes nothing leaves nothing behind. A file system
-    without locks is used without one.
+    The system releases the lock when the process ends in any way. A run that writes nothing leaves nothing behind. On
+    a file system without locks there is none.
     """
     is_new = not out.exists()
     if out.is_file():
@@ -281,8 +281,8 @@ def run_lock(out: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         try:
-            told = json.loads(holder.read_text(encoding="utf-8"))
-            who = f"process {told['pid']} on {told['host']} has been training into it since {told['since']}"
+            held = json.loads(holder.read_text(encoding="utf-8"))
+            who = f"process {held['pid']} on {held['host']} has been training into it since {held['since']}"
         except (OSError, ValueError, TypeError, KeyError):
             who = "another process is training into it"
         raise UnmaskError(f"'{out}' is in use: {who}; wait until it ends, or choose another folder.") from None
@@ -291,8 +291,8 @@ def run_lock(out: Path) -> Iterator[None]:
             raise
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        told = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
-        atomic_text(holder, json.dumps(told) + "\n")
+        held = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        atomic_text(holder, json.dumps(held) + "\n")
         yield
     finally:
         holder.unlink(missing_ok=True)

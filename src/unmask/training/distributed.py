@@ -48,9 +48,9 @@ class Distributed:
         self._pending: tuple[Tensor, Any] | None = None
 
     def highest(self, number: int) -> int:
-        """The highest number of all processes in the previous call, which avoids waiting.
+        """The highest number that any process gave in the previous call, so that none waits for this one.
 
-        One process gets the number of this call. All processes must call it equally often.
+        A single process gets its own number of this call. All processes must call it equally often.
         """
         if self._group is None:
             return number

@@ -218,11 +218,11 @@ def peak_flops(device_name: str) -> float | None:
     if "Laptop" in words:
         return None
 
-    def matches(card: str) -> bool:
+    def matches(gpu: str) -> bool:
         rest = iter(words)
-        return all(word in rest for word in card.split())  # the words of `card`, in this order
+        return all(word in rest for word in gpu.split())  # the words of `gpu`, in this order
 
-    known = [card for card in PEAK_TERAFLOPS if matches(card)]
+    known = [gpu for gpu in PEAK_TERAFLOPS if matches(gpu)]
     return PEAK_TERAFLOPS[max(known, key=len)] * 1e12 if known else None
 
 

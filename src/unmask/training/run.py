@@ -1,22 +1,33 @@
-"""`unmask.train`: from the name of a recipe or text to a finished run. `unmask train` prepares its run here too."""
+"""`unmask.train`: from the name of a recipe or text, or a checkpoint to fine-tune, to a recipe and a finished run.
+
+`unmask train` resolves its recipe here too. Torch is imported only when everything that can be checked without it is.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from unmask.checkpoint import find_checkpoint
-from unmask.config import Recipe, check_recipe, is_recipe, source_override
+from unmask.checkpoint import CheckpointConfig, find_checkpoint, read_checkpoint_config
+from unmask.config import Recipe, check_recipe, is_recipe, recipe_for, source_override
 from unmask.data.sources import is_pattern
 from unmask.errors import UnmaskError
+from unmask.io import read_json
+from unmask.registry import get
 
 if TYPE_CHECKING:
     from unmask.training.callbacks import Callback
     from unmask.training.checkpointing import Resume
     from unmask.training.trainer import TrainingResult
+
+MAY_BE_SET = ("model.lora", "model.planner", "model.dropout", "model.absolute_positions", "model.annealing_steps")
+ADAPTED_LENGTH = 512
+"""Tokens per row for a Hugging Face causal LM with at least as many positions."""
+INHERITED_DATA = ("source", "validation", "seed")
 
 
 def train(
@@ -86,8 +97,6 @@ def resolve_recipe(what: str, checkpoint: str | None, overrides: Sequence[str]) 
     if checkpoint is not None:
         find_checkpoint(checkpoint)
     check_recipe(what, overrides, fine_tunes=checkpoint is not None)
-    from unmask.training.fine_tuning import recipe_from
-
     return recipe_from(what, checkpoint, overrides)
 
 
@@ -95,3 +104,126 @@ def run_folder(what: str) -> Path:
     """The default folder of a run, named after its recipe or text."""
     fixed = ["text", *(part for part in Path(what).parts if not is_pattern(part))]
     return Path("runs") / ("stdin" if what == "-" else Path(fixed[-1]).stem)
+
+
+# ---- fine-tuning: what a recipe takes from a checkpoint --------------------------------------------------------------
+
+
+def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe or text a user names, to be trained from a checkpoint or the newest checkpoint of a run.
+
+    Text uses the recipe ``finetune``. Network, tokenizer, length policy, length, objective and schedule are the
+    checkpoint's; overrides come last. A recipe may itself start from a checkpoint, such as ``planner``: then
+    `checkpoint` may be None, and settings that the recipe leaves out are the checkpoint's, its data included.
+
+    An autoregressive checkpoint with a masked objective, and a Hugging Face causal LM, are adapted: see `AdaptedSpec`.
+    """
+    from unmask.models.decoder import is_causal_lm
+    from unmask.training.checkpointing import find_latest
+
+    own = _recipe_with_checkpoint(what, overrides)
+    if checkpoint is not None:
+        folder = find_checkpoint(checkpoint)
+        folder = find_latest(folder) or folder
+        config = _causal_lm_config(folder) if is_causal_lm(folder) else read_checkpoint_config(folder)
+        _check_overrides(overrides, checkpoint, folder)
+    elif own is not None:
+        checkpoint = own.model.path
+        folder = find_checkpoint(checkpoint)
+        config = read_checkpoint_config(folder)
+    else:
+        return recipe_for(what, overrides)
+    if own is not None:
+        named = any(_is_within(override, "data.source") for override in overrides)
+        if not named and not _is_set(own, "data.source") and "source" not in config.protocol.get("data", {}):
+            raise UnmaskError(
+                f"'{checkpoint}' does not say what it was trained on; name the text after the recipe, as in "
+                "'unmask train planner my.txt'."
+            )
+    inherited = _inherited(folder, config, own)
+    if is_causal_lm(folder) or (config.objective.causal and _masked_objective(overrides)):
+        inherited.append(f"model={json.dumps({'name': 'adapted', 'path': str(folder)})}")
+    return recipe_for(what, [*inherited, *overrides], for_text="finetune")
+
+
+def _causal_lm_config(folder: Path) -> CheckpointConfig:
+    """The settings by which a Hugging Face causal LM is adapted: packed rows, as it was trained on."""
+    fields = read_json(folder / "config.json")
+    positions = fields.get("max_position_embeddings", fields.get("n_positions"))
+    length = min(ADAPTED_LENGTH, positions - 1) if isinstance(positions, int) else ADAPTED_LENGTH
+    return CheckpointConfig(objective="subs", policy="packed", length=length)
+
+
+def _masked_objective(overrides: Sequence[str]) -> bool:
+    """Whether the overrides name an objective for a masked network."""
+    chosen: Any = None
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in ("objective", "objective.name"):
+            chosen = yaml.safe_load(value)
+    chosen = chosen.get("name") if isinstance(chosen, dict) else chosen
+    return isinstance(chosen, str) and not get("objective", chosen).causal
+
+
+def _recipe_with_checkpoint(what: str, overrides: Sequence[str]) -> Recipe | None:
+    """A recipe that starts from a checkpoint itself; None for others, and for those that need more overrides."""
+    try:
+        path = [override for override in overrides if _is_within(override, "model.path")]
+        own = recipe_for(what, path, for_text="finetune")
+    except UnmaskError:
+        return None
+    return own if own.model.name == "checkpoint" else None
+
+
+def _inherited(folder: Path, config: CheckpointConfig, own: Recipe | None) -> list[str]:
+    """The settings of a checkpoint as overrides (JSON is YAML too), without those that the recipe `own` sets."""
+    values: dict[str, Any] = {
+        "data.policy": config.policy.model_dump(mode="json"),
+        "data.length": config.length,
+        "objective": config.objective.model_dump(mode="json"),
+        "schedule": config.schedule.model_dump(mode="json"),
+    }
+    if _has_tokenizer(folder):
+        values["data.tokenizer"] = {"name": "huggingface", "path": str(folder)}
+    if own is None:
+        values["model"] = {"name": "checkpoint", "path": str(folder)}
+    else:
+        data = config.protocol.get("data", {})
+        values |= {f"data.{key}": data[key] for key in INHERITED_DATA if key in data}
+        values |= {"objective.of": values["objective"]} if own.objective.trains_planner else {}
+        values = {key: value for key, value in values.items() if not _is_set(own, key)} | {"model.path": str(folder)}
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def _check_overrides(overrides: Sequence[str], checkpoint: str, folder: Path) -> None:
+    """Raise `UnmaskError` if an override does not fit the network or tokenizer of the checkpoint."""
+    has_tokenizer = _has_tokenizer(folder)
+    for override in overrides:
+        part = "tokenizer" if has_tokenizer and _is_within(override, "data.tokenizer") else None
+        if _is_within(override, "model") and not any(_is_within(override, free) for free in MAY_BE_SET):
+            part = "network"
+        if part:
+            raise UnmaskError(
+                f"'{override}' does not fit '{checkpoint}', which has its own {part}; leave it out, or train from "
+                "scratch without --from."
+            )
+    if not has_tokenizer and not any(_is_within(override, "data.tokenizer") for override in overrides):
+        raise UnmaskError(
+            f"'{checkpoint}' has no tokenizer; name the one its network was trained with, "
+            "such as data.tokenizer='{name: huggingface, path: gpt2}'."
+        )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer_config.json").is_file()
+
+
+def _is_set(recipe: Recipe, key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    return name in (getattr(recipe, section) if section else recipe).model_fields_set
+
+
+def _is_within(override: str, section: str) -> bool:
+    """Whether an override sets a section or a part of it."""
+    key = override.partition("=")[0]
+    return key == section or key.startswith(f"{section}.")

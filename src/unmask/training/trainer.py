@@ -60,7 +60,7 @@ SHOWN_SAMPLES = 8
 class TrainingResult:
     """A finished run: `path` opens as its last checkpoint, `bound` is the validation bound of its weights.
 
-    When a planner is trained, `bound` is its loss per masked position and `planner_metrics` tells how good it is.
+    When a planner is trained, `bound` is its loss per masked position and `planner_metrics` are its quality.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class TrainingResult:
 class Interrupted(Exception):
     """The run was stopped by a signal and saved after `step` steps in the folder `path`.
 
-    A program that ends because of it exits with `exit_code`, as a shell reports a program that the signal has killed.
+    A program that ends for this reason should exit with `exit_code`: 128 plus the number of the signal.
     """
 
     def __init__(self, path: Path, step: int, number: int = signal.SIGINT) -> None:
@@ -318,7 +318,7 @@ class Components:
 def build_components(
     recipe: Recipe, distributed: Distributed, progress: Callable[[str, int, int], None] | None = None
 ) -> Components:
-    """Read the data, once per machine, and build the network. Seeds torch's generator, which dropout goes on with."""
+    """Read the data, once per machine, and build the network. Seeds torch's generator, which dropout uses too."""
     data = recipe.data
     corpus = distributed.on_local_main(
         lambda: prepare(data.source, data.tokenizer, data.validation, data.seed, progress)
@@ -375,7 +375,7 @@ def check_fit(model: Any, objective: Any) -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], int]]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a request to stop: the yielded function tells the first signal, else 0.
+    """Turn SIGINT, SIGTERM and SIGHUP into a request to stop: the yielded function returns the first signal, or 0.
 
     A later Ctrl-C stops at once. A SIGHUP that is ignored, as under nohup, stays so. Only the main thread can handle
     signals.

@@ -72,7 +72,7 @@ def generate_samples(
 
 @dataclass(frozen=True)
 class PlannerMetrics:
-    """How well a planner tells which predictions are right, compared with the denoiser's confidence.
+    """How well a planner finds the predictions that are right, compared with the denoiser's confidence.
 
     `right`: share of masked positions that the denoiser predicts right. `planner`, `confidence`: areas under the ROC
     curve, averaged over `canvases`. `gain`: the mean of their difference.

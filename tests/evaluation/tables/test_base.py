@@ -94,6 +94,29 @@ def test_every_experiment_has_valid_recipes_at_every_scale():
             assert len({run.folder for run in runs}) == len(runs)
 
 
+def test_settings_and_seeds_change_the_runs_of_an_experiment(run, refused, tmp_path):
+    small = ("model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=4")
+    code, _, err = run("reproduce", "weights", *small, "--seeds", "2", "--scale", "tiny", "--out", tmp_path)
+    assert code == 0, err
+    report = json.loads((tmp_path / "tiny/weights/table.json").read_text())
+    assert report["command"] == f"unmask reproduce weights --scale tiny --seeds 2 {' '.join(small)}"
+    assert set(report["rows"]["flat"]["bits per byte"]["errors"]) == {"mc", "data", "seeds"}
+    logs = [(folder / "log.jsonl").read_text() for folder in (tmp_path / "tiny/runs").iterdir()]
+    assert len(logs) == 4
+    assert all('"step": 4' in log and '"step": 5' not in log for log in logs)
+    assert "no key 'training.stepz'" in refused("reproduce", "weights", "training.stepz=4", "--out", tmp_path)
+
+
+def test_equal_recipes_are_one_run():
+    protocol = get_protocol("stdlib")
+    table1, table8 = (
+        {run.label: run.folder for run in experiments()[name].runs(experiments()[name].scale("tiny"), protocol)}
+        for name in ("table1", "table8")
+    )
+    assert table1["MDLM"] == table8["MDLM"]
+    assert table1["D3PM"] == table8["& w/o zero-masking"]
+
+
 def test_hours_grow_with_the_steps():
     slow, fast = tiny_run(training={"steps": 8}), tiny_run()
     assert training_flops(slow.recipe) == pytest.approx(2 * training_flops(fast.recipe))

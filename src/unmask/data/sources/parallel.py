@@ -15,8 +15,8 @@ from pydantic import Field, field_validator
 
 from unmask.data.sources import HUB_PREFIX, Document, Source, is_saved_dataset, numbered
 from unmask.data.sources.files import InputFile
-from unmask.data.sources.huggingface import HuggingFaceSource
 from unmask.errors import UnmaskError
+from unmask.registry import build
 
 SEPARATOR = "\t"
 SYLLABLES = ("ba", "do", "fi", "ku", "le", "mo", "na", "pe", "ri", "su", "ta", "vo", "wi", "zu")
@@ -80,7 +80,8 @@ class ParallelSource(Source):
         where = " and ".join(paths)
         if len(paths) == 1 and (paths[0].startswith(HUB_PREFIX) or is_saved_dataset(Path(paths[0]).expanduser())):
             path = paths[0].removeprefix(HUB_PREFIX)
-            columns = [HuggingFaceSource(path=path, split=self.split, field=field) for field in self.fields]
+            spec = {"name": "huggingface", "path": path, "split": self.split}
+            columns = [build("source", spec | {"field": field}) for field in self.fields]
             sources, targets = ((one.text for one in column.documents()) for column in columns)
             yield from join_pairs(sources, targets, where)
             return

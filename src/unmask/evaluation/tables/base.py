@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from unmask import __version__
-from unmask.config import Recipe, parse_recipe
+from unmask.config import Recipe, parse_recipe, with_overrides
 from unmask.data.protocols import Protocol, get_protocol
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
@@ -93,8 +94,7 @@ class Run:
     def folder(self) -> str:
         """A name that is the same for the same recipe, so that experiments share their runs."""
         digest = blake2b(self.recipe.to_yaml().encode(), digest_size=5).hexdigest()
-        words = "".join(letter if letter.isalnum() else "-" for letter in self.label.lower())
-        return f"{words.strip('-')}-{digest}"
+        return f"{self.recipe.objective.name}-{digest}"
 
 
 def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,16 +363,28 @@ class Workspace:
         return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
 
 
-def run_experiment(experiment: Experiment, scale_name: ScaleName, on: str | None, workspace: Workspace) -> Table:
-    """Train what is missing, measure, and write the table as JSON, Markdown and a picture."""
+def run_experiment(
+    experiment: Experiment,
+    scale_name: ScaleName,
+    on: str | None,
+    workspace: Workspace,
+    settings: Sequence[str] = (),
+    seeds: int | None = None,
+) -> Table:
+    """Train what is missing, measure, and write the table as JSON, Markdown and a picture.
+
+    settings: KEY=VALUE for the recipe that the runs share. seeds: training seeds of each run, instead of the scale's.
+    """
     scale = experiment.scale(scale_name)
+    scale = replace(scale, recipe=with_overrides(scale.recipe, settings), seeds=seeds or scale.seeds)
     protocol = get_protocol(on or scale.protocol)
     if not experiment.fits(protocol):
         kind = "pairs of texts, such as multi30k" if experiment.translates else "plain text"
         raise UnmaskError(f"'{experiment.name}' needs {kind}, got the protocol '{protocol.name}'; choose another.")
     workspace.seconds.clear()
     table = experiment.measure(workspace, scale, protocol, experiment.runs(scale, protocol))
-    command = f"unmask reproduce {experiment.name} --scale {scale_name}{f' --on {on}' if on else ''}"
+    options = ["--scale", scale_name, *(["--on", on] if on else []), *(["--seeds", str(seeds)] if seeds else [])]
+    command = shlex.join(["unmask", "reproduce", experiment.name, *options, *settings])
     report = {
         "experiment": experiment.name,
         "command": command,
