@@ -333,24 +333,13 @@ def configure_sampler(
     sampler: Sampler, options: SamplingOptions, device: torch.device
 ) -> Callable[[Any, Canvas], Iterator[State]]:
     """A function of (denoiser, canvas) that yields every state of the sampler run with these options."""
-    token_sampler: AnyTokenSampler = options.token_sampler
-    eos = options.eos if options.eos_padding else None
-    if options.automaton is not None:
-        particles = options.particles if options.particles > 1 else 0
-        token_sampler = ConstrainedTokenSampler(
-            options.token_sampler, options.automaton, device, particles, eos, options.eos
-        )
-    elif not sampler.causal:
-        if eos is not None:
-            token_sampler = EosTokenSampler(options.token_sampler, eos)
-        if options.score is not None:
-            token_sampler = ScoredTokenSampler(token_sampler, options.score)
+    token_sampler = choose_token_sampler(sampler, options, device)
 
     def run_window(denoiser: Any, canvas: Canvas) -> Iterator[State]:
         if isinstance(token_sampler, JointTokenSampler) and options.particles > 1:
-            wrapped = _wrap_denoiser(denoiser, repeat_canvas(canvas, options.particles), options)
+            wrapped = wrap_denoiser(denoiser, repeat_canvas(canvas, options.particles), options)
             return run_particles(sampler, wrapped, canvas, token_sampler, options.particles)
-        return run_sampler(sampler, _wrap_denoiser(denoiser, canvas, options), canvas, token_sampler)
+        return run_sampler(sampler, wrap_denoiser(denoiser, canvas, options), canvas, token_sampler)
 
     def run(denoiser: Any, canvas: Canvas) -> Iterator[State]:
         windows = options.windows
@@ -361,7 +350,20 @@ def configure_sampler(
     return run
 
 
-def _wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
+def choose_token_sampler(sampler: Sampler, options: SamplingOptions, device: torch.device) -> AnyTokenSampler:
+    """How the sampler draws tokens with these options."""
+    eos = options.eos if options.eos_padding else None
+    if options.automaton is not None:
+        particles = options.particles if options.particles > 1 else 0
+        return ConstrainedTokenSampler(options.token_sampler, options.automaton, device, particles, eos, options.eos)
+    if sampler.causal:
+        return options.token_sampler
+    token_sampler = options.token_sampler if eos is None else EosTokenSampler(options.token_sampler, eos)
+    return token_sampler if options.score is None else ScoredTokenSampler(token_sampler, options.score)
+
+
+def wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
+    """The denoiser for one canvas: with an encoded source, rows as trained, guidance, no EOS before given text."""
     encode_source = None if options.guidance else getattr(denoiser, "encode_source", None)
     if encode_source is not None:
         source = encode_source(canvas.ids, canvas.attention_mask if canvas.has_pads else None)
