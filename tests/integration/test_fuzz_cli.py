@@ -21,7 +21,7 @@ from unmask.checkpoint import SHIPPED
 from unmask.config import read_recipe
 from unmask.training import train
 
-START, STOP = map(int, os.environ.get("UNMASK_FUZZ_SEEDS", "0:150").split(":"))
+START, STOP = map(int, os.environ.get("UNMASK_FUZZ_SEEDS", "0:60").split(":"))
 SECONDS = 60
 """CPU time of one command, and a tenth of the time that it may wait."""
 TEXTS = ["", "é \N{GRINNING FACE}", "--", "\udcff", "abc" * 200, "a\nb", " ", "%s {} [bold]"]
@@ -279,8 +279,12 @@ def fill_place(small_run: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-7] + b"damaged")
 
 
+class TooSlow(BaseException):
+    """Not a `TimeoutError`, which the command line reports as an error of the system."""
+
+
 def too_slow(*_: object) -> None:
-    raise TimeoutError(f"The command took more than {SECONDS} seconds.")
+    raise TooSlow(f"The command took more than {SECONDS} seconds.")
 
 
 @pytest.mark.parametrize("block", range(START, STOP, 10))
