@@ -191,8 +191,8 @@ def print_tables(report: dict[str, Any], lengths: list[int]) -> None:
         print(title)
         print(f"{'':14}" + "".join(f"{length:>18}" for length in lengths))
         for name, row in report[key].items():
-            pairs = [f"{cell(row[str(n)], one)} / {cell(row[str(n)], other)}" for n in lengths]
-            print(f"{name:14}" + "".join(f"{text:>18}" for text in pairs))
+            cells = [f"{cell(row[str(n)], one)} / {cell(row[str(n)], other)}" for n in lengths]
+            print(f"{name:14}" + "".join(f"{text:>18}" for text in cells))
     for sentence in report["left_out"]:
         print(f"left out: {sentence}")
 
