@@ -13,10 +13,9 @@ from typing import Any, get_args
 
 import torch
 
-from unmask.checkpoint import Checkpoint, load_checkpoint
+from unmask.checkpoint import Checkpoint, load_checkpoint, read_generation_config
 from unmask.convert.onnx import MODEL_FILE, Precision, check_packages, write_onnx
 from unmask.errors import UnmaskError
-from unmask.generation_config import read_generation_config
 from unmask.io import atomic_folder, check_new_folder
 from unmask.text_processor import TextProcessor
 
