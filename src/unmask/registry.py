@@ -240,6 +240,7 @@ def requirement(message: str) -> str:
         ("Input should be", "must be"),
         ("List should have", "must have"),
         ("Field required", "is missing"),
+        ("Extra inputs are not permitted", "is not a known field"),
         ("a valid tuple", "a list"),
     ):
         clause = clause.replace(theirs, ours, 1)

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from unmask.constraints.automaton import shorten
 from unmask.errors import UnmaskError, is_out_of_memory
+from unmask.registry import requirement
 from unmask.serving.batches import Cancelled
 from unmask.serving.service import ClientGone, Service, UnknownModel
 
@@ -62,13 +63,12 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
 
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "body"]
-        reason = str(first["msg"]).removeprefix("Value error, ")
-        param = ".".join(place)[:80] or None
+        reason = requirement(str(first["msg"]).removeprefix("Value error, "))
+        param = ".".join(_fields(first["loc"], error.body, missing=first["type"] == "missing"))[:80] or None
         if first["type"] == "json_invalid":
             return JSONResponse(error_body(400, "The body is not valid JSON; send a JSON object."), 400)
         shown = f", got {shorten(first.get('input'))}" if param and first["type"] != "missing" else ""
-        message = f"{param}: {reason}{shown}." if param else f"{reason}."
+        message = f"{param} {reason}{shown}." if param and first["type"] != "value_error" else f"{reason}."
         return JSONResponse(error_body(400, _printable(message[:400]), None, param), 400)
 
     async def http(request: Request, error: HTTPException) -> Response:
@@ -81,6 +81,19 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
     for kind in (UnmaskError, Cancelled, RuntimeError, MemoryError, Exception):
         app.add_exception_handler(kind, known)
+
+
+def _fields(location: Sequence[Any], body: Any, missing: bool) -> list[str]:
+    """The fields of the body that lead to a wrong value, without the union members that pydantic adds to them."""
+    found = []
+    for part in location[1:]:
+        if isinstance(body, dict) and (missing or part in body):
+            found.append(part)
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int):
+            found.append(str(part))
+            body = body[part]
+    return found
 
 
 def _printable(text: str) -> str:
