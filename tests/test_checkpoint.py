@@ -152,8 +152,3 @@ def test_edited_settings_open_with_a_warning_and_folders_without_checksums_open(
 def test_shipped_models_have_checksums():
     for name in checkpoint.shipped_models():
         assert find_damage(checkpoint.SHIPPED / name) is None, "write them again with unmask.io.write_checksums"
-
-
-def test_the_smoke_model_ships():
-    assert "smoke" in checkpoint.shipped_models()
-    assert sum(path.stat().st_size for path in (checkpoint.SHIPPED / "smoke").iterdir()) < 1_000_000

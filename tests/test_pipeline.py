@@ -421,6 +421,8 @@ def test_an_autoregressive_trajectory_begins_after_its_own_prompt(ar):
         (lambda lm: lm.generate(1, prompt="a", length=8, guidance=1.0), "autoregressive.*masked"),
         (lambda lm: lm.generate(1, length=8, particles=2, score=len), "autoregressive"),
         (lambda lm: lm.generate(1, length=8, constraint=Words("a")), "autoregressive"),
+        (lambda lm: lm.generate(1, length=8, order="confidence"), "autoregressive"),
+        (lambda lm: lm.generate(1, length=8, sampler="remdm"), "autoregressive"),
         (lambda lm: lm.generate(1, length=8, steps=2), "autoregressive.*left to right.*steps"),
         (lambda lm: lm.generate(1, length=8, stride=4), "autoregressive.*window.*stride=4"),
         (lambda lm: lm.generate(1, length=8, window=4), "autoregressive.*window=4"),

@@ -23,7 +23,7 @@ from unmask.random import MAX_SEED, MIN_SEED, is_integer
 from unmask.registry import build, explain, get
 from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Sampler, State, run_sampler
 from unmask.samplers.ending import EosTokenSampler
-from unmask.samplers.guidance import GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser, SourceDenoiser
+from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser, SourceDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import Schedule
@@ -221,7 +221,7 @@ class GenerationConfig(BaseModel):
             windows,
             processor.end_token_id,
             processor.config.policy.supervises_padding and self.eos_rule,
-            processor.row_length if processor.learnt_padding and shortest < processor.row_length else None,
+            processor.as_trained if shortest < processor.row_length else None,
         )
 
     def with_constraints(self, others: Sequence[Constraint]) -> GenerationConfig:
@@ -310,8 +310,7 @@ class SamplingOptions:
     """How a sampler runs. `particles` are weighted by the `automaton` or by the `score`; `guidance` is a weight.
 
     `eos` is the token that ends a text, if any; with `eos_padding` it also fills the row after the text. The automaton
-    does not read an EOS that is given. Shorter rows are shown to the network with masks behind them, up to
-    `row_length`, if it learnt what follows a text.
+    does not read an EOS that is given. `as_trained` wraps the denoiser for rows shorter than in training.
     """
 
     token_sampler: TokenSampler = field(default_factory=TokenSampler)
@@ -322,7 +321,7 @@ class SamplingOptions:
     windows: Windows | None = None
     eos: int | None = None
     eos_padding: bool = False
-    row_length: int | None = None
+    as_trained: Callable[[Any], Any] | None = None
 
     def batch_size(self, length: int) -> int:
         """The default number of sequences to sample at a time."""
@@ -334,24 +333,13 @@ def configure_sampler(
     sampler: Sampler, options: SamplingOptions, device: torch.device
 ) -> Callable[[Any, Canvas], Iterator[State]]:
     """A function of (denoiser, canvas) that yields every state of the sampler run with these options."""
-    token_sampler: AnyTokenSampler = options.token_sampler
-    eos = options.eos if options.eos_padding else None
-    if options.automaton is not None:
-        particles = options.particles if options.particles > 1 else 0
-        token_sampler = ConstrainedTokenSampler(
-            options.token_sampler, options.automaton, device, particles, eos, options.eos
-        )
-    elif not sampler.causal:
-        if eos is not None:
-            token_sampler = EosTokenSampler(options.token_sampler, eos)
-        if options.score is not None:
-            token_sampler = ScoredTokenSampler(token_sampler, options.score)
+    token_sampler = choose_token_sampler(sampler, options, device)
 
     def run_window(denoiser: Any, canvas: Canvas) -> Iterator[State]:
         if isinstance(token_sampler, JointTokenSampler) and options.particles > 1:
-            wrapped = _wrap_denoiser(denoiser, repeat_canvas(canvas, options.particles), options)
+            wrapped = wrap_denoiser(denoiser, repeat_canvas(canvas, options.particles), options)
             return run_particles(sampler, wrapped, canvas, token_sampler, options.particles)
-        return run_sampler(sampler, _wrap_denoiser(denoiser, canvas, options), canvas, token_sampler)
+        return run_sampler(sampler, wrap_denoiser(denoiser, canvas, options), canvas, token_sampler)
 
     def run(denoiser: Any, canvas: Canvas) -> Iterator[State]:
         windows = options.windows
@@ -362,13 +350,26 @@ def configure_sampler(
     return run
 
 
-def _wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
+def choose_token_sampler(sampler: Sampler, options: SamplingOptions, device: torch.device) -> AnyTokenSampler:
+    """How the sampler draws tokens with these options."""
+    eos = options.eos if options.eos_padding else None
+    if options.automaton is not None:
+        particles = options.particles if options.particles > 1 else 0
+        return ConstrainedTokenSampler(options.token_sampler, options.automaton, device, particles, eos, options.eos)
+    if sampler.causal:
+        return options.token_sampler
+    token_sampler = options.token_sampler if eos is None else EosTokenSampler(options.token_sampler, eos)
+    return token_sampler if options.score is None else ScoredTokenSampler(token_sampler, options.score)
+
+
+def wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
+    """The denoiser for one canvas: with an encoded source, rows as trained, guidance, no EOS before given text."""
     encode_source = None if options.guidance else getattr(denoiser, "encode_source", None)
     if encode_source is not None:
         source = encode_source(canvas.ids, canvas.attention_mask if canvas.has_pads else None)
         denoiser = denoiser if source is None else SourceDenoiser(denoiser, source)
-    if options.row_length is not None:
-        denoiser = MaskPaddedDenoiser(denoiser, options.row_length)
+    if options.as_trained is not None:
+        denoiser = options.as_trained(denoiser)
     if options.guidance and canvas.condition is not None and bool(canvas.condition.any()):
         denoiser = GuidedDenoiser(denoiser, canvas.condition, options.guidance)
     if options.eos is not None and canvas.no_eos is not None and bool(canvas.no_eos.any()):

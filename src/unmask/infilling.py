@@ -239,14 +239,14 @@ def mask_unlikely(processor: TextProcessor, denoiser: Any, ids: list[int], stren
 @torch.no_grad()
 def most_likely_tokens(
     processor: TextProcessor, denoiser: Any, row: list[int], top: int
-) -> list[list[tuple[str, float]]]:
+) -> list[list[tuple[int, float]]]:
     """For every mask of a row, the `top` most likely tokens with their probabilities, from one network call."""
     ids = torch.tensor([row], device=device_of(denoiser))
     masked = ids == processor.mask_token_id
     hidden = denoiser.hidden(ids, alpha=1.0 - masked.float().mean(dim=1))[masked]
     best = denoiser.head(hidden).float().softmax(-1).topk(min(top, processor.vocab_size - 1))
-    tokens = [[processor.tokenizer.decode([one]) for one in ids] for ids in best.indices.tolist()]
-    return [list(zip(*pair, strict=True)) for pair in zip(tokens, best.values.tolist(), strict=True)]
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from unmask.checkpoint import (
     upload,
     write_checkpoint,
 )
+from unmask.choices import Choice, answer_nats, answer_rows, compare, split_slot
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
@@ -52,7 +53,6 @@ from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, 
 from unmask.random import check_seeds, is_integer
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.guidance import MaskPaddedDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.text_processor import (
     BLANK,
@@ -389,12 +389,17 @@ class MaskedDiffusionLM:
         They are the prediction of one network call with all blanks of the text masked, before any temperature or
         truncation. The tokens of a longer blank are predicted independently of each other.
         """
+        decode = self.text_processor.tokenizer.decode
+        rows = self._rows_with_blanks(check_texts(texts, "fill"), GenerationConfig())
+        return [[[(decode([token]), p) for token, p in one] for one in masks] for masks in self.top_ids(rows, top)]
+
+    def top_ids(self, rows: Sequence[Sequence[int]], top: int = 5) -> list[list[list[tuple[int, float]]]]:
+        """Like `top_tokens` for rows of token ids with masks, with ids in place of texts."""
         if self.causal:
             raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
         check_count("top", top)
-        rows = self._rows_with_blanks(check_texts(texts, "fill"), GenerationConfig())
-        denoiser = self._continue_with_masks(self.denoiser)
-        return [most_likely_tokens(self.text_processor, denoiser, row, top) for row in rows]
+        denoiser, checked = self.text_processor.as_trained(self.denoiser), self.text_processor.check_rows(rows)
+        return [most_likely_tokens(self.text_processor, denoiser, row, top) for row in checked]
 
     def _rows_with_blanks(self, texts: list[str], config: GenerationConfig) -> list[list[int]]:
         """The rows of texts with blanks; a blank of open length gets its length."""
@@ -476,7 +481,7 @@ class MaskedDiffusionLM:
             ids = mask_spans(processor, text, ids, spans)
         elif keep is None:
             processor.bind(config.constraint, [processor.text_row([processor.mask_token_id] * len(ids))])
-            denoiser = self._continue_with_masks(self.denoiser)
+            denoiser = self.text_processor.as_trained(self.denoiser)
             ids = mask_unlikely(processor, denoiser, ids, DEFAULT_STRENGTH if strength is None else strength)
         return self._generate([processor.text_row(ids)], sampler, config, progress=progress)[0]
 
@@ -522,6 +527,19 @@ class MaskedDiffusionLM:
         draws: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
         return self.evaluate(rows, steps=steps, each=True, progress=progress, **draws)
 
+    def choose(self, text: str, choices: Sequence[str], *, seed: int = 0) -> list[Choice]:
+        """The probabilities of given answers at the [MASK] of a text, which add up to 1, in the order given.
+
+        An answer may have several tokens. Those of one token are compared exactly, in one network call for all of them.
+        A longer answer has a bound on its likelihood given the rest of the text, by common random numbers, and the
+        probabilities then have errors.
+        """
+        check_seeds(seed)
+        rows = answer_rows(self.text_processor, text, choices)
+        denoiser = self.text_processor.as_trained(self.denoiser)
+        nats = answer_nats(denoiser, self.config.schedule, self.text_processor, rows, seed)
+        return compare(choices, nats, [len(answer) == 1 for _, answer in rows])
+
     def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
         """The bounds of rows of tokens; `options` are those of `unmask.likelihood.evaluate`."""
         objective, schedule = self.config.objective, self.config.schedule
@@ -556,15 +574,8 @@ class MaskedDiffusionLM:
         return config, self.sampler(config.steps, config.order, config.sampler)
 
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
-        denoiser = self._continue_with_masks(self.denoiser)
+        denoiser = self.text_processor.as_trained(self.denoiser)
         return TemplateLayout(self.text_processor, denoiser, self.device, config.constraint)
-
-    def _continue_with_masks(self, denoiser: Any) -> Any:
-        """The denoiser for rows shorter than in training, followed by masks if the padding of rows was learnt.
-
-        Such a network takes the end of a row for the end of the text.
-        """
-        return MaskPaddedDenoiser(denoiser, self.row_length) if self.text_processor.learnt_padding else denoiser
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
@@ -573,7 +584,8 @@ class MaskedDiffusionLM:
         if suffix and self.causal:
             raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
         processor = self.text_processor
-        length = self.row_length if length is None else length
+        if length is None:  # BOS precedes the canvas
+            length = self.row_length - (self.config.policy.begins_with_bos and not self.causal)
         check_count("length", length)
         config.check_sampler(sampler, length, processor.max_length)
         *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
@@ -588,14 +600,20 @@ class MaskedDiffusionLM:
         self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
     ) -> tuple[SamplingOptions, Callable[[Canvas], Iterator[State]]]:
         """The options of the sampling run, and a function that runs the sampler on a canvas of some of the rows."""
+        options, denoiser = self.sampling_options(rows, sampler, config)
+        return options, partial(configure_sampler(sampler, options, self.device), denoiser)
+
+    def sampling_options(
+        self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
+    ) -> tuple[SamplingOptions, Any]:
+        """The options of a sampling run on canvases of some of the rows, and the denoiser for it."""
         options = config.bind(self.text_processor, rows)
-        run = configure_sampler(sampler, options, self.device)
         size = config.window or self.text_processor.max_length
         steps = getattr(sampler, "steps", None)
         calls = [min(steps or len(row), row.count(self.text_processor.mask_token_id)) for row in rows]
         tokens = sum(min(len(row), size) * n for row, n in zip(rows, calls, strict=True))
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
-        return options, partial(run, self.prepare_denoiser(tokens))
+        return options, self.prepare_denoiser(tokens)
 
     def _generate(
         self,
@@ -641,6 +659,12 @@ class AutoregressiveLM(MaskedDiffusionLM):
                 "sampler."
             )
         return build("sampler", "ar")
+
+    def choose(self, text: str, choices: Sequence[str], *, seed: int = 0) -> list[Choice]:
+        """As in a masked model, but always exact: the likelihoods of the text with each answer are compared."""
+        before, after = split_slot(text, choices)
+        nats = torch.tensor([[self.score(f"{before}{choice}{after}", seed=seed).nats for choice in choices]])
+        return compare(choices, nats, [True] * len(choices))
 
     def edit_details(self, text: str, **options: Any) -> Generation:
         raise UnmaskError("An autoregressive model cannot see the text after a token; edit with a masked model.")

@@ -29,6 +29,7 @@ from unmask.errors import UnmaskError
 from unmask.io import reading
 from unmask.random import is_integer
 from unmask.samplers.base import Canvas, State
+from unmask.samplers.guidance import BosDenoiser, MaskPaddedDenoiser
 
 if TYPE_CHECKING:
     from unmask.checkpoint import CheckpointConfig
@@ -186,14 +187,27 @@ class TextProcessor:
         return self.tokenizer.eos_token_id
 
     @property
+    def begin_token_id(self) -> int | None:
+        """The token that begins every row; None if the length policy has none."""
+        return SpecialTokens.of(self.tokenizer).begin_id if self.config.policy.begins_with_bos else None
+
+    @property
     def end_token_id(self) -> int | None:
         """The token that ends the text of a row; None if the length policy has none."""
         return self.eos_token_id if self.config.policy.ends_with_eos else None
 
-    @property
-    def learnt_padding(self) -> bool:
-        """Whether a masked network learnt the EOS tokens behind a text, and so takes the end of a row for its end."""
-        return self.config.policy.supervises_padding and not self.config.objective.causal
+    def as_trained(self, denoiser: Any) -> Any:
+        """The denoiser for rows shorter than in training.
+
+        They follow BOS if rows begin with it, and are followed by masks if their padding was learnt: such a network
+        takes the end of a row for the end of the text.
+        """
+        if self.config.objective.causal:
+            return denoiser
+        if self.config.policy.supervises_padding:
+            return MaskPaddedDenoiser(denoiser, self.row_length)
+        begin = self.begin_token_id if self.config.policy.begins_with_bos else None
+        return denoiser if begin is None else BosDenoiser(denoiser, begin, self.max_length)
 
     # -- from texts to rows of token ids
 
@@ -334,13 +348,13 @@ class TextProcessor:
         for text, tokens in zip(texts, ids, strict=True):
             if not tokens:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give a longer text.")
-        policy, length, eos = self.config.policy, self.row_length, self.eos_token_id
+        policy, length, special = self.config.policy, self.row_length, SpecialTokens.of(self.tokenizer)
         if given is None:
-            return policy.rows(Tokens.of(ids, texts), length, SpecialTokens.of(self.tokenizer))
+            return policy.rows(Tokens.of(ids, texts), length, special)
         conditions = [given] * len(texts) if isinstance(given, str) else check_texts(given, "condition on")
         if len(conditions) != len(texts):
             raise UnmaskError(f"Got {len(conditions)} conditions for {len(texts)} texts; give one for all or for each.")
-        return rows_given(policy, self.encode(conditions), ids, length, eos, texts=texts)
+        return rows_given(policy, self.encode(conditions), ids, length, special, texts=texts)
 
     # -- constraints
 

@@ -57,11 +57,7 @@ def test_every_line_has_its_seed(edit, monkeypatch):
     ("arguments", "words"),
     [
         (("--span", "here"), "--span must be a range of characters such as 4-9, got 'here'"),
-        (("--span", "5-90"), "21"),
-        (("--strength", 2), "strength"),
         (("--strength", 0.5, "--keep", "Tim"), "one of them"),
-        (("--keep", "Tom"), "'Tom'"),
-        (("--with", "x" * 30), "21"),
         (("--seed", 10**23), "seed"),
     ],
 )

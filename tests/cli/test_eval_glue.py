@@ -12,6 +12,7 @@ pytest.importorskip("scipy")
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
     rows = "".join(f"{'ab'[n % 2] * (n % 5 + 1)} {n}\t{n % 2}\n" for n in range(24))
     pairs = "".join(f"{n}\tthe {n}\tthat {n % 3}\t{n % 6}.5\n" for n in range(24))
@@ -25,8 +26,7 @@ def data(tmp_path, monkeypatch):
 QUICK = ("--epochs", 1, "--learning-rates", "1e-3,1e-4", "--seeds", 2)
 
 
-def test_report_compares_checkpoints_and_is_resumed(data, mdlm_folder, ar_folder, run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_report_compares_checkpoints_and_is_resumed(data, mdlm_folder, ar_folder, run, printed, tmp_path):
     command = ("eval", "glue", mdlm_folder, ar_folder, *QUICK, "--limit", 10)
     code, out, err = run(*command, "--json")
     assert code == 0, err
@@ -45,8 +45,7 @@ def test_report_compares_checkpoints_and_is_resumed(data, mdlm_folder, ar_folder
     assert len(report["left_out"]) == 6
     kept = sorted((tmp_path / "glue/measurements").iterdir())
     times = [path.stat().st_mtime_ns for path in kept]
-    code, out, err = run(*command)
-    assert code == 0, err
+    out = printed(*command)
     assert [path.stat().st_mtime_ns for path in kept] == times
     assert "STS-B, Spearman" in out
     assert "Of the learning rates 0.0001, 0.001 the one with the highest mean score on the same set" in out
@@ -69,20 +68,13 @@ def test_report_compares_checkpoints_and_is_resumed(data, mdlm_folder, ar_folder
         (("--limit", "1"), "--limit"),
         (("--data", "nowhere"), "no folder 'nowhere'"),
         (("--out", "a-file"), "--out must be a folder, got the file 'a-file'"),
+        (("nothing-here",), "no checkpoint at 'nothing-here'"),
     ],
 )
-def test_bad_input_is_one_sentence(data, mdlm_folder, run, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_one_sentence(data, mdlm_folder, run, tmp_path, options, message):
     (tmp_path / "a-file").write_text("")
     code, _, err = run("eval", "glue", mdlm_folder, *options)
     assert code == 2
-    assert message in err
-    assert "Traceback" not in err
+    assert message in err.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file", "glue"]
     assert not (tmp_path / "glue/measurements").exists()
-
-
-def test_a_missing_checkpoint_is_reported(data, run):
-    code, _, err = run("eval", "glue", "nothing-here")
-    assert code == 2
-    assert "no checkpoint at 'nothing-here'" in err

@@ -134,11 +134,9 @@ def test_puzzle_models_can_be_scored_and_fill(printed, run, place):
     ("arguments", "words"),
     [
         (["puzzles", "smoke"], "unmask train sudoku"),
-        (["puzzles", "nowhere"], "'nowhere'"),
         (["puzzles", "sudoku", "--twin", "paths-ar"], "other puzzles"),
         (["puzzles", "sudoku", "--order", "margen"], "Did you mean 'margin'?"),
         (["puzzles", "sudoku", "--rule", "best"], "'best'"),
-        (["puzzles", "sudoku", "--steps", "0"], "--steps"),
         (["puzzles", "sudoku", "--count", "13"], "12"),
         (["puzzles", "sudoku", "--plot", "p.bmp"], ".png"),
         (["code", "other"], "unmask train code"),

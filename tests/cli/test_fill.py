@@ -52,9 +52,6 @@ def test_alternatives_are_listed(printed, reported, mdlm_folder, mdlm):
     ("arguments", "words"),
     [
         (("nothing to fill",), "no blank"),
-        (("a[MASK:6-2]",), "[MASK:"),
-        (("a[MASK:47-60]b",), "[MASK:47-60]"),
-        (("a[MASK]", "--top-p", 0), "top_p"),
         (("a[MASK]", "--greedy", "--temperature", 0.5), "greedy"),
         (("a[MASK]", "--steps", 10**30), "less than or equal to 1000000"),
     ],

@@ -41,7 +41,6 @@ def test_json_has_last_and_best_values(reported, runs):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "nowhere"), "nowhere"),
         (("run", "empty"), "empty"),
         (("run", "healthy", "nowhere"), "nowhere"),
         (("run", "healthy", "--out", "curves.jpg"), ".png"),
@@ -50,7 +49,6 @@ def test_json_has_last_and_best_values(reported, runs):
         (("run", "healthy", "--x", "hours"), "--x"),
         (("order", "smoke", "--out", "order.txt"), ".png"),
         (("order", "smoke", "--out", "new/order.png"), "'new'"),
-        (("order", "nowhere"), "'nowhere'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(refused, runs, arguments, words):

@@ -41,16 +41,18 @@ def test_notes_explain_errors_and_padding(run, mdlm_folder, ar_folder, tmp_path,
         (ar_folder, ["some text"], set()),
         (ar_folder, ["some text", UNLIKE], {data}),
     ):
-        out = run("score", folder, *texts, "--precision", 0.3)[1]
+        out = run("score", folder, *texts, "--precision", 2)[1]
         assert {words for words in (draws, data) if words in out} == shown
         assert ("±" in out) == bool(shown)
-        assert ("error of 0.3 bits per token; lower --precision" in " ".join(out.split())) == (draws in shown)
+        assert ("error of 2 bits per token; lower --precision" in " ".join(out.split())) == (draws in shown)
     Path("book.txt").write_text(BOOK)
-    _, out, _ = run("eval", mdlm_folder, "--data", "book.txt", "--precision", 1e-5, "--rows", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("unmask.likelihood.MAX_PASSES", 2)
+        _, out, _ = run("eval", mdlm_folder, "--data", "book.txt", "--precision", 1e-5, "--rows", 1)
     assert "The error is above the target of 1e-05 bits per token" in " ".join(out.split())
     filled = make_checkpoint(tmp_path / "filled", policy="supervised_eos")
     for folder, padded in ((filled, True), (mdlm_folder, False)):
-        out = run("score", folder, "some text", "--precision", 0.5)[1]
+        out = run("score", folder, "some text", "--precision", 2)[1]
         assert "10 tokens" in out, "nine bytes and one end"
         assert ("EOS" in out) == padded
 
@@ -108,18 +110,19 @@ def test_missing_training_data_are_asked_for(refused, mdlm_folder, tmp_path, mon
     assert "--data" in message
 
 
-def test_each_of_several_texts_has_a_row_and_so_has_the_total(printed, reported, mdlm_folder):
-    lines = printed("score", mdlm_folder, "[bold] text", UNLIKE, "--precision", 0.3).splitlines()
-    (first,), (second,), (total,) = ([line for line in lines if word in line] for word in ("[bold]", UNLIKE, " all "))
+def test_each_of_several_texts_has_a_row_and_so_has_the_total(printed, reported, shipped_models, mdlm_folder):
+    lines = printed("score", mdlm_folder, "[bold] text", UNLIKE, "--precision", 2).splitlines()
+    (first,), (second,), (total,) = (
+        [line for line in lines if line.startswith(word)] for word in ("[bold]", UNLIKE, "all ")
+    )
     assert (first.count("±"), second.count("±"), total.count("±")) == (2, 2, 4)
     words = ["a text with spaces is no checkpoint", "nor is this one"]
     assert len(reported("score", *words, "--precision", 5)["headline"]["each"]) == 2
 
 
-def test_a_text_may_be_longer_than_a_file_name(reported, mdlm_folder):
+def test_a_text_may_be_longer_than_a_file_name(reported, shipped_models, mdlm_folder):
     assert reported("score", mdlm_folder, "x" * 300, "--precision", 5)["headline"]["characters"] == 300
     assert reported("score", "word " * 80, "--precision", 5)["headline"]["characters"] == 400
-    assert reported("edit", "word " * 80, "--steps", 1)["texts"]
 
 
 def test_training_data_are_found_from_another_folder(reported, refused, mdlm_folder, tmp_path, monkeypatch):
@@ -133,3 +136,55 @@ def test_training_data_are_found_from_another_folder(reported, refused, mdlm_fol
     monkeypatch.chdir(tmp_path)
     assert reported("eval", run, "--rows", 1)["headline"]["tokens"] > 0
     assert "ships without its training data; name texts with --data" in refused("eval")
+
+
+@pytest.fixture(scope="module")
+def dna_folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "dna", tokenizer_name="dna")
+
+
+@pytest.fixture
+def variants(tmp_path, monkeypatch):
+    """A genome and a VCF file with a substitution, an insertion and a deletion that is not written in bases."""
+    pytest.importorskip("pyfaidx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
+    Path("g.fa").write_text(f">chr1\n{'ACGTTGCA' * 20}\n")
+    Path("v.vcf").write_text("#CHROM\tPOS\tID\tREF\tALT\n1\t9\trs1\tA\tG,ACC,<DEL>\n")
+    return ["--vcf", "v.vcf", "--fasta", "g.fa"]
+
+
+def test_variants_are_a_table_or_json(run, dna_folder, variants):
+    code, out, err = run("score", dna_folder, *variants)
+    assert code == 0, err
+    header, *lines = [line.split("\t") for line in out.splitlines()]
+    assert header == ["chrom", "pos", "id", "ref", "alt", "log_ratio", "stderr", "ref_nats", "alt_nats"]
+    assert [line[:5] for line in lines] == [["1", "9", "rs1", "A", "G"], ["1", "9", "rs1", "A", "ACC"]]
+    assert "Left out: 1 alternative allele" in err
+    code, shown, _ = run("score", dna_folder, *variants, "--out", "scores.tsv")
+    assert (code, shown, Path("scores.tsv").read_text()) == (0, "", out)
+    run("score", dna_folder, *variants, "--out", "scores.json", "--both-strands")
+    report = json.loads(Path("scores.json").read_text())
+    assert report["both_strands"] is True
+    assert report["left_out"] == 1
+    assert [one["alt"] for one in report["variants"]] == ["G", "ACC"]
+    assert all(one["stderr"] > 0 for one in report["variants"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--vcf", "v.vcf"], "--vcf and --fasta belong together"),
+        (["--vcf", "v.vcf", "--fasta", "none.fa"], "'none.fa' cannot be read"),
+        (["--vcf", "none.vcf", "--fasta", "g.fa"], "no file 'none.vcf'"),
+        (["--vcf", "v.vcf", "--fasta", "g.fa", "ACGT"], "takes a checkpoint and no texts"),
+        (["--vcf", "v.vcf", "--fasta", "g.fa", "--out", "none/scores.tsv"], "none"),
+        (["ACGT", "--out", "scores.tsv"], "options of --vcf"),
+        (["ACXT", "--both-strands"], "got 'X'"),
+        (["ACGT", "--both-strands", "--given", "AC"], "excludes --given"),
+        ([], "Give texts to score"),
+    ],
+)
+def test_wrong_options_of_variants(refused, dna_folder, variants, arguments, words):
+    checkpoint = [dna_folder] if arguments else []
+    assert words in refused("score", *checkpoint, *arguments)

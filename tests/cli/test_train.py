@@ -163,13 +163,7 @@ def test_a_batch_that_does_not_fit_names_one_that_does(printed, refused, folder,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("missing.txt",), "missing.txt"),
         (("dmeo",), "Did you mean 'demo'"),
-        (("demo", "trainng.steps=3"), "Did you mean 'training'"),
-        (("demo", "schedule=cosin"), "Did you mean 'cosine'"),
-        (("demo", "training.steps=many"), "training.steps"),
-        (("demo", "objective=ar"), "model.name=causal"),
-        (("demo", "training=3"), "training must be a mapping, got 3."),
         (("demo", f"training.seed={2**63}"), "got 9223372036854775808"),
         (("demo", "expect.bits_per_byte=.nan"), "expect.bits_per_byte must be a finite number, got nan"),
         (("demo", "optimizer.betas=[0.9]"), "betas.1 is missing, got [0.9]."),

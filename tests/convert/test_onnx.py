@@ -25,25 +25,30 @@ def logits_of(folder, ids, attention_mask=None, **inputs):
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("float16", 1e-2)])
-def test_logits_of_any_batch_and_length_equal_those_of_torch(mdlm, mdlm_folder, tmp_path, dtype, limit):
-    report = export_onnx(mdlm_folder, tmp_path / "out", dtype)
-    assert report.difference < limit
+def test_a_folder_has_the_tokenizer_and_logits_of_any_batch_and_length(
+    run, refused, mdlm, mdlm_folder, tmp_path, dtype, limit
+):
+    out = tmp_path / "out"
+    code, said, err = run("export", "onnx", mdlm_folder, out, "--dtype", dtype, "--json")
+    assert code == 0, err
+    report = json.loads(said)
+    assert report["dtype"] == dtype
+    assert report["difference"] < limit
+    names = {"model.onnx", "tokenizer.json", "tokenizer_config.json", "config.json", "unmask.json"}
+    assert {path.name for path in out.iterdir()} == names
+    assert "exists and is not empty" in refused("export", "onnx", mdlm_folder, out)
     for batch, length in ((1, 5), (4, 1), (2, mdlm.row_length)):
         ids = torch.randint(0, 258, (batch, length), generator=torch.Generator().manual_seed(length))
         with torch.no_grad():
             expected = mdlm.denoiser(ids).logits.numpy()
-        found = logits_of(tmp_path / "out", ids.numpy())
+        found = logits_of(out, ids.numpy())
         assert np.isneginf(found[..., mdlm.denoiser.config.mask_token_id]).all(), "the mask is never predicted"
         seen = np.isfinite(expected)
         assert np.abs(found[seen] - expected[seen]).max() < limit
-
-
-def test_padding_is_not_seen(mdlm_folder, tmp_path):
-    export_onnx(mdlm_folder, tmp_path / "out")
     ids = np.arange(6, dtype=np.int64)[None]
     padded = np.array([[1, 1, 1, 1, 0, 0]], dtype=np.int64)
-    alone, together = logits_of(tmp_path / "out", ids[:, :4]), logits_of(tmp_path / "out", ids, padded)
-    np.testing.assert_allclose(alone[..., :256], together[:, :4, :256], atol=1e-4)
+    alone, together = logits_of(out, ids[:, :4]), logits_of(out, ids, padded)
+    np.testing.assert_allclose(alone[..., :256], together[:, :4, :256], atol=1e-4, err_msg="padding is not seen")
 
 
 def test_int8_is_a_quarter_of_the_size_and_close(tmp_path):
@@ -72,15 +77,6 @@ def test_an_encoder_of_transformers(tmp_path):
     make_encoder(tmp_path / "model")
     assert export_onnx(tmp_path / "model", tmp_path / "out").difference < 1e-4
     assert (tmp_path / "out" / "config.json").is_file()
-
-
-def test_the_folder_has_the_tokenizer_and_is_written_once(run, refused, mdlm_folder, tmp_path):
-    code, out, _ = run("export", "onnx", mdlm_folder, tmp_path / "out", "--json")
-    assert code == 0
-    assert json.loads(out)["dtype"] == "float32"
-    names = {"model.onnx", "tokenizer.json", "tokenizer_config.json", "config.json", "unmask.json"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert "exists and is not empty" in refused("export", "onnx", mdlm_folder, tmp_path / "out")
 
 
 def test_a_graph_that_differs_from_torch_is_not_written(monkeypatch, mdlm_folder, tmp_path):

@@ -48,21 +48,12 @@ def read(path: Path) -> Any:
 
 # ---- hostile pickles -------------------------------------------------------------------------------------------------
 
-PAYLOADS = {
-    "os.system": lambda command, code: Call(os.system, command),
-    "eval": lambda command, code: Call(eval, code),
-    "exec": lambda command, code: Call(exec, code),
-    "getattr": lambda command, code: Call(Call(getattr, Call(__import__, "os"), "system"), command),
-    "partial": lambda command, code: Call(functools.partial(os.system, command)),
-}
-
 
 @pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_hostile_pickle_runs_nothing(tmp_path, payload, protocol):
+def test_a_hostile_pickle_runs_nothing_and_the_rest_is_read(tmp_path, protocol):
     canary, path = tmp_path / "canary", tmp_path / "file.pt"
-    hostile = PAYLOADS[payload](f"touch {canary}", f"open({str(canary)!r}, 'w').close()")
-    tree = {"before": torch.arange(3.0), "hostile": hostile, "after": [1, "two"]}
+    command = Call(Call(getattr, Call(__import__, "os"), "system"), f"touch {canary}")
+    tree = {"before": torch.arange(3.0), "hostile": command, "after": [1, "two"]}
     torch.save(tree, path, pickle_protocol=protocol)
     with TorchFile(path) as file:
         assert file.tree["hostile"] is Placeholder

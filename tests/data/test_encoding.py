@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from unmask import registry
 from unmask.data import encoding
 from unmask.data.cache import FILES, META
-from unmask.data.encoding import TextEncoder, encode, encoder_of
+from unmask.data.encoding import TextEncoder, encode
 from unmask.data.sources import Document, Source
 from unmask.data.split import Corpus, prepare
 from unmask.data.tokenizers import BPETokenizer, HuggingFaceTokenizer
@@ -86,21 +85,6 @@ def test_caches_are_the_same_for_parts_and_chunks_of_any_size(spec, sizes, tmp_p
         assert found == expected
         assert corpus.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
         assert corpus.cut == whole.cut
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_chunks_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, spec: object, size: int) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
-    encoder = encoder_of(registry.build("tokenizer", spec).build(PartsSource().documents))
-    documents = list(PartsSource().documents())
-    found = list(encoder.split(PartsSource(size=size).documents()))
-    assert found == list(encoder.split(documents))
-    assert len(found) > 50
-    assert "".join(chunk.text for chunk in found) == "".join(document.text for document in documents)
-    for left, right in pairwise(found):
-        assert right.before == (left.text[-encoding.CONTEXT_CHARACTERS :] if left.more else "")
-        assert right.start == (left.start + len(left.text) if left.more else 0)
 
 
 def build(spec: str | dict[str, object]) -> PreTrainedTokenizerFast:

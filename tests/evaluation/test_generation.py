@@ -36,7 +36,7 @@ def judge(tmp_path_factory):
 
 
 def test_perplexity_is_per_token_of_all_texts_together():
-    texts = Texts(["ab", "", "abcdef"])
+    texts = Texts(["a b", "", "abcdef"])
     metrics = measure(texts, [[1, 2], [], [1, 2, 3, 4, 5, 6]], np.array([4.0, 0.0, 12.0]))
     expected = {
         "perplexity": math.exp(16 / 8),
@@ -46,7 +46,7 @@ def test_perplexity_is_per_token_of_all_texts_together():
         "distinct_2": 5 / 6,
         "distinct_3": 4 / 4,
         "tokens": 8 / 3,
-        "characters": 8 / 3,
+        "characters": 9 / 3,
     }
     assert {name: metrics[name].value for name in expected} == pytest.approx(expected)
     assert metrics["perplexity"].low == pytest.approx(math.exp(2)), "both texts have 2 nats per token"

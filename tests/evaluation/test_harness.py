@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed")
+from lm_eval.tasks import TaskManager
 
 from unmask.evaluation.harness import HarnessLM, cut_at, rolling_windows
 from unmask.laws import exact
@@ -32,7 +34,9 @@ def requests(*arguments):
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
+    """A folder with one task, which is the only one that is indexed: reading those of lm_eval takes seconds."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
     items = [{"question": f"A {n} is", "choices": [" red", " blue too"], "answer": n % 2} for n in range(4)]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     (tmp_path / "tasks").mkdir()

@@ -1,19 +1,22 @@
-"""The Python code of the documentation and the commands of the README run."""
+"""The Python code of the documentation and the commands of the README run, and all commands have known options."""
 
 from __future__ import annotations
 
 import pkgutil
+import random
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import typer
 
 from unmask import registry
+from unmask.cli import app
+from unmask.cli.train import TrainCommand
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.rows import Tokens
 
@@ -56,9 +59,28 @@ def test_the_extending_page_runs(copied_registry, monkeypatch):
     assert rows[np.arange(3)].input_ids.tolist() == [[1, 2], [3, 0], [4, 0]]
 
 
-def readme_commands() -> list[str]:
-    text = "\n".join(blocks(ROOT / "README.md", ""))
-    return [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("unmask ")]
+def commands(page: Path) -> list[str]:
+    """The commands of a page; those over several lines are joined, comments are left out."""
+    text = "\n".join(blocks(page, "")).replace("\\\n", " ")
+    return [line.split(" #")[0].strip() for line in text.splitlines() if line.startswith("unmask ")]
+
+
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("guide", "results", "reproduce", "scaling", "serving"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_known_verbs_and_options(page):
+    found = commands(ROOT / page)
+    assert found
+    for line in found:
+        _, *words = shlex.split(line.split(" > ")[0].split(" | ")[0])
+        command = typer.main.get_command(app)
+        while isinstance(command, typer.core.TyperGroup):
+            named = bool(words) and words[0] in command.commands
+            command = command.commands[words.pop(0) if named else "perplexity"]
+        if isinstance(command, TrainCommand):
+            words = [word for word in words if word not in ("--resume", "auto")]
+        command.make_parser(typer.Context(command)).parse_args(words)
 
 
 def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
@@ -70,8 +92,8 @@ def test_the_readme_python_runs(shipped_models, monkeypatch, tmp_path):
     exec(compile(code.replace('"training.steps": 2000', small), "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypatch, tmp_path):
+@pytest.mark.parametrize("command", commands(ROOT / "README.md"))
+def test_the_readme_commands_run(command, run, shipped_models, mdlm_folder, monkeypatch, tmp_path):
     """With small models, a small text and few steps."""
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("one two three four five six seven. " * 60)
@@ -79,9 +101,9 @@ def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypat
     Path("ptb").mkdir()
     Path("ptb/ptb.test.txt").write_text("one two\nthree four\n")
     _, *arguments = shlex.split(command)
-    if arguments[0] in ("demo", "convert", "ship"):
-        arguments = [arguments[0], "--help"]
     verb = arguments[0]
+    if verb in ("demo", "convert", "ship"):
+        arguments = [verb, "--help"]
     if verb != "train":
         arguments = [str(mdlm_folder) if word == "runs/mine" else word for word in arguments]
     for index in [index for index, word in enumerate(arguments) if word == "--length"]:
@@ -91,9 +113,38 @@ def test_the_readme_commands_run(command, shipped_models, mdlm_folder, monkeypat
         arguments += [*([] if "--from" in arguments else small), "training.steps=2", "training.batch_size=2"]
     if verb == "eval" and "zero-shot" not in arguments:
         arguments += ["--data", "my.txt"]
-    start = (
-        f"from pathlib import Path; from unmask import checkpoint; checkpoint.SHIPPED = Path({str(shipped_models)!r})"
-    )
-    program = [sys.executable, "-c", f"{start}; from unmask.cli import main; main()", *arguments]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    code, _, err = run(*arguments)
+    assert code == 0, err
+
+
+def test_the_dna_page_runs(run, monkeypatch, tmp_path):
+    """All commands in order, with small genomes and models, then the Python code."""
+    pytest.importorskip("pyfaidx")
+    pytest.importorskip("interegular")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNMASK_DATA", str(tmp_path / "data"))
+    bases = "".join(random.Random(0).choices("ACGT", k=600))
+    Path("my.fa").write_text(f">chr1\n{bases}\n")
+    Path("gapped.fa").write_text(f">chr1\n{bases[:10]}NNNN{bases[14:]}\n")
+    Path("my.bed").write_text("chr1\t0\t400\ttrain\nchr1\t400\t600\tvalid\n")
+    Path("variants.vcf").write_text(f"1\t300\t.\t{bases[299]}\tN\n")
+    Path("data/dna").mkdir(parents=True)
+    yeast = "".join(f">BK0069{number}\n{bases[:200]}\n" for number in range(34, 50))
+    Path("data/dna/s_cerevisiae.fa").write_text(yeast)
+    small = ["model.hidden_size=8", "model.layers=1", "training.steps=1", "training.batch_size=2", "data.length=64"]
+    page = ROOT / "docs" / "dna.md"
+    commands = [line.split("   ")[0] for block in blocks(page, "") for line in block.splitlines() if line]
+    assert len(commands) > 10
+    for command in commands:
+        _, *arguments = shlex.split(command)
+        if arguments[0] == "reproduce":  # tests/evaluation/tables/test_dna.py
+            continue
+        if arguments[0] == "train":
+            arguments += [*small, *([] if "--out" in arguments else ["--out", "runs/other"])]
+        if "--draws" in arguments:
+            arguments[arguments.index("--draws") + 1] = "16"
+        code, _, err = run(*arguments)
+        assert code == 0, err
+    assert Path("scores.tsv").read_text().count("\n") == 2
+    for block in blocks(page, "python"):
+        exec(compile(block, "dna.md", "exec"), {})

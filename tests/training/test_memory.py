@@ -67,7 +67,10 @@ def test_the_largest_that_fits_is_found(room, largest):
     one = limited(room)
     assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == largest
     assert all(parameter.grad is None for parameter in one.parameters.values())
-    held = ["a recording, which is freed before anything is tried"]
+
+
+def test_a_recording_is_freed_before_anything_is_tried():
+    held = ["a recording"]
     one = limited(lambda one: 1 if held else 5)
     one._recorder = SimpleNamespace(clear=held.clear)
     assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == 5

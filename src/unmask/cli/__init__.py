@@ -18,7 +18,22 @@ from typing import Any, NoReturn
 import typer
 
 from unmask import __version__
-from unmask.cli import bench, convert, demo, doctor, edit, export, fill, plot, reproduce, sample, score, ship, train
+from unmask.cli import (
+    bench,
+    convert,
+    demo,
+    doctor,
+    edit,
+    export,
+    fill,
+    plot,
+    reproduce,
+    sample,
+    score,
+    serve,
+    ship,
+    train,
+)
 from unmask.cli import eval as eval_verbs
 from unmask.cli import list as list_verb
 from unmask.cli.common import ASCII_ERRORS
@@ -44,6 +59,7 @@ app.command("sample")(sample.sample)
 app.command("fill")(fill.fill)
 app.command("edit")(edit.edit)
 app.command("score")(score.score)
+app.command("serve")(serve.serve)
 app.command("reproduce")(reproduce.reproduce)
 app.command("convert")(convert.convert)
 app.command("ship")(ship.ship)
@@ -56,7 +72,7 @@ app.command("doctor")(doctor.doctor)
 
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """Masked diffusion language models: train, score, generate, fill."""
+    """Masked diffusion language models: train, score, generate, fill, serve."""
     if version:
         print(__version__)
         raise typer.Exit
@@ -136,9 +152,9 @@ def choose_threads(training: bool) -> int:
 
 
 def _exit_with(message: str, every_process: bool = False, code: int = 2) -> NoReturn:
-    """Print an error and exit; of several processes only the first prints, unless `every_process` should."""
+    """Print an error on one line and exit; only the first of several processes prints, unless `every_process`."""
     if every_process or os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"unmask: {message}\n")
+        sys.stderr.write(f"unmask: {' '.join(message.splitlines())}\n")
     sys.exit(code)
 
 

@@ -41,7 +41,7 @@ Limit = Annotated[
     float,
     typer.Option(min=0, help="Seconds per sampler; a longer run is estimated from a part of it, marked ~. inf: never."),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Counted rounds; every implementation runs once per round.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Measured rounds; every implementation runs once per round.")]
 Optimizer = Annotated[
     Literal["adamw", "muon"] | None, typer.Option(help="Optimizer; the plain implementation always uses AdamW.")
 ]
@@ -64,7 +64,7 @@ class Options:
     precision: Annotated[
         Literal["auto", "bf16", "float32"] | None, typer.Option(help="Precision of matrix products.")
     ] = None
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds before the counted ones.")] = 1
+    warmup: Annotated[int, typer.Option(min=0, help="Warm-up rounds, which are not measured.")] = 1
     memory: Annotated[
         bool | None, typer.Option(help="Measure the peak memory of each implementation, on a CPU in a new process.")
     ] = None

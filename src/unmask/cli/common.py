@@ -9,10 +9,10 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
+from unmask.io import read_json
 
 if TYPE_CHECKING:
-    from unmask.constraints import Constraint
+    from unmask.constraints import Constraint, JsonSchema
     from unmask.likelihood import Bound
     from unmask.pipeline import MaskedDiffusionLM
     from unmask.samplers.token_sampling import TokenSampler
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False)
+NARROW = 60
+"""Columns of a terminal below which wide tables are printed as blocks of lines."""
+WIDEST = 1000
+"""Columns that a table may need."""
 
 
 def check_checkpoint(name: str | None) -> str | None:
@@ -42,15 +48,20 @@ def check_checkpoint(name: str | None) -> str | None:
     return name
 
 
+def check_checkpoints(names: list[str] | None) -> list[str]:
+    """Raise `UnmaskError` if one of several checkpoints does not exist."""
+    for name in names or []:
+        check_checkpoint(name)
+    return names or []
+
+
 # ---- options of several verbs ---------------------------------------------------------------------------------------
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Seed = Annotated[int, typer.Option(help="Random seed; sequence i uses seed + i.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Maximum number of network calls. Default: one token per call, unless the checkpoint has another."
-    ),
+    typer.Option(min=1, help="Maximum number of network calls. Default: that of the checkpoint, else one per token."),
 ]
 BoundSteps = Annotated[
     list[int] | None,
@@ -63,7 +74,7 @@ StepCounts = Annotated[
         "autoregressive checkpoints always use."
     ),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; the result does not depend on it.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences per batch; does not affect the result.")]
 Checkpoint = Annotated[
     str | None,
     typer.Argument(
@@ -76,8 +87,8 @@ Checkpoint = Annotated[
 Texts = Annotated[
     list[str],
     typer.Argument(
-        help="Texts; '-' reads one per line from stdin. The first of several words is the checkpoint, a folder or a "
-        "shipped model ('unmask list shipped'); a single word is a text for 'stories'.",
+        help="Texts; '-' reads one per line from stdin. Of several arguments the first is the checkpoint, a folder or "
+        "a shipped model ('unmask list shipped'). A single argument is a text for 'stories'.",
         metavar="[CKPT] TEXT...",
     ),
 ]
@@ -90,9 +101,9 @@ ORDER_HELP = (
     "confidence allows. Default: uniform."
 )
 EXACT_HELP = (
-    "Sample the model exactly, with temperature 1, no truncation and one token per call, unless other options say "
-    "otherwise. Without it the defaults are those of the checkpoint, if it has a generation_config.json: top-p 0.9 for "
-    "'stories', and for whole texts 128 calls of a sampler that masks unlikely tokens again."
+    "Sample from the model's own distribution: temperature 1, no truncation and one token per call, unless other "
+    "options change that. Otherwise the defaults are those of the checkpoint's generation_config.json, if it has one; "
+    "'stories' has top-p 0.9 and, for whole texts, 128 calls of a remasking sampler."
 )
 SAMPLER_HELP = "Sampler by name ('unmask list sampler') or with options: 'name: remdm, strategy: loop, eta: 0.05'."
 
@@ -159,9 +170,15 @@ class TokenOptions:
     ] = None
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling: total probability, in (0, 1].")] = None
-    min_p: Annotated[float | None, typer.Option(help="Lowest fraction of the highest probability, in [0, 1].")] = None
-    greedy_tail: Annotated[float | None, typer.Option(help="Last fraction of calls that are greedy, in [0, 1].")] = None
-    greedy_above: Annotated[float | None, typer.Option(help="Greedy above this probability, in [0, 1].")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Lowest probability, as a fraction of the highest, in [0, 1].")
+    ] = None
+    greedy_tail: Annotated[
+        float | None, typer.Option(help="Fraction of the calls, at the end, that are greedy, in [0, 1].")
+    ] = None
+    greedy_above: Annotated[
+        float | None, typer.Option(help="Greedy where the highest probability exceeds this, in [0, 1].")
+    ] = None
 
     def token_options(self) -> dict[str, Any]:
         """The options by name."""
@@ -179,6 +196,9 @@ class GenerationOptions(TokenOptions):
     """How texts are sampled: tokens, constraints, and the order of unmasking or any sampler."""
 
     match: Annotated[str | None, typer.Option(help="Regular expression for the whole text.", metavar="REGEX")] = None
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema for the whole text.", metavar="FILE")
+    ] = None
     with_words: Annotated[
         list[str] | None, typer.Option("--with", help="Whole word in the text; repeatable.", metavar="WORD")
     ] = None
@@ -186,6 +206,10 @@ class GenerationOptions(TokenOptions):
         list[str] | None, typer.Option(help="Whole word that the text does not contain; repeatable.", metavar="WORD")
     ] = None
     characters: Annotated[str | None, typer.Option(help="Length in characters: 50, or 40-60.", metavar="N-M")] = None
+    count: Annotated[
+        list[str] | None,
+        typer.Option(help="Number of some characters, such as GC=80-120; repeatable.", metavar="CHARACTERS=N-M"),
+    ] = None
     particles: Annotated[
         int, typer.Option(min=1, help="Particles per text; more are closer to the constrained distribution.")
     ] = 1
@@ -199,12 +223,20 @@ class GenerationOptions(TokenOptions):
     def __post_init__(self) -> None:
         if self.match is not None and find_spec("interegular") is None:
             raise UnmaskError("--match needs the package interegular; run: pip install 'unmask[regex]'.")
+        self.schema  # noqa: B018  (validates the file)
+
+    @cached_property
+    def schema(self) -> JsonSchema | None:
+        """The constraint of --json-schema."""
+        from unmask.constraints import JsonSchema
+
+        return None if self.json_schema is None else JsonSchema(read_json(self.json_schema))
 
     def arguments(self, steps: int | None) -> dict[str, Any]:
         """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""
-        from unmask.constraints import Characters, NoWords, Regex, Words
+        from unmask.constraints import Characters, Count, NoWords, Regex, Words
 
-        constraints: list[Constraint] = []
+        constraints: list[Constraint] = [] if self.schema is None else [self.schema]
         if self.match is not None:
             constraints.append(Regex(self.match))
         if self.with_words:
@@ -216,6 +248,11 @@ class GenerationOptions(TokenOptions):
             if found is None:
                 raise UnmaskError(f"--characters must be a length such as 50 or 40-60, got '{self.characters}'.")
             constraints.append(Characters(int(found[1]), int(found[2] or found[1])))
+        for text in self.count or ():
+            found = re.fullmatch(r"(.+)=(\d+)(?:-(\d+))?", text)
+            if found is None:
+                raise UnmaskError(f"--count must be characters and a number, such as GC=80-120, got '{text}'.")
+            constraints.append(Count(found[1], int(found[2]), int(found[3] or found[2])))
         self.token_sampler()  # validates the options
         return {
             **self.token_options(),
@@ -266,9 +303,8 @@ class HeldOutOptions:
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' "
-            "for stdin. "
-            "Default: the validation split of the (first) checkpoint's training data."
+            help="Held-out text in any format that 'unmask train' reads: files, folders, patterns, hf:NAME or '-' for "
+            "stdin. Default: the validation split of the (first) checkpoint's training data."
         ),
     ] = None
     separator: Annotated[
@@ -349,6 +385,40 @@ def print_result(result: Any, text: str, as_json: bool) -> None:
         print_json(result)
     else:
         print(text)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: Container[int] = (0,), title: str | None = None
+) -> None:
+    """Print a table. The first column is not wrapped; columns that are not `left` are aligned to the right."""
+    table = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "left" if number in left else "right"
+        table.add_column(column, justify=justify, no_wrap=not number, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    print_fitting(table)
+
+
+def print_fitting(table: Table) -> None:
+    """Print a table; on a narrow terminal that is too small for it, each row as a block of lines."""
+    unlimited = console.options.update(max_width=WIDEST)
+    if console.width >= NARROW or console.measure(table, options=unlimited).maximum <= console.width:
+        console.print(table)
+        return
+    first, *others = table.columns
+    if heading := " ".join(str(one) for one in (table.title, first.header) if one):
+        console.print(heading, style="bold", soft_wrap=True)
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(name, soft_wrap=True)
+        for column, cell in zip(others, cells, strict=True):
+            console.print(f"  {column.header}: {cell}", soft_wrap=True)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what a reader of a table must know."""
+    for note in notes:
+        console.print(note, style="dim", soft_wrap=True, markup=False)
 
 
 def check_outputs(out: Path | None, plot: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,10 +28,11 @@ def convert(
         bool, typer.Option("--time-conditioning", help="Keep the network conditioned on time.")
     ] = False,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per row; the default is that of config.json, else 1024.")
+        int | None, typer.Option(min=1, help="Tokens per row. Default: that of config.json, else 1024.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads, if the file does not tell; assumed: width / 64.")
+        int | None,
+        typer.Option(min=1, help="Attention heads, if the file does not determine them. Default: width / 64."),
     ] = None,
     objective: Annotated[
         Literal["subs", "sedd"], typer.Option(help="Training objective of a masked network.")
@@ -74,4 +76,4 @@ def convert(
     text = f"Wrote {target}: {report.parameters:,} parameters."
     if not reverse:
         text += f"\nNext: unmask sample {target} --steps 64"
-    print_result(report.as_dict(), text, as_json)
+    print_result(asdict(report), text, as_json)

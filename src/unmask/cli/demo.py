@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from unmask.cli import terminal
-from unmask.cli.common import Json, console, error_console, format_bound, print_json
+from unmask.cli.common import Json, console, error_console, format_bound, print_json, print_table
 from unmask.errors import UnmaskError
 from unmask.io import check_new_folder, check_writable
 
 if TYPE_CHECKING:
     from unmask.config import Recipe
     from unmask.likelihood import Bound
+    from unmask.pipeline import MaskedDiffusionLM
 
 CALLS = 64
 """Network calls that rewrite the middle of the story."""
@@ -84,23 +84,56 @@ def demo(
         unmask demo --fresh --json
     """
     tour = Tour(quiet=as_json)
-    results = tour.results
     with tour.part("Load the shipped model and its autoregressive counterpart"):
         # imports torch, which takes longest here
         from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL
-        from unmask.data.encoding import encode
-        from unmask.likelihood import Bound
         from unmask.pipeline import load
-        from unmask.plots.curves import draw_runs, read_runs
         from unmask.training.run import recipe_from
 
         recipe = recipe_from(str(TALES), DEFAULT_MODEL, FINE_TUNING)
         finished = _is_finished(out, recipe, fresh)
         lm, ar = load(DEFAULT_MODEL), load(DEFAULT_AR_MODEL)
+    _show(tour, lm, ar)
+    _fine_tune(tour, lm, None if finished else recipe, out)
+    if as_json:
+        print_json(tour.results)
+        return
+    tour.print(f"\nDone in {sum(tour.results['seconds'].values()):.0f} s. Try next", style="bold")
+    for line in (*NEXT, f'unmask sample {out} --prompt "{PROMPT}" --top-p 0.9'):
+        tour.print(f"  {line}")
 
+
+class Tour:
+    """Prints the parts of the demo unless `quiet`, and collects their results."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.results: dict[str, Any] = {"seconds": {}}
+
+    def print(self, text: str = "", **style: Any) -> None:
+        """Print a text."""
+        if not self.quiet:
+            console.print(text, soft_wrap=True, markup=False, **style)
+
+    @contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Print the title of a part, and then the time it took."""
+        self.print(f"\n{title}", style="bold")
+        start = time.monotonic()
+        yield
+        seconds = time.monotonic() - start
+        self.results["seconds"][title] = seconds
+        self.print(f"took {seconds:.1f} s", style="dim")
+
+
+def _show(tour: Tour, lm: MaskedDiffusionLM, ar: MaskedDiffusionLM) -> None:
+    """Generate, fill, rewrite and score."""
+    from unmask.data.encoding import encode
+
+    results = tour.results
     with tour.part("Generate a story"):
         frames = lm.stream()
-        seen = list(frames) if as_json else terminal.watch(frames)
+        seen = list(frames) if tour.quiet else terminal.watch(frames)
         results["story"] = seen[-1].text
         tour.print()
 
@@ -117,22 +150,32 @@ def demo(
     with tour.part("Score that story with both models"):
         texts = [STORY, " ".join(reversed(STORY.split()))]
         scores = [one.score(texts, precision=PRECISION) for one in (lm, ar)]
-        tour.print(_score_table(scores))
+        if not tour.quiet:
+            _print_scores(scores)
     results["scores"] = {
         name: {"story": bound[0].as_dict(), "backwards": bound[1].as_dict()}
         for name, bound in zip(("masked diffusion", "autoregressive twin"), scores, strict=True)
     }
 
+
+def _fine_tune(tour: Tour, lm: MaskedDiffusionLM, recipe: Recipe | None, out: Path) -> None:
+    """Continue a prompt before and after training a copy; without a recipe the run in `out` is finished."""
+    from unmask.checkpoint import DEFAULT_MODEL
+    from unmask.likelihood import Bound
+    from unmask.pipeline import load
+    from unmask.plots.curves import draw_runs, read_runs
+
+    results = tour.results
+    length = min(LENGTH, lm.row_length)
     with tour.part(f"Continue '{PROMPT}', before fine-tuning"):
-        length = min(LENGTH, lm.row_length)
         results["before"] = lm.generate(prompt=PROMPT, length=length)[0]
         tour.print(results["before"])
 
     with tour.part(f"Fine-tune a copy on {TALES.name} (unmask train {TALES.name} --from {DEFAULT_MODEL} --out {out})"):
-        if finished:
+        if recipe is None:
             tour.print("already trained; --fresh trains again")
         else:
-            _train(out, recipe, quiet=as_json)
+            _train(out, recipe, tour.quiet)
         picture = out / "curves.png"
         runs = read_runs([out])
         draw_runs(runs, picture, "steps")
@@ -145,36 +188,6 @@ def demo(
         tuned.generation_config = lm.generation_config
         results["after"] = tuned.generate(prompt=PROMPT, length=length)[0]
         tour.print(results["after"])
-
-    if as_json:
-        print_json(results)
-        return
-    tour.print(f"\nDone in {sum(results['seconds'].values()):.0f} s. Try next", style="bold")
-    for line in (*NEXT, f'unmask sample {out} --prompt "{PROMPT}" --top-p 0.9'):
-        tour.print(f"  {line}")
-
-
-class Tour:
-    """Prints the parts of the demo unless `quiet`, and collects their results."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.results: dict[str, Any] = {"seconds": {}}
-
-    def print(self, content: Any = "", **style: Any) -> None:
-        """Print a line or a table."""
-        if not self.quiet:
-            console.print(content, soft_wrap=isinstance(content, str), markup=False, **style)
-
-    @contextmanager
-    def part(self, title: str) -> Iterator[None]:
-        """Print the title of a part, and then the time it took."""
-        self.print(f"\n{title}", style="bold")
-        start = time.monotonic()
-        yield
-        seconds = time.monotonic() - start
-        self.results["seconds"][title] = seconds
-        self.print(f"took {seconds:.1f} s", style="dim")
 
 
 def _is_finished(out: Path, recipe: Recipe, fresh: bool) -> bool:
@@ -215,13 +228,11 @@ def _train(out: Path, recipe: Recipe, quiet: bool) -> None:
         raise SystemExit(stop.exit_code) from stop
 
 
-def _score_table(scores: list[Bound]) -> Table:
+def _print_scores(scores: list[Bound]) -> None:
     from unmask.likelihood import format_with_errors
 
-    table = Table(box=None, header_style="bold", title="bits per character ± Monte-Carlo error", title_justify="left")
-    table.add_column("")
-    for name in ("masked diffusion", "autoregressive"):
-        table.add_column(name, justify="right")
-    table.add_row("the story", *(format_with_errors(one[0], "bits_per_char") for one in scores))
-    table.add_row("its words in reverse", *(format_with_errors(one[1], "bits_per_char") for one in scores))
-    return table
+    rows = [
+        (name, *(format_with_errors(one[place], "bits_per_char") for one in scores))
+        for place, name in enumerate(("the story", "its words in reverse"))
+    ]
+    print_table(("", "masked diffusion", "autoregressive"), rows, title="bits per character ± Monte-Carlo error")

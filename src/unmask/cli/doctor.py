@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from unmask.cli.common import Device, Json, console, print_json, progress
+from unmask.cli.common import Device, Json, console, print_fitting, print_json, progress
 
 if TYPE_CHECKING:
     from unmask.doctor import CheckResult
@@ -23,7 +23,9 @@ def doctor(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="Text to check the checkpoint with (default: stories). Default: the model generates one."),
+        typer.Option(
+            help="Text to check the checkpoint (default: stories) with. Default: one that the model generates."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the laws, which take half a minute.")] = False,
     device: Device = None,
@@ -157,7 +159,7 @@ def _print_laws(axes: list[dict[str, Any]], device: str) -> None:
         table.add_row(
             MARKS[axis["passed"]], *counts, _number(closest["figure"]), _number(closest["limit"]), closest["law"]
         )
-    _print(table)
+    print_fitting(table)
     broken = [law for axis in axes for law in axis["broken"]]
     for law in broken:
         numbers = f"{_number(law['figure'])} (at most {_number(law['limit'])})"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
 from unmask.cli import common
@@ -28,8 +27,6 @@ UNITS = {
     "bits_per_char": "bits/char",
     "perplexity": "perplexity",
 }
-
-
 WIDTH = 20
 """Characters of a text shown in the table of several texts."""
 
@@ -117,10 +114,7 @@ def print_evaluation(
         if len(texts) > 1:
             _print_texts(result.headline, texts)
         notes = _explain_errors(result.headline, precision)
-        if policy.supervises_padding:
-            notes.append(LEARNT_PADDING_NOTE)
-        for note in notes:
-            common.console.print(note, style="dim")
+        common.print_notes([*notes, LEARNT_PADDING_NOTE] if policy.supervises_padding else notes)
     if result.disagreement:
         common.error_console.print(f"unmask: {result.disagreement}", style="bold red")
         raise typer.Exit(1)
@@ -133,29 +127,22 @@ def _print_bounds(result: Evaluation) -> None:
     bounds = [*result.bounds.values(), *result.discrete.values()]
     for start in range(0, len(bounds), 2):
         shown = bounds[start : start + 2]
-        table = Table(box=None, header_style="bold")
-        table.add_column(f"{result.headline.tokens:,} tokens", no_wrap=True)
-        for bound in shown:
-            table.add_column(bound.estimator, justify="right", overflow="fold")
-        for unit, label in UNITS.items():
-            table.add_row(label, *(format_with_errors(bound, unit) for bound in shown))
-        common.console.print(table)
+        columns = [f"{result.headline.tokens:,} tokens", *(bound.estimator for bound in shown)]
+        rows = [[label, *(format_with_errors(bound, unit) for bound in shown)] for unit, label in UNITS.items()]
+        common.print_table(columns, rows)
 
 
 def _print_texts(total: Bound, texts: Sequence[str]) -> None:
     """Print one row for each text and one for all of them."""
     from unmask.likelihood import format_tokens, format_with_errors
 
-    table = Table(box=None, header_style="bold")
-    table.add_column("text", no_wrap=True)
-    for name in ("tokens", "bits/char", "perplexity"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for name, bound in zip((*texts, "all"), (*total.each, total), strict=True):
         shown = " ".join(name.split())
-        units = (format_with_errors(bound, unit) for unit in ("bits_per_char", "perplexity"))
         shown = shown if len(shown) <= WIDTH else f"{shown[: WIDTH - 1]}…"
-        table.add_row(escape(shown), format_tokens(bound), *units)
-    common.console.print(table)
+        units = (format_with_errors(bound, unit) for unit in ("bits_per_char", "perplexity"))
+        rows.append((escape(shown), format_tokens(bound), *units))
+    common.print_table(("text", "tokens", "bits/char", "perplexity"), rows)
 
 
 def _explain_errors(bound: Bound, precision: float | None) -> list[str]:
@@ -164,14 +151,12 @@ def _explain_errors(bound: Bound, precision: float | None) -> list[str]:
     if bound.error("bits_per_token", "data") is not None:
         errors.append("± data error (spread over documents)")
     notes = [", ".join(errors)] if errors else []
-    if precision is not None and not bound.exact:
-        if (bound.error("bits_per_token") or 0.0) <= precision:
-            notes.append(
-                f"Sampling stopped at an error of {precision:g} bits per token; lower --precision for a smaller one."
-            )
-        else:
-            notes.append(
-                f"The error is above the target of {precision:g} bits per token after {bound.draws:,} draws, the "
-                "maximum."
-            )
-    return notes
+    if precision is None or bound.exact:
+        return notes
+    if (bound.error("bits_per_token") or 0.0) <= precision:
+        note = f"Sampling stopped at an error of {precision:g} bits per token; lower --precision for a smaller one."
+    else:
+        note = (
+            f"The error is above the target of {precision:g} bits per token after {bound.draws:,} draws, the maximum."
+        )
+    return [*notes, note]

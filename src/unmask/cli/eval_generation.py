@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from unmask.cli import common
 from unmask.errors import UnmaskError
@@ -36,12 +35,20 @@ Checkpoints = Annotated[
         help="Folders written by 'unmask train' or 'unmask convert', or shipped models. Default without --texts: "
         "stories.",
         metavar="CKPT",
-        callback=lambda names: [common.check_checkpoint(name) for name in names or []],
+        callback=common.check_checkpoints,
     ),
 ]
 TextFiles = Annotated[
     list[Path] | None,
     typer.Option(help="Also score these texts: a .json list of strings, or one text per line; repeatable."),
+]
+Mauve = Annotated[
+    str | None,
+    typer.Option(
+        help="Also compare with the held-out texts by MAUVE, on features of this causal language model, named like "
+        "the judge. Needs the extra 'quality'.",
+        metavar="MODEL",
+    ),
 ]
 
 
@@ -53,14 +60,7 @@ def generation(
     steps: common.StepCounts = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
     texts: TextFiles = None,
-    mauve: Annotated[
-        str | None,
-        typer.Option(
-            help="Also compare with the held-out texts by MAUVE, on features of this causal language model, named like "
-            "the judge. Needs the extra 'quality'.",
-            metavar="MODEL",
-        ),
-    ] = None,
+    mauve: Mauve = None,
     held_out: common.HeldOutOptions,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text. Default: the model's length.")] = None,
     seed: common.Seed = 0,
@@ -97,15 +97,8 @@ def generation(
     if mauve is not None and find_spec("mauve") is None:
         raise UnmaskError("--mauve needs the package mauve-text; run: pip install 'unmask[quality]'.")
     from unmask.checkpoint import DEFAULT_MODEL
-    from unmask.evaluation.generation import (
-        GenerationEvaluation,
-        GenerationSettings,
-        make_plan,
-        parse_steps,
-        read_texts,
-    )
+    from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, make_plan, parse_steps
     from unmask.evaluation.judge import open_judge
-    from unmask.io import unique_names
     from unmask.plots.evaluation import draw_frontier
 
     settings = GenerationSettings(n, seed, tokens.token_sampler(), length, batch_size)
@@ -113,9 +106,7 @@ def generation(
     strategies |= {text.removeprefix("name: "): {"sampler": common.parse_sampler(text)} for text in samplers or []}
     paths = checkpoints or ([] if texts else [DEFAULT_MODEL])
     plan = make_plan(paths, parse_steps(steps or ["none"]), length, strategies)
-    files = texts or []
-    names = unique_names([path.name for path in files], [str(path) for path in files])
-    given = dict(zip(names, map(read_texts, files), strict=True))
+    given = _read_files(texts or [])
     common.check_outputs(out, plot)
     scorer = open_judge(judge, model.device, model.dtype)
     features = scorer if mauve in (judge, None) else open_judge(mauve, model.device, model.dtype)
@@ -134,6 +125,15 @@ def generation(
     common.print_report(evaluation.as_dict(), lambda: _print_tables(evaluation), out, as_json)
     if plot is not None:
         draw_frontier(evaluation.rows, plot)
+
+
+def _read_files(files: list[Path]) -> dict[str, Any]:
+    """The texts of each file under a name of its own."""
+    from unmask.evaluation.generation import read_texts
+    from unmask.io import unique_names
+
+    names = unique_names([path.name for path in files], [str(path) for path in files])
+    return dict(zip(names, map(read_texts, files), strict=True))
 
 
 def _add_held_out(
@@ -162,14 +162,12 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
     names = [row.name if row.steps is None else f"{row.name}, {row.steps} steps" for row in evaluation.rows]
     left_out = () if evaluation.mauve_model is not None else ("mauve",)
     for columns in COLUMNS:
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("", no_wrap=True)
         shown = [column for column in columns if column not in left_out]
-        for column in shown:
-            table.add_column(column.replace("_", "-"), justify="right")
-        for name, row in zip(names, evaluation.rows, strict=True):
-            table.add_row(name, *(format_estimate(row.metrics[column]) for column in shown))
-        common.console.print(table)
+        rows = [
+            (name, *(format_estimate(row.metrics[column]) for column in shown))
+            for name, row in zip(names, evaluation.rows, strict=True)
+        ]
+        common.print_table(["", *(column.replace("_", "-") for column in shown)], rows)
     counts = ", ".join(dict.fromkeys(str(row.texts) for row in evaluation.rows))
     notes = [
         f"Judge {evaluation.judge.name}, {counts} texts per row; (low–high) is a 95% bootstrap interval over texts.",
@@ -181,5 +179,4 @@ def _print_tables(evaluation: GenerationEvaluation) -> None:
     for name, row in zip(names, evaluation.rows, strict=True):
         if row.empty:
             notes.append(f"{name}: {row.empty} of {row.texts} texts are empty.")
-    for note in notes:
-        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+    common.print_notes(notes)

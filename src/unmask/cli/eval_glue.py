@@ -7,13 +7,37 @@ import shlex
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask.cli import common
-from unmask.cli.reproduce import print_table
+from unmask.cli.reproduce import print_experiment
 from unmask.errors import UnmaskError
+
+if TYPE_CHECKING:
+    from unmask.data.glue import Task
+    from unmask.evaluation.glue import GlueSettings
+
+
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        help="Tasks, separated by commas: MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE. Default: all.",
+        metavar="TASK,...",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with TASK/train.tsv and TASK/dev.tsv, which may be compressed. Default: UNMASK_DATA/glue."
+    ),
+]
+Rates = Annotated[str, typer.Option(help="Learning rates to try, separated by commas.", metavar="RATE,...")]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=2, help="Use at most this many examples of each file, evenly spaced, for a quick look."),
+]
 
 
 def glue(
@@ -22,32 +46,16 @@ def glue(
         typer.Argument(
             help="Checkpoints to compare: masked encoders, DiTs and autoregressive models.",
             metavar="CKPT...",
-            callback=lambda names: [common.check_checkpoint(name) for name in names],
+            callback=common.check_checkpoints,
         ),
     ],
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help="Tasks, separated by commas: MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE. Default: all.",
-            metavar="TASK,...",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with TASK/train.tsv and TASK/dev.tsv, which may be compressed. Default: UNMASK_DATA/glue."
-        ),
-    ] = None,
-    learning_rates: Annotated[
-        str, typer.Option(help="Learning rates to try, separated by commas.", metavar="RATE,...")
-    ] = "2e-5,5e-5,1e-4",
+    tasks: Tasks = None,
+    data: Data = None,
+    learning_rates: Rates = "2e-5,5e-5,1e-4",
     seeds: Annotated[int, typer.Option(min=1, help="Fine-tunings for each rate, with the seeds 0, 1, ...")] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training examples.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per step; the result depends on it.")] = 16,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=2, help="Use at most so many examples of each file, spread evenly, for a quick look."),
-    ] = None,
+    limit: Limit = None,
     jobs: Annotated[
         int,
         typer.Option(min=1, help="Processes that fine-tune side by side; on a GPU they share it."),
@@ -61,8 +69,8 @@ def glue(
     Matthews correlation for CoLA, F1 and accuracy for QQP and MRPC, Spearman and Pearson correlation for STS-B,
     accuracy for the others; mean and standard deviation over seeds, at the learning rate with the best mean on the
     development set. The rows of a network are averaged over the text; of an autoregressive one the last is used. Every
-    finished fine-tuning is kept in OUT/measurements, and the same command goes on where an interrupted one stopped. OUT
-    also gets table.json, table.md and figure.png.
+    finished fine-tuning is kept in OUT/measurements, and the same command continues after an interruption. OUT also
+    gets table.json, table.md and figure.png.
 
     Examples:
 
@@ -106,32 +114,32 @@ def glue(
         for lm, name in models:
             results += evaluate_glue(lm, name, examples, settings, workspace, advance)
     table = glue_table(results, chosen, settings, missing)
-    options = {
-        "--tasks": ",".join(task.name for task in chosen),
-        "--learning-rates": ",".join(f"{rate:g}" for rate in rates),
-        "--seeds": str(seeds),
-        "--epochs": str(epochs),
-        "--batch-size": str(batch_size),
+    command = _command(checkpoints, chosen, settings)
+    report = {
+        "command": command,
+        "settings": asdict(settings),
+        "left_out": missing,
+        "malformed": {one.task.name: sum(part.malformed for part in (one.train, *one.dev)) for one in examples},
+        "results": [asdict(result) for result in results],
     }
-    options |= {} if limit is None else {"--limit": str(limit)}
-    command = shlex.join(["unmask", "eval", "glue", *checkpoints, *(word for pair in options.items() for word in pair)])
-    report = write_table(
-        out,
-        table,
-        {
-            "command": command,
-            "settings": asdict(settings),
-            "left_out": missing,
-            "malformed": {one.task.name: sum(part.malformed for part in (one.train, *one.dev)) for one in examples},
-            "results": [asdict(result) for result in results],
-        },
-        f"`{command}`",
-    )
+    report = write_table(out, table, report, f"`{command}`")
     if as_json:
         common.print_json(report)
-        return
-    print_table(table)
-    common.console.print(f"Written to {out}", style="dim", soft_wrap=True, markup=False)
+    else:
+        print_experiment(table, out)
+
+
+def _command(checkpoints: list[str], tasks: list[Task], settings: GlueSettings) -> str:
+    """The command that makes the same table."""
+    options = {
+        "--tasks": ",".join(task.name for task in tasks),
+        "--learning-rates": ",".join(f"{rate:g}" for rate in settings.learning_rates),
+        "--seeds": str(settings.seeds),
+        "--epochs": str(settings.epochs),
+        "--batch-size": str(settings.batch_size),
+    }
+    options |= {} if settings.limit is None else {"--limit": str(settings.limit)}
+    return shlex.join(["unmask", "eval", "glue", *checkpoints, *(word for pair in options.items() for word in pair)])
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from unmask.cli import common
 from unmask.errors import UnmaskError
@@ -89,14 +88,12 @@ def _figures(values: dict[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def _print_results(report: dict[str, Any]) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("task", no_wrap=True)
-    for column in ("items", "metric", "value"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
+    rows = []
     for task, figures in report["results"].items():
         for metric, figure in figures.items():
             error = "" if figure["stderr"] is None else f" ± {figure['stderr']:.4f}"
-            table.add_row(task, str(report["items"].get(task, "")), metric, f"{figure['value']:.4f}{error}")
-    common.console.print(table)
-    for what, count in report["truncated"].items():
-        common.console.print(f"{count} {what} did not fit into the model's rows and were cut.", style="dim")
+            rows.append((task, str(report["items"].get(task, "")), metric, f"{figure['value']:.4f}{error}"))
+    common.print_table(("task", "items", "metric", "value"), rows, left=(0, 2))
+    common.print_notes(
+        f"{count} {what} did not fit into the model's rows and were cut." for what, count in report["truncated"].items()
+    )

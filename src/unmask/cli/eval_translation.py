@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from unmask.cli import common
 from unmask.errors import UnmaskError
@@ -23,7 +22,7 @@ def translation(
         typer.Argument(
             help="Runs of 'unmask train translation' and 'translation-ar'.",
             metavar="CKPT...",
-            callback=lambda names: [common.check_checkpoint(name) for name in names],
+            callback=common.check_checkpoints,
         ),
     ],
     *,
@@ -100,25 +99,22 @@ def translation(
 def _print_table(results: list[TranslationResult]) -> None:
     from unmask.evaluation.statistics import format_estimate
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("", "steps", "BLEU", "chrF", "length", "calls", "ms"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading else "left")
-    for row in results:
-        found = row.metrics
-        table.add_row(
+    rows = [
+        (
             row.checkpoint,
             "-" if row.steps is None else str(row.steps),
-            format_estimate(found["bleu"]),
-            format_estimate(found["chrf"]),
-            f"{found['length_ratio'].value:.2f}",
-            f"{found['calls'].value:.1f}",
-            f"{1000 * found['seconds'].value:.1f}",
+            format_estimate(row.metrics["bleu"]),
+            format_estimate(row.metrics["chrf"]),
+            f"{row.metrics['length_ratio'].value:.2f}",
+            f"{row.metrics['calls'].value:.1f}",
+            f"{1000 * row.metrics['seconds'].value:.1f}",
         )
-    common.console.print(table)
+        for row in results
+    ]
+    common.print_table(("", "steps", "BLEU", "chrF", "length", "calls", "ms"), rows)
     notes = [
         f"{results[0].pairs} sentences; (low–high) is a 95% bootstrap interval over them. Length: words written over "
         "words of the reference; calls and milliseconds per sentence."
     ]
     notes += [f"{row.checkpoint}: {row.truncated} sources were cut." for row in results if row.truncated]
-    for note in dict.fromkeys(notes):
-        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+    common.print_notes(dict.fromkeys(notes))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from unmask.cli import common
 
@@ -19,7 +18,12 @@ UNITS = {"perplexity": "perplexity per token", "bits_per_byte": "bits per byte"}
 @common.option_groups
 def zero_shot(
     checkpoints: Annotated[
-        list[str], typer.Argument(help="Checkpoints to compare, masked and autoregressive.", metavar="CKPT...")
+        list[str],
+        typer.Argument(
+            help="Checkpoints to compare, masked and autoregressive.",
+            metavar="CKPT...",
+            callback=common.check_checkpoints,
+        ),
     ],
     *,
     on: Annotated[
@@ -76,15 +80,9 @@ def _print_tables(names: list[str], results: list[ZeroShotResult]) -> None:
     from unmask.likelihood import format_with_errors
 
     for unit, title in UNITS.items():
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(title, no_wrap=True)
-        for name in names:
-            table.add_column(name, justify="right")
-        for label in dict.fromkeys(one.part.label for one in results):
-            row = [one for one in results if one.part.label == label]
-            table.add_row(label, *(format_with_errors(one.evaluation.headline, unit) for one in row))
-        common.console.print(table)
-    for one in results:
-        if one.trained_on_it:
-            common.console.print(f"{one.checkpoint} was trained on {one.part.name}.", style="dim")
-    common.console.print("± Monte-Carlo error, ± data error (spread over documents)", style="dim")
+        rows: dict[str, list[str]] = {}
+        for one in results:
+            rows.setdefault(one.part.label, []).append(format_with_errors(one.evaluation.headline, unit))
+        common.print_table([title, *names], ([label, *figures] for label, figures in rows.items()))
+    notes = [f"{one.checkpoint} was trained on {one.part.name}." for one in results if one.trained_on_it]
+    common.print_notes([*notes, "± Monte-Carlo error, ± data error (spread over documents)"])

@@ -26,7 +26,7 @@ def fill(
     *,
     top: Annotated[
         int | None,
-        typer.Option(min=1, help="Instead list this many alternatives for every masked token, with probabilities."),
+        typer.Option(min=1, help="List this many alternatives per masked token, with probabilities, and do not fill."),
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     steps: common.Steps = None,
@@ -47,6 +47,8 @@ def fill(
         unmask fill "The [MASK:2-6] sat on the mat."
 
         unmask fill "The [MASK:8] was happy." --with cat --characters 20-40
+
+        unmask fill '{"name": "[MASK:8]"[MASK:24]' --json-schema person.json
 
         unmask fill "One [MASK:6] day." --greedy --order confidence
 

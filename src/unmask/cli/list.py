@@ -16,7 +16,9 @@ from unmask.cli.common import Json, console, print_json
 def list_members(
     axis: Annotated[
         str | None,
-        typer.Argument(help="schedule, objective, sampler, model, source, ..., recipe, or shipped for the models."),
+        typer.Argument(
+            help="schedule, objective, sampler, model, source, ..., recipe, or shipped for the shipped models."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as RichTable
 
 from unmask.cli import common
 
@@ -26,8 +25,8 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="tiny shows in minutes on two cores that the command works; small takes minutes to hours on one GPU; "
-            "paper is the published size."
+            help="tiny checks in minutes on two cores that the command works, small takes minutes to hours on one GPU, "
+            "and paper is the published size."
         ),
     ] = "small",
     on: Annotated[
@@ -43,8 +42,8 @@ def reproduce(
 ) -> None:
     """Train what is missing, evaluate it, and print the table beside the published figures.
 
-    Everything is kept in the folder OUT/SCALE. The same command goes on where an interrupted one stopped, and
-    experiments share their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
+    Everything is kept in the folder OUT/SCALE. The same command continues after an interruption, and experiments share
+    their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
     report.html.
 
     Examples:
@@ -105,13 +104,12 @@ def _run(
             tables[name] = run_experiment(get_experiment(name), scale, on, workspace, settings, seeds)
         except Interrupted as stop:
             common.error_console.print(
-                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command goes on from there.",
+                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
                 soft_wrap=True,
             )
             raise typer.Exit(stop.exit_code) from None
         if not as_json:
-            print_table(tables[name])
-            common.console.print(f"Written to {folder / name}", style="dim", soft_wrap=True)
+            print_experiment(tables[name], folder / name)
     if report:
         page = write_report(folder, names)
         common.error_console.print(f"Report: {page}", soft_wrap=True)
@@ -119,18 +117,10 @@ def _run(
         common.print_json({name: table.as_dict() for name, table in tables.items()})
 
 
-def print_table(table: Table) -> None:
-    """Print a table and its notes."""
-    shown = RichTable(box=None, title=table.title, title_justify="left", header_style="bold", pad_edge=False)
-    first, *columns = table.header()
-    shown.add_column(first, no_wrap=True)
-    for column in columns:
-        shown.add_column(column, justify="right", overflow="fold")
-    for line in table.lines():
-        shown.add_row(*line)
-    common.console.print(shown)
-    for note in table.notes:
-        common.console.print(note, style="dim", soft_wrap=True, markup=False)
+def print_experiment(table: Table, folder: Path) -> None:
+    """Print a table, its notes and where its files are."""
+    common.print_table(table.header(), table.lines(), title=table.title)
+    common.print_notes([*table.notes, f"Written to {folder}"])
 
 
 def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
@@ -156,17 +146,14 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
     if as_json:
         common.print_json({"scale": scale, "flops_per_second": speed, "experiments": rows})
         return
-    shown = RichTable(box=None, header_style="bold", pad_edge=False)
-    for column in ("", "what", "data", "runs", "hours"):
-        shown.add_column(column, no_wrap=column == "", justify="right" if column in ("runs", "hours") else "left")
-    for row in rows:
-        shown.add_row(
+    lines = [
+        [
             *(str(row[name]) for name in ("name", "about", "protocol", "runs")),
             "-" if row["hours"] is None else f"{row['hours']:.2g}",
-        )
-    common.console.print(shown)
-    common.console.print(
-        f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now.",
-        style="dim",
-        soft_wrap=True,
+        ]
+        for row in rows
+    ]
+    common.print_table(("", "what", "data", "runs", "hours"), lines, left=(0, 1, 2))
+    common.print_notes(
+        [f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now."]
     )

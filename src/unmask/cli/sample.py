@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 Prompt = Annotated[str, typer.Option(help="Text to continue; [MASK] blanks in it are filled.")]
 Suffix = Annotated[str, typer.Option(help="Text to end with; [MASK] blanks in it are filled.")]
 Length = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of the canvas, prompt and suffix included; at most a million.")
+    int | None, typer.Option(min=1, help="Tokens of the text, prompt and suffix included; at most 1,000,000.")
 ]
 Stride = Annotated[
     int | None,
@@ -75,6 +76,8 @@ def sample(
 
         unmask sample --length 24 --match "Once upon a time[a-z ,]+[.]" --particles 8
 
+        unmask sample --length 64 --json-schema person.json
+
         unmask sample --length 2048 --stride 128 --steps 64
 
         unmask sample --prompt "Once upon a time" --suffix " The end." --length 64 --guidance 1.5
@@ -103,39 +106,41 @@ def sample(
     lm = model.load(checkpoint)
     canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "window": window, "stride": stride}
     canvas["guidance"] = guidance
-    frames: list[Frame] = []
     if watch:
         with common.out_of_memory_advice(1, sampling.particles):
-            for number in range(seed, seed + n):
-                if common.console.is_terminal:
-                    common.console.rule(f"seed {number}", style="dim")
-                shown = terminal.watch(lm.stream(**canvas, **options, seed=number))
-                frames = frames or shown
-        _draw(frames, pictures, seed)
+            shown = [_watch(lm.stream(**canvas, **options, seed=number), number) for number in range(seed, seed + n)]
+        _draw(shown[0], pictures, seed)
         return
-    texts: list[Generation] = []
     with (
         common.out_of_memory_advice(batch_size, sampling.particles),
         common.progress("sampling", n, quiet=as_json) as advance,
     ):
-        if pictures:  # of the first text, which is then not sampled again
-            frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance))
-            texts = [frames[-1].finished(seed)]
+        # the first text, if it is drawn, is not sampled again
+        frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance)) if pictures else []
+        texts = [frames[-1].finished(seed)] if frames else []
         if chat:
             for number in range(seed, seed + n):
                 texts.append(lm.chat_details(prompt, max_new_tokens=length or 128, seed=number, **options))
                 advance(1)
-        elif rest := n - len(texts):
-            texts += lm.sample(
-                rest, seed=seed + len(texts), batch_size=batch_size, progress=advance, **canvas, **options
-            )
+        elif n > (done := len(texts)):
+            texts += lm.sample(n - done, seed=seed + done, batch_size=batch_size, progress=advance, **canvas, **options)
     if as_json:
         common.print_json(common.generation_report(lm, options, texts, whole_texts=True, guidance=guidance))
     else:
-        for text in texts:
-            common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
-            print(text.text)
+        _print(texts)
     _draw(frames, pictures, seed)
+
+
+def _print(texts: list[Generation]) -> None:
+    for text in texts:
+        common.console.rule(f"seed {text.seed}, {text.calls} network calls", style="dim")
+        print(text.text)
+
+
+def _watch(stream: Iterable[Frame], seed: int) -> list[Frame]:
+    if common.console.is_terminal:
+        common.console.rule(f"seed {seed}", style="dim")
+    return terminal.watch(stream)
 
 
 def _draw(frames: list[Frame], pictures: list[Path], seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,14 @@ from unmask.io import atomic_file, atomic_folder, check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.dit import DiT
 
+OURS = {
+    "qk_norm": "normalises queries and keys",
+    "absolute_positions": "has absolute positions",
+    "learned_positions": "has learned positions",
+    "shifted": "predicts each token from the row before it",
+}
+"""Options of our networks that the published code does not have."""
+
 
 @dataclass(frozen=True)
 class ExportReport:
@@ -28,10 +36,6 @@ class ExportReport:
     conditioned: bool
     keys: int
     parameters: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
 
 
 def export(src: str | Path, dst: str | Path) -> ExportReport:
@@ -82,14 +86,9 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
     config = model.config
     if config.rope_base != ROTARY_BASE:
         raise UnmaskError(f"{where} has the rotary base {config.rope_base:g}; the published code has {ROTARY_BASE:g}.")
-    if config.qk_norm:
-        raise UnmaskError(f"{where} normalises queries and keys, which the published code does not.")
-    if getattr(config, "absolute_positions", False):
-        raise UnmaskError(f"{where} has absolute positions, which the published code does not.")
-    if getattr(config, "learned_positions", False):
-        raise UnmaskError(f"{where} has learned positions, which the published code does not.")
-    if getattr(config, "shifted", False):
-        raise UnmaskError(f"{where} predicts each token from the row before it, which the published code does not.")
+    for option, words in OURS.items():
+        if getattr(config, option, False):
+            raise UnmaskError(f"{where} {words}, which the published code does not.")
     # the published code has no planner head
     state = {name: weight for name, weight in model.state_dict().items() if not name.startswith("planner.")}
     weights = {name: weight.detach().cpu().float() for name, weight in state.items()}

@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -112,10 +112,6 @@ class ConversionReport:
     heads_assumed: bool
     """Whether the number of heads is width / 64 because neither the caller nor the files give it."""
     length: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
 
 
 def convert(

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -47,10 +47,6 @@ class OnnxReport:
     inputs: list[str]
     row_length: int | None
     """Shorter rows must be continued with masks to this length, as `fill` does; None if they need not."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
 
 
 class Logits(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import hypot
 from pathlib import Path
 from typing import Any, TypeVar
@@ -284,10 +284,6 @@ class Export:
     parameters: int
     shards: int
     bytes: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
 
 
 def ship(

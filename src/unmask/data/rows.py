@@ -277,12 +277,10 @@ class TokenRows(Rows):
 
     @property
     def byte_counts(self) -> Integers | None:
-        """[documents] UTF-8 bytes of each text; None if the text in the rows is not known."""
         return self.tokens.byte_counts if self.holds_texts else None
 
     @property
     def character_counts(self) -> Integers | None:
-        """[documents] characters of each text; None if the text in the rows is not known."""
         return self.tokens.character_counts if self.holds_texts else None
 
     def _gather(self, index_BL: Integers) -> Integers:

@@ -28,6 +28,7 @@ from unmask.evaluation.statistics import (
     bootstrap_weights,
     distinct,
     repetition,
+    result_as_dict,
     unigram_entropy,
 )
 from unmask.generation_config import choose_sampler
@@ -248,9 +249,7 @@ class GenerationResult:
     sampler: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        row = dict(vars(self))
-        metrics = row.pop("metrics")
-        return row | {name: None if one is None else one.as_dict() for name, one in metrics.items()}
+        return result_as_dict(self)
 
 
 @dataclass

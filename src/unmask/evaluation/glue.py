@@ -1,4 +1,4 @@
-"""GLUE: fine-tune a checkpoint with a fresh head on each task, for several learning rates and seeds.
+"""Fine-tune a checkpoint with a fresh head on each task of GLUE or of DNA, for several learning rates and seeds.
 
 Any checkpoint can be evaluated: a head sees pooled rows of `hidden` alone. The rows of a bidirectional network are
 averaged over the text, because no position of a DiT, or of a BERT without next-sentence prediction, was trained to
@@ -18,7 +18,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from multiprocessing import get_context
@@ -61,9 +61,6 @@ class GlueSettings:
     batch_size: int = 16
     limit: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"learning_rates": list(self.learning_rates)}
-
 
 @dataclass(frozen=True)
 class GlueResult:
@@ -89,7 +86,8 @@ def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> 
     pair that is too long loses tokens of the longer sentence.
     """
     tokenizer = lm.text_processor.tokenizer
-    begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer)
+    known = next((text for pair in texts for text in pair if text), "a")
+    begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer, known)
     encoded = lm.text_processor.encode([text for pair in texts for text in pair])
     parts = iter(encoded)
     separator = _separator(lm) if any(len(pair) > 1 for pair in texts) else []
@@ -108,9 +106,9 @@ def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> 
     return rows, truncated
 
 
-def _frame(tokenizer: Any) -> tuple[Row, Row]:
+def _frame(tokenizer: Any, text: str) -> tuple[Row, Row]:
     """The tokens that a tokenizer adds before and after a text."""
-    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    whole, bare = (tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False))
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     return whole[:start], whole[start + len(bare) :]
 
@@ -421,13 +419,14 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def choose_rate(results: Sequence[GlueResult], task: Task) -> list[GlueResult]:
-    """The results, one per seed, of the learning rate with the highest mean over seeds of the scores of Table 4.
+    """The results, one per seed, of the learning rate with the highest mean over seeds of the scores that select it.
 
     results: those of one checkpoint on the task. Of equal rates the lowest is chosen.
     """
     rates = sorted({one.learning_rate for one in results})
     by_rate = {rate: [one for one in results if one.learning_rate == rate] for rate in rates}
-    best = max(rates, key=lambda rate: statistics.fmean(one.scores[s] for one in by_rate[rate] for s in task.scores))
+    names = task.selection_scores
+    best = max(rates, key=lambda rate: statistics.fmean(one.scores[name] for one in by_rate[rate] for name in names))
     return sorted(by_rate[best], key=lambda one: one.seed)
 
 
@@ -455,7 +454,7 @@ def glue_table(
             own = [one for one in results if (one.checkpoint, one.task) == (column, task.name)]
             chosen = choose_rate(own, task)
             rates.setdefault(chosen[0].learning_rate, []).append(task.name)
-            for name in task.all_scores:
+            for name in task.reported_scores:
                 rows.setdefault(f"{task.name}, {name}", {})[column] = seeds_cell([one.scores[name] for one in chosen])
             for seed, one in enumerate(chosen):
                 scores_by_seed[seed] += [one.scores[name] for name in task.scores]
@@ -468,12 +467,15 @@ def glue_table(
     if len(tasks) > 1:
         rows[AVERAGE] = averages
     tried = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
-    about = f"Percent on the development set; epochs: {settings.epochs}, seeds: {settings.seeds}"
+    selects = all(task.selection for task in tasks)
+    about = (
+        f"Percent on the {'test' if selects else 'development'} set; epochs: {settings.epochs}, seeds: {settings.seeds}"
+    )
     about += " (± standard deviation)." if settings.seeds > 1 else "."
     if len(settings.learning_rates) > 1:
         about += (
-            f" Of the learning rates {tried} the one with the highest mean score on the same set is shown, for each "
-            "checkpoint and task."
+            f" Of the learning rates {tried} the one with the highest mean score on "
+            f"{'the development' if selects else 'the same'} set is shown, for each checkpoint and task."
         )
     if settings.limit is not None:
         about += f" At most {settings.limit} examples of each file."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,13 @@ def bootstrap_ratio(numerator: Values, denominator: Values, weights: Values) -> 
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(numerators[valid] / denominators[valid], [tail, 1 - tail])
     return Estimate(value, float(low), float(high))
+
+
+def result_as_dict(result: Any) -> dict[str, Any]:
+    """The fields of a result for JSON, with its metrics beside them."""
+    row = dict(vars(result))
+    metrics: Mapping[str, Estimate | None] = row.pop("metrics")
+    return row | {name: None if one is None else one.as_dict() for name, one in metrics.items()}
 
 
 def wilson(successes: Values) -> Estimate:

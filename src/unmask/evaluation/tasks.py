@@ -25,6 +25,7 @@ from unmask.evaluation.statistics import (
     Values,
     bootstrap_ratio,
     bootstrap_weights,
+    result_as_dict,
     wilson,
 )
 from unmask.generation_config import SamplerSpec, SamplingOptions, configure_sampler
@@ -119,11 +120,11 @@ class TaskResult:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, where the strategy is the `way`."""
-        row = dict(vars(self))
-        row["way"], metrics = row.pop("strategy"), row.pop("metrics")
+        row = result_as_dict(self)
+        row["way"] = row.pop("strategy")
         if self.kind is None:
             del row["kind"]
-        return row | {name: one.as_dict() for name, one in metrics.items()}
+        return row
 
 
 @dataclass

@@ -18,7 +18,7 @@ from unmask.data.protocols import ProtocolSource, get_protocol
 from unmask.data.sources import Document
 from unmask.data.sources.parallel import ParallelSource, split_pair
 from unmask.errors import UnmaskError
-from unmask.evaluation.statistics import LEVEL, RESAMPLES, Estimate, bootstrap_weights
+from unmask.evaluation.statistics import LEVEL, RESAMPLES, Estimate, bootstrap_weights, result_as_dict
 from unmask.registry import build
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class TranslationResult:
     metrics: dict[str, Estimate]
 
     def as_dict(self) -> dict[str, Any]:
-        row = dict(vars(self))
-        metrics = row.pop("metrics")
-        return row | {name: one.as_dict() for name, one in metrics.items()}
+        return result_as_dict(self)
 
 
 def read_pairs(

@@ -144,6 +144,35 @@ def samples_do_not_depend_on_batch_or_padding(sampler: Sampler) -> Iterator[Chec
             yield Check(float(differ.sum()), 0, "confidences that differ in a batch")
 
 
+@law("sampler", when=lambda s: s.can_join)
+def sequences_that_join_a_batch_do_not_depend_on_it(sampler: Sampler) -> Iterator[Check]:
+    """Sequences that join a running batch, and those they join, are bit-identical alone, as is their number of calls
+    (law 8)."""
+    canvas, rule = _ragged_canvas(), TokenSampler(greedy_tail=0.3)
+    for denoiser in denoisers(sampler):
+        found: dict[int, State] = {}
+        state, waiting = None, list(range(len(canvas.ids)))
+        running: list[int] = []
+        while waiting or running:
+            joining, waiting = waiting[:2], waiting[2:]
+            if joining:
+                new = sampler.begin(canvas.select(torch.tensor(joining)))
+                state = new if state is None else sampler.join([state, new])
+                running += joining
+            assert state is not None
+            left = state.calls - torch.as_tensor(state.own_call)
+            for place in (left <= 0).nonzero()[:, 0].tolist():
+                found[running[place]] = sampler.keep(state, torch.tensor([place]))
+            keep = (left > 0).nonzero()[:, 0]
+            running = [running[place] for place in keep.tolist()]
+            state = sampler.step(denoiser, sampler.keep(state, keep), rule) if running else None
+        for b, joined in found.items():
+            alone = sample(sampler, denoiser, canvas.select(torch.tensor([b])), rule)
+            for name in ("ids", "confidence", "order", "calls"):
+                differ = getattr(alone, name) != getattr(joined, name)
+                yield Check(float(differ.sum()), 0, f"{name} that differ in a batch joined later")
+
+
 @law("sampler", when=lambda s: not s.causal)
 def constraints_are_satisfied(sampler: Sampler) -> Iterator[Check]:
     """Sequences satisfy a constraint whatever is given, with as many calls as without it, and each is bit-identical

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import io
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from unmask.io import atomic_bytes
-from unmask.plots.style import RGB, blend, confidence_colour, rgb
+from unmask.errors import UnmaskError
+from unmask.io import atomic_bytes, atomic_text, check_output_file
+from unmask.plots.style import CONFIDENCE_SCALE, RGB, blend, confidence_colour, rgb
 
 if TYPE_CHECKING:
     from unmask.text_processor import Frame
-import html
-import json
-from collections.abc import Iterable
-from dataclasses import replace
-from importlib.resources import files
-from itertools import pairwise
-from typing import TYPE_CHECKING
-
-from unmask.errors import UnmaskError
-from unmask.io import atomic_text, check_output_file
-from unmask.plots.style import CONFIDENCE_SCALE
 
 COLUMNS = 64
 """Characters per line."""

@@ -9,6 +9,7 @@ With S = 1 it is ancestral sampling. Probabilities above 1 count as 1; the last 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,17 +49,20 @@ class AnalyticSampler(Sampler):
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         alpha, reveal = state.plan
-        prediction = predict_masked(denoiser, state, alpha[state.call])
-        if state.call + 1 == self.steps:
-            return write_selected(denoiser, state, prediction, state.masked, token_sampler)
+        prediction = predict_masked(denoiser, state, state.at_own_call(alpha))
         vocab_size = denoiser.config.vocab_size
 
         def log_mass(hidden_ND: Tensor, at: Positions) -> Tensor:
             return denoiser.head(hidden_ND).float().logsumexp(-1) - math.log(vocab_size - 1)
 
         mass = map_positions(state, prediction, vocab_size, log_mass).exp()
-        selected = state.masked & (state.uniforms(Purpose.REVEAL) < mass * reveal[state.call].item())
+        last = torch.arange(self.steps) == self.steps - 1
+        chance = (mass * state.at_own_call(reveal)).maximum(state.at_own_call(last))
+        selected = state.masked & (state.uniforms(Purpose.REVEAL) < chance)
         return write_selected(denoiser, state, prediction, selected, token_sampler)
 
-    def select(self, state: State, rows: Tensor) -> State:
-        return state.select(rows, state.canvas, state.plan)
+    def select_plan(self, state: State, rows: Tensor) -> Any:
+        return state.plan
+
+    def join_plans(self, states: Sequence[State]) -> Any:
+        return states[0].plan

@@ -9,6 +9,7 @@ as the network predicts them; see `unmask.samplers.ending` for models with learn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,7 +84,8 @@ class AncestralSampler(Sampler):
     def _hidden(self, denoiser: Any, state: State, at: Positions, slots: Tensor | None) -> Tensor:
         """[N, D] the hidden rows at N positions; `slots` [N] numbers those of a sequence if they are few."""
         plan: AncestralPlan = state.plan
-        ids, time, attention, row = state.ids, plan.time[:, state.call], state.canvas.attention_mask, at.rows
+        ids, attention, row, own = state.ids, state.canvas.attention_mask, at.rows, state.own_call
+        time = plan.time[:, own] if isinstance(own, int) else plan.time.gather(1, own[:, None])[:, 0]
         active = [sequence for sequence, calls in enumerate(plan.calls) if calls > state.call]
         if 2 * len(active) <= len(ids):  # otherwise keep the batch whole, so that the network sees few shapes
             chosen = torch.tensor(active, device=ids.device)
@@ -97,18 +99,25 @@ class AncestralSampler(Sampler):
         positions[row, slots] = at.columns
         return hidden_rows(denoiser, ids, positions, alpha, mask)[row, slots]
 
-    def select(self, state: State, rows: Tensor) -> State:
+    def select_plan(self, state: State, rows: Tensor) -> AncestralPlan:
         plan: AncestralPlan = state.plan
-        return state.select(rows, state.canvas, make_plan(plan.call[rows.cpu()], plan.time[rows], state.ids.device))
+        return make_plan(plan.call[rows.cpu()], plan.time[rows], state.ids.device)
+
+    def join_plans(self, states: Sequence[State]) -> AncestralPlan:
+        later = [state.plan.call - state.call for state in states]
+        call = torch.cat(later).clamp_min(-1)
+        return make_plan(call, torch.cat([state.plan.time for state in states]), states[0].ids.device)
 
 
 @dataclass(frozen=True)
 class AncestralPlan:
-    """`call` [B, L] and `time` [B, L] of `reveal_calls`, and the positions in the order in which they are revealed.
+    """The positions in the order in which they are revealed, `call` [B, L] the call of the batch that reveals each, and
+    `time` [B, L] of the own calls of a sequence (see `reveal_calls`).
 
     Call c of the batch reveals the positions `ends[c]` to `ends[c + 1]` of `rows` and `columns` [N]. `slots` [N]
     numbers the positions that a call reveals in a sequence; `width` is their largest number, rounded up to a power of
-    two so that one captured shape serves nearly all seeds. `calls` are the calls of each sequence.
+    two so that one captured shape serves nearly all seeds. `calls` are the calls of the batch up to the last of each
+    sequence.
     """
 
     call: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,6 +68,24 @@ class Canvas:
             condition=cut(self.condition),
         )
 
+    @classmethod
+    def join(cls, canvases: Sequence[Canvas]) -> Canvas:
+        """The sequences of several canvases of one length and one model."""
+
+        def cat(field: str) -> Any:
+            tensors = [getattr(canvas, field) for canvas in canvases]
+            return None if tensors[0] is None else torch.cat(tensors)
+
+        return replace(
+            canvases[0],
+            ids=cat("ids"),
+            attention_mask=cat("attention_mask"),
+            seeds=cat("seeds"),
+            has_pads=any(canvas.has_pads for canvas in canvases),
+            no_eos=cat("no_eos"),
+            condition=cat("condition"),
+        )
+
 
 @dataclass(frozen=True)
 class ParticleWeights:
@@ -100,7 +118,8 @@ class State:
     plan: Any
     particle_weights: ParticleWeights | None = None
     idle_calls: Tensor | None = None
-    """[B] calls of the batch before the last call of a sequence that were not for it; None if there are none."""
+    """[B] calls of the batch before the last call of a sequence that were not for it; None if there are none. Negative
+    for a sequence that joined the batch after it had made calls."""
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
@@ -120,20 +139,36 @@ class State:
         return self.canvas.masked & ~self.masked
 
     @property
+    def own_call(self) -> int | Tensor:
+        """The number of this call among those of a sequence: [B], or one number if all sequences began together."""
+        return self.call if self.idle_calls is None else self.call - self.idle_calls
+
+    @property
     def calls_made(self) -> Tensor:
         """[B] the calls made for each sequence so far."""
-        own = self.call if self.idle_calls is None else (self.call - self.idle_calls).clamp_min(0)
-        return self.calls.clamp_max(own)
+        own = self.own_call
+        return self.calls.clamp_max(own if isinstance(own, int) else own.clamp_min(0))
+
+    def own_call_of(self, rows: Tensor) -> int | Tensor:
+        """`own_call` of the sequences `rows` [N]: [N], or one number."""
+        own = self.own_call
+        return own if isinstance(own, int) else own[rows]
+
+    def at_own_call(self, values: Tensor) -> Tensor:
+        """The entry of `values` [T] for this call, in float32: [B, 1], or a scalar if all sequences began together."""
+        own = self.own_call
+        return values[own].float() if isinstance(own, int) else values.to(own.device)[own].float()[:, None]
 
     def in_greedy_tail(self, token_sampler: TokenSampler, rows: Tensor) -> Tensor | None:
         """[N] whether the sequences `rows` [N] are in the greedy tail; None if the token sampler has none."""
         first = token_sampler.greedy_from(self.calls)
-        return None if first is None else (self.call >= first)[rows]
+        return None if first is None else (self.own_call >= first)[rows]
 
     def uniforms(self, purpose: Purpose) -> Tensor:
         """[B, L] uniform random numbers for this call, one per position."""
-        position = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return uniform(self.canvas.seeds[:, None], purpose, self.call, position=position[None])
+        position, own = torch.arange(self.ids.shape[1], device=self.ids.device), self.own_call
+        step = own if isinstance(own, int) else own[:, None]
+        return uniform(self.canvas.seeds[:, None], purpose, step, position=position[None])
 
     def write(
         self, at: Positions, tokens: Tensor, confidence: Tensor, particle_weights: ParticleWeights | None = None
@@ -156,17 +191,18 @@ class State:
     def select(self, rows: Tensor, canvas: Canvas, plan: Any) -> State:
         """The state of the sequences `rows` [B'], on the canvas and with the plan given for them."""
         weights, calls = self.particle_weights, self.calls[rows]
+        idle = None if self.idle_calls is None else self.idle_calls[rows]
         return replace(
             self,
             ids=self.ids[rows],
             canvas=canvas,
             calls=calls,
-            total=int(calls.max()),
+            total=int((calls if idle is None else calls + idle).max()),
             order=self.order[rows],
             confidence=self.confidence[rows],
             plan=plan,
             particle_weights=weights and ParticleWeights(weights.log_weight[rows], weights.log_potential[rows]),
-            idle_calls=None if self.idle_calls is None else self.idle_calls[rows],
+            idle_calls=idle,
         )
 
 
@@ -227,7 +263,12 @@ class Sampler(Component):
     @property
     def can_resample(self) -> bool:
         """Whether it supports particles."""
-        return type(self).select is not Sampler.select
+        return type(self).select_plan is not Sampler.select_plan
+
+    @property
+    def can_join(self) -> bool:
+        """Whether sequences at different calls may share a batch."""
+        return type(self).join_plans is not Sampler.join_plans
 
     @abstractmethod
     def begin(self, canvas: Canvas) -> State:
@@ -239,7 +280,33 @@ class Sampler(Component):
 
     def select(self, state: State, rows: Tensor) -> State:
         """Resample particles: sequence i continues from the state of sequence `rows[i]`, with its own seed."""
+        return state.select(rows, state.canvas, self.select_plan(state, rows))
+
+    def keep(self, state: State, rows: Tensor) -> State:
+        """The state of the sequences `rows` alone, with their own seeds."""
+        return state.select(rows, state.canvas.select(rows), self.select_plan(state, rows))
+
+    def join(self, states: Sequence[State]) -> State:
+        """One state of the sequences of several, at different calls but of one length; its first call is call 0.
+
+        Finished sequences must be removed with `keep` before the next call.
+        """
+        if len(states) == 1:
+            return states[0]
+        own = torch.cat([torch.as_tensor(s.own_call, device=s.ids.device).expand(len(s.ids)) for s in states])
+        ids, calls, order, confidence = (
+            torch.cat([getattr(state, field) for state in states]) for field in ("ids", "calls", "order", "confidence")
+        )
+        canvas, plan = Canvas.join([state.canvas for state in states]), self.join_plans(states)
+        return State(ids, canvas, calls, int((calls - own).max()), 0, order, confidence, plan, idle_calls=-own)
+
+    def select_plan(self, state: State, rows: Tensor) -> Any:
+        """The plan of the sequences `rows`."""
         raise UnmaskError(f"The sampler {type(self).__name__} does not support particles; use 'ancestral'.")
+
+    def join_plans(self, states: Sequence[State]) -> Any:
+        """The plan of the state of all sequences that `join` makes."""
+        raise UnmaskError(f"Sequences of the sampler {type(self).__name__} cannot join a batch; run them on their own.")
 
 
 @torch.no_grad()
@@ -263,13 +330,13 @@ def sample(sampler: Sampler, denoiser: Any, canvas: Canvas, token_sampler: AnyTo
 
 
 def predict_masked(denoiser: Any, state: State, alpha: Tensor) -> Prediction:
-    """Make one network call and return its prediction at every masked position; `alpha` is [B] or a scalar.
+    """Make one network call and return its prediction at every masked position; `alpha` is [B], [B, 1] or a scalar.
 
     Finished sequences are left out once they are half of the batch or more.
     """
     masked, ids, attention = state.masked, state.ids, state.canvas.attention_mask
     at = Positions(*masked.nonzero(as_tuple=True))
-    alpha, row = alpha.float().to(ids.device).expand(len(ids)), at.rows
+    alpha, row = alpha.float().to(ids.device).flatten().expand(len(ids)), at.rows
     active = masked.any(dim=1).nonzero()[:, 0]
     if 0 < 2 * len(active) <= len(ids):
         ids, alpha, attention = ids[active], alpha[active], attention[active]
@@ -312,7 +379,8 @@ def write_targets(
         return state.write(targets, *token_sampler.sample_jointly(denoiser.head, prediction, state, targets))
     seeds, greedy = state.canvas.seeds[targets.rows], state.in_greedy_tail(token_sampler, targets.rows)
     hidden = prediction.hidden[index]
-    drawn = token_sampler.sample_from_hidden(denoiser, hidden, seeds, state.call, targets.columns, greedy)
+    call = state.own_call_of(targets.rows)
+    drawn = token_sampler.sample_from_hidden(denoiser, hidden, seeds, call, targets.columns, greedy)
     return state.write(targets, *drawn)
 
 

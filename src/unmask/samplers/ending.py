@@ -106,7 +106,7 @@ class EosTokenSampler(JointTokenSampler):
             token = text.argmax(-1)
         else:
             log_w = self.token_sampler.truncate(text, state.in_greedy_tail(self.token_sampler, at.rows))
-            token = sample_tokens(log_w, state.canvas.seeds[at.rows], state.call, at.columns)
+            token = sample_tokens(log_w, state.canvas.seeds[at.rows], state.own_call_of(at.rows), at.columns)
         p_eos = self.eos_sampler.truncate(log_p).softmax(-1)[:, self.eos]
         return token, log_p.gather(1, token[:, None])[:, 0].exp(), p_eos.double(), log_p[:, self.eos].exp()
 
@@ -116,7 +116,7 @@ class EosTokenSampler(JointTokenSampler):
         p_eos = p_eos.masked_fill(must_be_text, 0.0).masked_fill(must_be_eos, 1.0)
         u: Tensor | float = 0.5
         if self.token_sampler.temperature:
-            u = uniform(state.canvas.seeds, Purpose.PATH, state.call)[at.rows]
+            u = uniform(state.canvas.seeds, Purpose.PATH, state.own_call)[at.rows]
         return (u < make_rising(p_eos, state.ids.shape, at)) & ~ends.mixed[at.rows]
 
 

@@ -4,7 +4,7 @@ many per call as a threshold or an entropy bound allows."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -80,15 +80,33 @@ class OrderedSampler(Sampler):
             scores = position_scores(denoiser, state, prediction, self.order, token_sampler)  # type: ignore[arg-type]
         else:
             scores = plan.scores.masked_fill(~state.masked, -torch.inf)
+        own = state.own_call
+        if isinstance(own, int):
+            count = plan.counts[:, own, None]
+        else:
+            own = own[:, None]
+            count = plan.counts.gather(1, own)
         if plan.first_call is not None:
-            scores = scores.masked_fill(plan.first_call > state.call, -torch.inf)
-        selected = ranks(scores) < plan.counts[:, state.call, None]
+            scores = scores.masked_fill(plan.first_call > own, -torch.inf)
+        selected = ranks(scores) < count
         return write_selected(denoiser, state, prediction, selected, token_sampler)
 
-    def select(self, state: State, rows: Tensor) -> State:
+    def select_plan(self, state: State, rows: Tensor) -> OrderedPlan:
         plan: OrderedPlan = state.plan
         scores, first_call = (None if part is None else part[rows] for part in (plan.scores, plan.first_call))
-        return state.select(rows, state.canvas, OrderedPlan(plan.counts[rows], scores, first_call))
+        return OrderedPlan(plan.counts[rows], scores, first_call)
+
+    def join_plans(self, states: Sequence[State]) -> OrderedPlan:
+        plans: list[OrderedPlan] = [state.plan for state in states]
+        most = max(plan.counts.shape[1] for plan in plans)
+        counts = [torch.nn.functional.pad(plan.counts, (0, most - plan.counts.shape[1])) for plan in plans]
+        scores, first_calls = (
+            [part for part in parts if part is not None]
+            for parts in ([plan.scores for plan in plans], [plan.first_call for plan in plans])
+        )
+        return OrderedPlan(
+            torch.cat(counts), torch.cat(scores) if scores else None, torch.cat(first_calls) if first_calls else None
+        )
 
 
 def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
@@ -130,12 +148,15 @@ class AdaptiveSampler(Sampler):
         scores = position_scores(denoiser, state, prediction, self.score, token_sampler)
         selected = (self.select_positions(scores) | (ranks(scores) == 0)) & state.masked
         state = write_selected(denoiser, state, prediction, selected, token_sampler)
-        left = state.masked.sum(dim=1)
-        calls = torch.where(left > 0, state.call + left, state.calls.clamp_max(state.call))
-        return replace(state, calls=calls, total=int(calls.max()))
+        left, own = state.masked.sum(dim=1), state.own_call
+        calls = torch.where(left > 0, own + left, state.calls.clamp_max(own))
+        return replace(state, calls=calls, total=int((calls + (state.call - own)).max()))
 
-    def select(self, state: State, rows: Tensor) -> State:
-        return state.select(rows, state.canvas, None)
+    def select_plan(self, state: State, rows: Tensor) -> None:
+        return None
+
+    def join_plans(self, states: Sequence[State]) -> None:
+        return None
 
 
 class ThresholdSampler(AdaptiveSampler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,6 +33,12 @@ class RemaskingSampler(Sampler):
     def begin(self, canvas: Canvas) -> State:
         calls = self.steps * canvas.masked.any(dim=1).long()
         return State.start(canvas, calls, int(calls.max()), self.plan())
+
+    def keep(self, state: State, rows: Tensor) -> State:
+        return state.select(rows, state.canvas.select(rows), state.plan)
+
+    def join_plans(self, states: Sequence[State]) -> Any:
+        return states[0].plan
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,10 @@ class ReMDMSampler(RemaskingSampler):
         return torch.where(time > self.t_on, before, hold * (time / self.t_off).clamp_max(1.0))
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
-        rho: Tensor | float = float(state.plan.remask[state.call])
+        rho = state.at_own_call(state.plan.remask)
         if self.strategy == "cap_conf":
             shared = rho * state.written.sum(dim=1, keepdim=True) * doubt(state)
-            rho = shared.clamp_max(float(state.plan.limit[state.call]))
+            rho = shared.minimum(state.at_own_call(state.plan.limit))
         return remasking_step(denoiser, state, token_sampler, rho)
 
 
@@ -104,16 +111,16 @@ class ReMDMConfSampler(RemaskingSampler):
         return ReMDMSampler(steps=self.steps, schedule=self.schedule, eta=0.0).plan()
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
-        return remasking_step(denoiser, state, token_sampler, float(state.plan.limit[state.call]) * doubt(state))
+        return remasking_step(denoiser, state, token_sampler, state.at_own_call(state.plan.limit) * doubt(state))
 
 
-def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, rho: Tensor | float) -> State:
+def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, rho: Tensor) -> State:
     """One network call that unmasks positions by the plan and masks written tokens again with probability `rho`."""
     plan: ReMDMPlan = state.plan
-    prediction = predict_masked(denoiser, state, plan.alpha[state.call])
+    prediction = predict_masked(denoiser, state, state.at_own_call(plan.alpha))
     u = state.uniforms(Purpose.REVEAL)
     remasked = state.written & (u < rho)
-    selected = state.masked & (u < float(plan.reveal[state.call]))
+    selected = state.masked & (u < state.at_own_call(plan.reveal))
     return write_selected(denoiser, state, prediction, selected, token_sampler).remask(remasked)
 
 
@@ -154,8 +161,8 @@ class CorrectorSampler(RemaskingSampler):
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         plan: CorrectorPlan = state.plan
-        remasked = state.uniforms(Purpose.MASK) < float(plan.remask[state.call])
+        remasked = state.uniforms(Purpose.MASK) < state.at_own_call(plan.remask)
         state = state.remask(state.written & remasked)
-        prediction = predict_masked(denoiser, state, plan.alpha[state.call])
-        selected = state.masked & (state.uniforms(Purpose.REVEAL) < float(plan.reveal[state.call]))
+        prediction = predict_masked(denoiser, state, state.at_own_call(plan.alpha))
+        selected = state.masked & (state.uniforms(Purpose.REVEAL) < state.at_own_call(plan.reveal))
         return write_selected(denoiser, state, prediction, selected, token_sampler)

@@ -46,8 +46,8 @@ class TokenSampler(Component):
     ) -> tuple[Tensor, Tensor]:
         """Draw tokens [N]; also returns their probabilities [N] under the unmodified logits, the confidences.
 
-        The draw of a row depends only on the seed of its sequence, the step and the position. `fused` uses compiled
-        kernels. `greedy_N` marks rows in the greedy tail of their sequence.
+        The draw of a row depends only on the seed of its sequence, the step (one for all, or [N]) and the position.
+        `fused` uses compiled kernels. `greedy_N` marks rows in the greedy tail of their sequence.
         """
         if fused and self == TokenSampler():
             return _sample_fused(logits_NV, seeds_N, step, positions_N)
@@ -59,7 +59,8 @@ class TokenSampler(Component):
             for start in range(0, len(log_p), size):
                 rows = slice(start, start + size)
                 log_w = self.truncate(log_p[rows], None if greedy_N is None else greedy_N[rows])
-                parts.append(sample_tokens(log_w, seeds_N[rows], step, positions_N[rows]))
+                steps = step[rows] if isinstance(step, Tensor) and step.ndim else step
+                parts.append(sample_tokens(log_w, seeds_N[rows], steps, positions_N[rows]))
             tokens = torch.cat(parts) if parts else log_p.new_zeros(0, dtype=torch.int64)
         return tokens, log_p.gather(1, tokens[:, None])[:, 0].exp()
 
@@ -79,8 +80,9 @@ class TokenSampler(Component):
         if count <= 1:
             return self.sample(denoiser.head(hidden_ND), seeds_N, step, positions_N, fused, greedy_N)
         greedy = [None] * count if greedy_N is None else greedy_N.tensor_split(count)
-        chunks = zip(*(x.tensor_split(count) for x in (hidden_ND, seeds_N, positions_N)), greedy, strict=True)
-        parts = [self.sample(denoiser.head(h), seeds, step, at, fused, g) for h, seeds, at, g in chunks]
+        steps = step.tensor_split(count) if isinstance(step, Tensor) and step.ndim else [step] * count
+        chunks = zip(*(x.tensor_split(count) for x in (hidden_ND, seeds_N, positions_N)), steps, greedy, strict=True)
+        parts = [self.sample(denoiser.head(h), seeds, one, at, fused, g) for h, seeds, at, one, g in chunks]
         tokens, confidence = zip(*parts, strict=True)
         return torch.cat(tokens), torch.cat(confidence)
 
@@ -132,6 +134,7 @@ def sample_tokens(log_w_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positio
     Gumbel draw -log(-log(u)) cuts that tail off.
     """
     token = torch.arange(log_w_NV.shape[-1], device=log_w_NV.device)
+    step = step[:, None] if isinstance(step, Tensor) and step.ndim else step
     noise = exponential(seeds_N[:, None], Purpose.TOKEN, step, positions_N[:, None], token[None])
     return (log_w_NV - noise.log()).argmax(-1)
 
@@ -139,7 +142,7 @@ def sample_tokens(log_w_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positio
 def _sample_fused(logits_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
     """`TokenSampler().sample` in compiled kernels, one set for any number of rows and any step."""
     step = torch.as_tensor(step).to(logits_NV.device, non_blocking=True)
-    for tensor in (logits_NV, seeds_N, positions_N):
+    for tensor in (logits_NV, seeds_N, positions_N, *([step] if step.ndim else [])):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
     return _compiled_sample()(logits_NV, seeds_N, step, positions_N)
 

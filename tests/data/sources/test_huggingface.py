@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -87,19 +85,6 @@ def test_options_are_passed_to_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(datasets, "load_dataset", load)
     read("org/name", config="en", split="dev", streaming=True, revision="v1")
     assert calls == [(("org/name", "en"), {"split": "dev", "revision": "v1", "streaming": True})]
-
-
-def test_an_unreachable_hub_is_one_sentence(tmp_path: Path) -> None:
-    program = (
-        "from unmask import registry; from unmask.errors import UnmaskError\n"
-        "try: registry.build('source', {'name': 'huggingface', 'path': 'nobody/nothing'}).documents()\n"
-        "except UnmaskError as error: print(error)"
-    )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    (sentence,) = done.stdout.splitlines()
-    assert sentence.startswith("The dataset 'nobody/nothing' could not be read (")
-    assert "the network if it is on the Hugging Face hub." in sentence
 
 
 def test_datasets_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ from unmask.evaluation.tables.base import (
     Table,
     Workspace,
     bound_cell,
-    count_parameters,
     make_run,
     merge,
 )
@@ -130,7 +129,7 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
         cells = judged_cells(workspace, run, judge, scale.samples)
         for column in GENERATED:
             generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
-        parameters[run.label] = count_parameters(workspace, run)
+        parameters[run.label] = workspace.count_parameters(run)
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
     data = cells_of(workspace.measure("texts-rows", _judge_data(workspace, scale, protocol, runs),
                                       judge=judge.folder, protocol=protocol.name, samples=scale.samples))  # fmt: skip

@@ -18,7 +18,6 @@ from unmask.evaluation.tables.base import (
     Scale,
     Table,
     Workspace,
-    count_parameters,
     make_run,
     merge,
 )
@@ -54,7 +53,7 @@ def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, 
     rows: dict[str, dict[str, Cell | str]] = {}
     found: dict[str, list[dict[str, Cell]]] = {}
     for label, seeds in by_label(runs).items():
-        size = count_parameters(workspace, seeds[0])
+        size = workspace.count_parameters(seeds[0])
         for words, steps in [("", None)] if label == "AR" else STEPS.items():
             figures = [_figures(workspace, run, protocol, scale.documents, steps) for run in seeds]
             cells = {column: _cell([one[name] for one in figures]) for column, name in COLUMNS.items()}

@@ -1,0 +1,205 @@
+"""The HTTP endpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+
+from unmask import __version__
+from unmask.errors import UnmaskError
+from unmask.likelihood import Bound
+from unmask.pipeline import MaskedDiffusionLM
+from unmask.serving import canvases, completions
+from unmask.serving.api import (
+    ChooseRequest,
+    CompletionRequest,
+    EditRequest,
+    FillRequest,
+    FimRequest,
+    InfillRequest,
+    Limits,
+    ScoreRequest,
+)
+from unmask.serving.guard import Guard, add_error_handlers, error_body, explain
+from unmask.serving.metrics import Metrics
+from unmask.serving.service import Service, server_event, unless_gone
+
+PLAYGROUND = Path(__file__).parent / "playground"
+
+
+def create_app(
+    models: dict[str, MaskedDiffusionLM],
+    *,
+    api_key: str | None = None,
+    limits: Limits | None = None,
+    hosts: Sequence[str] | None = None,
+) -> FastAPI:
+    """The ASGI application of some models by name. Without an `api_key` every client may use it.
+
+    Requests must name one of the `hosts`, if given, so that no web page can reach a local server under another name.
+    """
+    service = Service(models, limits, Metrics(counted=True))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(title="unmask", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app.state.service = service
+    add_error_handlers(app, service)
+    _add_library_endpoints(app, service)
+    _add_completion_endpoints(app, service)
+    if (PLAYGROUND / "index.html").is_file():
+        app.mount("/playground", StaticFiles(directory=PLAYGROUND, html=True))
+        app.get("/", include_in_schema=False)(lambda: FileResponse(PLAYGROUND / "index.html"))
+    app.add_middleware(Guard, service=service, api_key=api_key, hosts=hosts)
+    return app
+
+
+# ---- endpoints ------------------------------------------------------------------------------------------------------
+
+
+def _add_completion_endpoints(app: FastAPI, service: Service) -> None:
+    async def complete(request: CompletionRequest, http: Request, shape: completions.Shape) -> Response:
+        name, lm = service.find(request.model)
+        ticket = service.ticket()
+        planning = completions.plan_completions(service, lm, ticket, request)
+        planned = await unless_gone(ticket, http.receive, planning)
+        if request.diffusing:
+            jobs = [job for job, _ in planned]
+            first = [number * request.n for number in range(len(jobs))]
+            return _stream(service, canvases.stream_canvases(service, jobs, first))
+        if request.stream:
+            return _stream(service, completions.stream_text(service, name, planned, request, shape))
+        answer = completions.finish_completions(service, name, planned, request)
+        return JSONResponse(shape(await unless_gone(ticket, http.receive, answer)))
+
+    @app.post("/v1/completions")
+    async def continue_texts(request: CompletionRequest, http: Request) -> Response:
+        """Texts that continue a prompt, or that stand between a prompt and a suffix."""
+        return await complete(request, http, dict)
+
+    @app.post("/v1/fim/completions")
+    async def fim(request: FimRequest, http: Request) -> Response:
+        """Mistral's fill-in-the-middle: completions with `message` or `delta` in the choices."""
+        return await complete(request, http, completions.as_fim)
+
+    @app.post("/infill")
+    async def infill(request: InfillRequest, http: Request) -> Response:
+        """llama.cpp's infill: the text between `input_prefix` and `input_suffix`."""
+        return await complete(request.completion(), http, completions.as_infill)
+
+
+def _add_library_endpoints(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The models of this server."""
+        return {"object": "list", "data": [service.describe(name) for name in service.models]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """One model."""
+        return service.describe(service.find(name)[0])
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the server answers."""
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    @app.post("/v1/fill")
+    async def fill(request: FillRequest, http: Request) -> Response:
+        """Fill the blanks of texts, or the masks of rows of tokens."""
+        lm, ticket = service.find(request.model)[1], service.ticket()
+        job = await unless_gone(ticket, http.receive, canvases.plan_fill(service, lm, ticket, request))
+        if request.diffusing:
+            return _stream(service, canvases.stream_canvases(service, [job], [0]))
+
+        async def answer() -> dict[str, Any]:
+            found = None
+            if request.top is not None:
+                found = await canvases.alternatives(service, lm, ticket, job, request.top)
+            report = canvases.canvas_report(lm, (await service.finish([job]))[0], "fill")
+            for one, masks in zip(report["data"], found or (), strict=False):
+                one["alternatives"] = masks
+            return report
+
+        return JSONResponse(await unless_gone(ticket, http.receive, answer()))
+
+    @app.post("/v1/edit")
+    async def edit(request: EditRequest, http: Request) -> Response:
+        """Rewrite spans, the least likely tokens, or all but some words of a text."""
+        lm, ticket = service.find(request.model)[1], service.ticket()
+        job = await unless_gone(ticket, http.receive, canvases.plan_edit(service, lm, ticket, request))
+        if request.diffusing:
+            return _stream(service, canvases.stream_canvases(service, [job], [0]))
+        texts = await unless_gone(ticket, http.receive, service.finish([job]))
+        return JSONResponse(canvases.canvas_report(lm, texts[0], "edit"))
+
+    @app.post("/v1/score")
+    async def score(request: ScoreRequest, http: Request) -> Response:
+        """The bound on -log p of texts, with its errors."""
+        lm, ticket, limits = service.find(request.model)[1], service.ticket(), service.limits
+        texts = [request.text] if isinstance(request.text, str) else request.text
+        if len(texts) > limits.texts:
+            raise UnmaskError(f"A request may score {limits.texts} texts on this server, got {len(texts)}.")
+
+        def work() -> Bound:
+            tokens = sum(map(len, lm.text_processor.encode([*texts, request.given or ""])))
+            if tokens > limits.tokens:
+                raise UnmaskError(f"The texts have at most {limits.tokens} tokens on this server, got {tokens}.")
+            return lm.score(texts, request.given, precision=request.precision, seed=request.seed)
+
+        bound = await unless_gone(ticket, http.receive, service.in_thread(ticket, work))
+        data = [{"index": index, **_bound(one)} for index, one in enumerate(bound)]
+        return JSONResponse({"object": "score", "data": data, "total": _bound(bound)})
+
+    @app.post("/v1/choose")
+    async def choose(request: ChooseRequest, http: Request) -> Response:
+        """The probabilities of given answers at the [MASK] of a text."""
+        lm, ticket = service.find(request.model)[1], service.ticket()
+        working = service.in_thread(ticket, lambda: lm.choose(request.text, request.choices, seed=request.seed))
+        found = await unless_gone(ticket, http.receive, working)
+        data = [{"choice": one.text, "probability": one.probability, "error": one.error} for one in found]
+        return JSONResponse({"object": "choose", "data": data, "exact": all(one.exact for one in found)})
+
+
+def _bound(bound: Bound) -> dict[str, Any]:
+    """A bound with its errors as JSON."""
+
+    def unit(name: str) -> dict[str, float | None]:
+        value = getattr(bound, name)
+        values = {"value": value, "monte_carlo_error": bound.error(name), "data_error": bound.error(name, "data")}
+        return {key: None if one is None or not math.isfinite(one) else one for key, one in values.items()}
+
+    units = {name: unit(name) for name in ("bits_per_char", "bits_per_token", "perplexity")}
+    return {"nats": bound.nats, "nats_error": bound.mc_stderr, "tokens": bound.tokens, **units, "exact": bound.exact}
+
+
+def _stream(service: Service, events: AsyncIterator[bytes]) -> StreamingResponse:
+    """Server-sent events. An error in the middle is an event too, since the status is already sent."""
+
+    async def send() -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            status, message, code = explain(error, service)
+            yield server_event(error_body(status, message, code))
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(send(), media_type="text/event-stream", headers=headers)

@@ -1,0 +1,189 @@
+"""In front of the endpoints: errors in OpenAI's shape, the key, and bounds on bodies and the number of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from unmask.constraints.automaton import shorten
+from unmask.errors import UnmaskError, is_out_of_memory
+from unmask.serving.batches import Cancelled
+from unmask.serving.service import ClientGone, Service, UnknownModel
+
+OPEN_PATHS = ("/", "/health", "/playground")
+"""Paths that need no key."""
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+log = logging.getLogger("unmask.serving")
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def explain(error: Exception, service: Service) -> tuple[int, str, str | None]:
+    """The status, message and code of an error."""
+    if isinstance(error, UnknownModel):
+        return 404, str(error), "model_not_found"
+    if isinstance(error, UnmaskError):
+        return 400, service.hide_paths(str(error)), None
+    if isinstance(error, ClientGone):
+        return 499, "The client has gone.", None
+    if isinstance(error, Cancelled):
+        return 503, str(error) or "The request was cancelled.", "cancelled"
+    if (isinstance(error, RuntimeError) and is_out_of_memory(error)) or isinstance(error, MemoryError):
+        return 503, "The server is out of memory; ask for fewer or shorter texts.", "out_of_memory"
+    if isinstance(error, RecursionError):
+        return 400, "The request is nested too deeply; simplify it.", None
+    log.error("internal error", exc_info=error)
+    return 500, "Internal error; the server's log says more.", "internal_error"
+
+
+def add_error_handlers(app: FastAPI, service: Service) -> None:
+    async def known(request: Request, error: Exception) -> Response:
+        status, message, code = explain(error, service)
+        return JSONResponse(error_body(status, message, code), status)
+
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"] if part != "body"]
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        param = ".".join(place)[:80] or None
+        if first["type"] == "json_invalid":
+            return JSONResponse(error_body(400, "The body is not valid JSON; send a JSON object."), 400)
+        shown = f", got {shorten(first.get('input'))}" if param and first["type"] != "missing" else ""
+        message = f"{param}: {reason}{shown}." if param else f"{reason}."
+        return JSONResponse(error_body(400, _printable(message[:400]), None, param), 400)
+
+    async def http(request: Request, error: HTTPException) -> Response:
+        path = _printable(request.url.path[:80])
+        messages = {404: f"There is no endpoint {path}.", 405: f"{path} does not answer {request.method[:10]}."}
+        message = messages.get(error.status_code, f"{str(error.detail).rstrip('.')}.")
+        return JSONResponse(error_body(error.status_code, message), error.status_code, headers=error.headers)
+
+    app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
+    for kind in (UnmaskError, Cancelled, RuntimeError, MemoryError, Exception):
+        app.add_exception_handler(kind, known)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+class Guard:
+    """Checks the key, bounds bodies and the number of requests, and measures the answers."""
+
+    def __init__(self, app: Any, service: Service, api_key: str | None, hosts: Sequence[str] | None) -> None:
+        self.app, self.service, self.api_key, self.hosts = app, service, api_key, hosts
+        self.open_requests = 0
+        self.mean_seconds = 1.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        metrics, start, status = self.service.metrics, time.monotonic(), 500
+
+        async def count(message: dict[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message.get("more_body") and message.get("body") and "first" not in scope:
+                scope["first"] = True
+                metrics.first_event.observe(time.monotonic() - start)
+            await send(message)
+
+        works = scope["method"] == "POST"
+        if works:
+            self.open_requests += 1
+            metrics.open_requests.set(self.open_requests)
+        try:
+            await self._answer(scope, receive, count, works)
+        finally:
+            if works:
+                self.open_requests -= 1
+                metrics.open_requests.set(self.open_requests)
+            route = getattr(scope.get("route"), "path", "other")
+            metrics.requests.labels(route, str(status)).inc()
+            metrics.latency.labels(route).observe(time.monotonic() - start)
+            if works and status == 200:
+                self.mean_seconds += 0.1 * (time.monotonic() - start - self.mean_seconds)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, works: bool) -> None:
+        async def refuse(status: int, message: str, **headers: str) -> None:
+            answer = JSONResponse(error_body(status, message), status, headers=headers)
+            await answer(scope, receive, send)  # type: ignore[arg-type]
+
+        host = Headers(scope=scope).get("host", "").rpartition(":")[0] or Headers(scope=scope).get("host", "")
+        if self.hosts is not None and host.strip("[]") not in self.hosts:
+            await refuse(403, f"This server answers for the hosts {', '.join(self.hosts)} alone.")
+            return
+        if not self._is_allowed(scope):
+            await refuse(401, "This server needs a key; send it as 'Authorization: Bearer KEY'.")
+            return
+        if works and self.open_requests > self.service.limits.requests:
+            again = str(max(1, min(60, math.ceil(self.mean_seconds))))
+            await refuse(429, "The server is busy; try again later.", **{"Retry-After": again})
+            return
+        try:
+            body = await self._read_body(scope, receive)
+        except asyncio.TimeoutError:
+            await refuse(408, f"The body did not arrive within {self.service.limits.body_seconds:g} seconds.")
+            return
+        if body is None:
+            limit = self.service.limits.body_bytes
+            await refuse(413, f"A body has at most {limit} bytes on this server; send less.")
+            return
+        if body == "gone":
+            return
+        sent = False
+
+        async def replay() -> dict[str, Any]:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if self.api_key is None or path in OPEN_PATHS or path.startswith("/playground/"):
+            return True
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(given, b"Bearer " + self.api_key.encode())
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | str | None:
+        """The whole body, None if it is too large, and "gone" if the client is."""
+        limits, body = self.service.limits, bytearray()
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if not length.isdigit() or int(length[:20]) > limits.body_bytes:
+            return None
+        deadline = time.monotonic() + limits.body_seconds
+        while True:
+            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+            if message["type"] == "http.disconnect":
+                return "gone"
+            body += message.get("body", b"")
+            if len(body) > limits.body_bytes:
+                return None
+            if not message.get("more_body"):
+                return bytes(body)
