@@ -94,14 +94,15 @@ def test_a_source_that_may_change_is_not_kept():
 def test_a_source_is_encoded_once_per_generation(options, tmp_path):
     lm = pipeline(network(), tmp_path)
     calls = count_encoder_calls(lm)
-    rows = [row("abc", ""), row("a longer source", ""), row("ab", "xy")]
+    rows = [row("ab", 19 * "x"), row("a longer source", "bcd"), row("abc", "")]  # the first ones are finished early
     written = lm.fill_rows(rows, temperature=0.0, **options)
     assert calls == [3]
     assert max(one.calls for one in written) > 1
-    for given, one in zip(rows, written, strict=True):
+    for seed, (given, one) in enumerate(zip(rows, written, strict=True)):
         assert [a for a, b in zip(one.ids, given, strict=True) if b != MASK] == [b for b in given if b != MASK]
-        (alone,) = lm.fill_rows([given], temperature=0.0, **options)
+        (alone,) = lm.fill_rows([given], temperature=0.0, seed=seed, **options)
         assert alone.ids == one.ids
+        assert alone.confidence == pytest.approx(one.confidence, abs=1e-5)
     assert len(calls) == 1 + len(rows)
 
 
