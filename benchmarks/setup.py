@@ -209,7 +209,7 @@ def _checkpoint_overrides(folder: Path) -> list[str]:
 
 def make_setup(recipe: Recipe, named: bool, vocab_size: int | None, device: torch.device) -> Setup:
     """Make the setup of a recipe. The defaults (`named` false) have a fixed vocabulary."""
-    check_fit(recipe.model, recipe.objective)
+    check_fit(recipe.model, recipe.objective, recipe.data.policy)
     if isinstance(recipe.model, CheckpointSpec):
         config = read_config(Path(recipe.model.path))
         if vocab_size not in (None, config.vocab_size):

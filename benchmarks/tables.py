@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from unmask.cli.common import console
+from unmask.cli.common import console, print_fitting
 
 from .measure import Machine, Ratio, Report, Result
 from .sample import SweepReport
@@ -16,7 +16,7 @@ from .setup import Setup
 def print_report(report: Report, setup: Setup) -> None:
     """Print machine, network, a row per implementation, and the ratios."""
     _print_setup(report.machine, setup, f", length {setup.length}, batch {setup.batch}")
-    console.print(_results_table(report.results, report.machine))
+    print_fitting(_results_table(report.results, report.machine))
     for name, ratio in report.ratios.items():
         _print_ratio(next(iter(report.results)), name, ratio)
 
@@ -26,7 +26,7 @@ def print_sweep(report: SweepReport, setup: Setup) -> None:
     _print_setup(report.machine, setup)
     for cell in report.cells:
         _print(f"\nlength {cell.length}, batch {cell.batch}")
-        console.print(_results_table(cell.results, report.machine))
+        print_fitting(_results_table(cell.results, report.machine))
         for name, ratio in cell.ratios.items():
             _print_ratio(name.replace("plain", "mdlm"), name, ratio)
     for one in report.crossovers:

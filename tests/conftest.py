@@ -46,10 +46,12 @@ def rows_of_texts(
     return policy.rows(Tokens.of(token_ids, texts), length, SpecialTokens(eos_id, pad_id, encode, bos_id))
 
 
-def make_checkpoint(folder: Path, model: str = "dit", policy: str = "packed", **options: object) -> Path:
-    """Save a random byte-level model of two layers."""
+def make_checkpoint(
+    folder: Path, model: str = "dit", policy: str = "packed", tokenizer_name: str = "byte", **options: object
+) -> Path:
+    """Save a random model of two layers, of bytes or of bases."""
     torch.manual_seed(0)
-    tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", tokenizer_name).build(lambda: iter(()))
     spec = registry.build(
         "model", {"name": model, "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0, **options}
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import runpy
 import signal
 import threading
 import time
@@ -309,3 +311,29 @@ def test_options_recipes_and_checkpoints_become_setups(mdlm_folder):
     for model, size in (("{name: causal, layers: 2}", "nano"), ("{name: causal, size: tiny}", "tiny")):
         recipe = read_bench_recipe([f"model={model}", "objective=ar"], [], CPU)
         assert recipe.model.size == size, "the default size is nano"
+
+
+def test_the_benchmark_of_trunks_writes_its_report(tmp_path, monkeypatch, capsys):
+    arguments = [
+        "--lengths",
+        "4",
+        "8",
+        "--length",
+        "4",
+        "--batch",
+        "2",
+        "--steps",
+        "1",
+        "--out",
+        str(tmp_path / "r.json"),
+    ]
+    monkeypatch.setattr("sys.argv", ["trunks.py", "--device", "cpu", *arguments])
+    runpy.run_module("benchmarks.trunks", run_name="__main__")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["left_out"] == []
+    parameters = [row["parameters"] for row in report["train"].values()]
+    assert max(parameters) < 1.06 * min(parameters)
+    caches = {name: [row[length]["cache_mib"] for length in ("4", "8")] for name, row in report["step"].items()}
+    assert caches["mamba"][0] == caches["mamba"][1]
+    assert caches["causal"][0] < caches["causal"][1]
+    assert "of the DiT" in capsys.readouterr().out

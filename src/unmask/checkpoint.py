@@ -33,7 +33,7 @@ DEFAULT_AR_MODEL = "stories-ar"
 CONFIG_FILE = "unmask.json"
 GENERATION_FILE = "generation_config.json"
 HUB = "hf:"
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.yaml"]
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.yaml", "*.jinja"]
 """Weights, configs, tokenizer files and descriptions; nothing that holds code."""
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """Names of repositories, "org/name"."""
@@ -103,10 +103,10 @@ def is_checkpoint(what: str | Path) -> bool:
     path = Path(what)
     if os.path.isfile(path / CONFIG_FILE):  # False for a text too long for a name
         return True
-    return (_network_type(path) or "").startswith("unmask-")  # as `save_pretrained` of transformers writes it
+    return (network_type(path) or "").startswith("unmask-")  # as `save_pretrained` of transformers writes it
 
 
-def _network_type(path: Path) -> str | None:
+def network_type(path: Path) -> str | None:
     """The type of the network in a folder, or None if there is no config.json of transformers."""
     try:
         return str(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"])
@@ -182,8 +182,12 @@ def save_checkpoint(folder: str | Path, model: Any, tokenizer: Any, config: Chec
         write_checkpoint(temporary, model, tokenizer, config)
 
 
-def load_checkpoint(folder: str | Path | None = None, revision: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    folder: str | Path | None = None, revision: str | None = None, as_stored: bool = False
+) -> Checkpoint:
     """Load a checkpoint folder, the last checkpoint of a run folder, or a shipped model; weights become float32.
+
+    With `as_stored` converted diffusion language models keep the dtype of their files, which are memory-mapped.
 
     Nothing in the folder is run. Weights and tokenizer.json must match their checksums, if these are recorded; the
     other files may be edited, with a warning.
@@ -195,7 +199,7 @@ def load_checkpoint(folder: str | Path | None = None, revision: str | None = Non
     latest = path / "latest"  # training may replace it at any time, so it is resolved once
     source = latest.resolve() if (latest / CONFIG_FILE).is_file() else path
     config = read_checkpoint_config(source)
-    model = load_network(source, causal=config.objective.causal)
+    model = load_network(source, causal=config.objective.causal, as_stored=as_stored)
     tokenizer = None
     if isinstance(model, Encoder) and not (source / CONFIG_FILE).is_file():
         warnings.warn(
@@ -223,7 +227,7 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read unmask.json of a checkpoint folder; a network that transformers saved without it gets the defaults."""
     file = path / CONFIG_FILE
     if not file.is_file():
-        if _network_type(path) is not None:
+        if network_type(path) is not None:
             return _default_config(path)
         raise UnmaskError(
             f"'{path}' is not a checkpoint, it has no {CONFIG_FILE}; create one with 'unmask train' or 'convert'."

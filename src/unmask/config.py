@@ -168,16 +168,16 @@ def check_recipe(what: str, overrides: Sequence[str], fine_tunes: bool) -> None:
     data = values.get("data")
     for axis in ("source", "tokenizer", "policy"):
         if isinstance(data, dict) and axis in data:
-            check_options(axis, data[axis], f"data.{axis}.")
+            check_options(axis, data[axis], f"data.{axis}")
     try:
         recipe = _DataAndTraining(**values)
     except ValidationError as error:
         raise UnmaskError(_explain(error)) from error
     if not fine_tunes:  # else they come from the checkpoint
-        check_options("model", recipe.model, "model.")
-        check_options("objective", recipe.objective, "objective.")
-        check_options("schedule", recipe.schedule, "schedule.")
-    check_options("optimizer", Recipe.default_to_adamw(recipe.optimizer), "optimizer.")
+        check_options("model", recipe.model, "model")
+        check_options("objective", recipe.objective, "objective")
+        check_options("schedule", recipe.schedule, "schedule")
+    check_options("optimizer", Recipe.default_to_adamw(recipe.optimizer), "optimizer")
     recipe.data.source.check()
 
 

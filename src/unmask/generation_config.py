@@ -23,7 +23,7 @@ from unmask.random import MAX_SEED, MIN_SEED, is_integer
 from unmask.registry import build, explain, get
 from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Sampler, State, run_sampler
 from unmask.samplers.ending import EosTokenSampler
-from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser
+from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser, SourceDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows, run_windows
 from unmask.schedules import Schedule
@@ -202,6 +202,7 @@ class GenerationConfig(BaseModel):
         if self.guidance and not all(any(token not in (mask, eos) for token in row) for row in rows):
             raise UnmaskError(f"guidance={self.guidance} needs a prompt or a suffix; give one.")
         size, windows = self.window or processor.max_length, None
+        shortest = min(size, *map(len, rows))
         if max(map(len, rows)) > size:
             windows = Windows(size, self.stride or max(1, size // 2), processor.end_token_id)
 
@@ -220,6 +221,7 @@ class GenerationConfig(BaseModel):
             windows,
             processor.end_token_id,
             processor.config.policy.supervises_padding and self.eos_rule,
+            processor.as_trained if shortest < processor.row_length else None,
         )
 
     def with_constraints(self, others: Sequence[Constraint]) -> GenerationConfig:
@@ -308,7 +310,7 @@ class SamplingOptions:
     """How a sampler runs. `particles` are weighted by the `automaton` or by the `score`; `guidance` is a weight.
 
     `eos` is the token that ends a text, if any; with `eos_padding` it also fills the row after the text. The automaton
-    does not read an EOS that is given.
+    does not read an EOS that is given. `as_trained` wraps the denoiser for rows shorter than in training.
     """
 
     token_sampler: TokenSampler = field(default_factory=TokenSampler)
@@ -319,6 +321,7 @@ class SamplingOptions:
     windows: Windows | None = None
     eos: int | None = None
     eos_padding: bool = False
+    as_trained: Callable[[Any], Any] | None = None
 
     def batch_size(self, length: int) -> int:
         """The default number of sequences to sample at a time."""
@@ -360,7 +363,13 @@ def choose_token_sampler(sampler: Sampler, options: SamplingOptions, device: tor
 
 
 def wrap_denoiser(denoiser: Any, canvas: Canvas, options: SamplingOptions) -> Any:
-    """The denoiser with guidance, and without EOS before given text, for one canvas."""
+    """The denoiser for one canvas: with an encoded source, rows as trained, guidance, no EOS before given text."""
+    encode_source = None if options.guidance else getattr(denoiser, "encode_source", None)
+    if encode_source is not None:
+        source = encode_source(canvas.ids, canvas.attention_mask if canvas.has_pads else None)
+        denoiser = denoiser if source is None else SourceDenoiser(denoiser, source)
+    if options.as_trained is not None:
+        denoiser = options.as_trained(denoiser)
     if options.guidance and canvas.condition is not None and bool(canvas.condition.any()):
         denoiser = GuidedDenoiser(denoiser, canvas.condition, options.guidance)
     if options.eos is not None and canvas.no_eos is not None and bool(canvas.no_eos.any()):

@@ -326,16 +326,28 @@ def estimate_bound(
 ) -> Bound:
     """Estimate the bound of all counted positions of `rows` by one estimator."""
     draws = Draws(seed, 1, 1, batch_size) if estimator.exact else Draws(seed, offsets, passes, batch_size, stream)
+    totals = draw_nats(denoiser, estimator, schedule, rows, draws, progress)
+    return summarise(name or estimator.name, totals, rows, draws, estimator.exact, each)  # type: ignore[attr-defined]
+
+
+def draw_nats(
+    denoiser: Denoiser,
+    estimator: Objective,
+    schedule: Schedule,
+    rows: Rows,
+    draws: Draws,
+    progress: Progress | None = None,
+) -> NatTotals:
+    """The nats of all draws per offset and document. Equal draws of two tables use the same random numbers."""
 
     def corrupt(batch: Batch, noise: Noise) -> Corruption:
         return estimator.corrupt(batch, schedule, noise, denoiser.config)
 
     with eval_mode(denoiser):
         terms = partial(estimator.terms, denoiser)
-        totals = accumulate_nats(
+        return accumulate_nats(
             terms, corrupt, rows, draws, device_of(denoiser), progress, denominator=estimator.denominator
         )
-    return summarise(name or estimator.name, totals, rows, draws, estimator.exact, each)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

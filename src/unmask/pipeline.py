@@ -53,7 +53,6 @@ from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, 
 from unmask.random import check_seeds, is_integer
 from unmask.registry import build
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.samplers.guidance import MaskPaddedDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.text_processor import (
     BLANK,
@@ -83,11 +82,12 @@ def load(
 
     Without a path this is the shipped model `stories`. A name of the Hugging Face hub is "org/name"; `revision` is one
     of its branches, tags or commits. `device` defaults to the GPU if there is one. `dtype` is the precision of the
-    blocks; the default is bf16 on GPUs that support it, and float32 elsewhere.
+    blocks; the default is bf16 on GPUs that support it, and float32 elsewhere. Converted diffusion language models
+    (LLaDA, Dream) keep the precision of their files unless it is "float32".
     """
     selected = select_device(device)
     precision = select_dtype(dtype, selected)
-    checkpoint = load_checkpoint(path, revision)
+    checkpoint = load_checkpoint(path, revision, as_stored=dtype != "float32")
     network = checkpoint.model.to(selected)
     if precision == torch.bfloat16:
         cast_trunk_to_bf16(network)
@@ -308,6 +308,34 @@ class MaskedDiffusionLM:
         reader = PieceReader(processor.tokenizer, processor.mask_token_id)
         return Stream(processor.frame(state, reader, length) for state in states)
 
+    # -- chat
+
+    def chat(self, messages: Any, *, max_new_tokens: int = 128, **options: Any) -> str:
+        """The answer to a message, or to a conversation: a list of {"role": ..., "content": ...}, as in transformers.
+
+        The checkpoint needs a chat template. The answer is written into `max_new_tokens` masks and ends at its first
+        special token. `options` are those of `generate`: `steps`, `seed`, `sampler`, `temperature` and so on.
+        """
+        return self.chat_details(messages, max_new_tokens=max_new_tokens, **options).text
+
+    def chat_details(
+        self, messages: Any, *, max_new_tokens: int = 128, progress: Progress | None = None, **options: Any
+    ) -> Generation:
+        """Like `chat`, with the ids of the conversation and the answer, and the order and confidence of every token."""
+        config, sampler = self.resolve(options, self.chat_details)
+        check_count("max_new_tokens", max_new_tokens)
+        prompt = self.text_processor.chat_prompt(messages)
+        length = len(prompt) + max_new_tokens
+        if length > self.text_processor.max_length:
+            raise UnmaskError(
+                f"The conversation has {len(prompt)} tokens and this model reads {self.text_processor.max_length}; "
+                f"shorten it, or lower max_new_tokens, {max_new_tokens}."
+            )
+        config.check_sampler(sampler, length, self.text_processor.max_length)
+        row = self.text_processor.prompt_row(prompt, [], length)
+        written = self._generate([row], sampler, config, progress=progress)[0]
+        return replace(written, text=self.text_processor.answer(written.ids[len(prompt) :]))
+
     # -- fill
 
     def fill(
@@ -370,7 +398,7 @@ class MaskedDiffusionLM:
         if self.causal:
             raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
         check_count("top", top)
-        denoiser, checked = self._continue_with_masks(self.denoiser), self.text_processor.check_rows(rows)
+        denoiser, checked = self.text_processor.as_trained(self.denoiser), self.text_processor.check_rows(rows)
         return [most_likely_tokens(self.text_processor, denoiser, row, top) for row in checked]
 
     def _rows_with_blanks(self, texts: list[str], config: GenerationConfig) -> list[list[int]]:
@@ -453,7 +481,7 @@ class MaskedDiffusionLM:
             ids = mask_spans(processor, text, ids, spans)
         elif keep is None:
             processor.bind(config.constraint, [processor.text_row([processor.mask_token_id] * len(ids))])
-            denoiser = self._continue_with_masks(self.denoiser)
+            denoiser = self.text_processor.as_trained(self.denoiser)
             ids = mask_unlikely(processor, denoiser, ids, DEFAULT_STRENGTH if strength is None else strength)
         return self._generate([processor.text_row(ids)], sampler, config, progress=progress)[0]
 
@@ -508,7 +536,7 @@ class MaskedDiffusionLM:
         """
         check_seeds(seed)
         rows = answer_rows(self.text_processor, text, choices)
-        denoiser = self._continue_with_masks(self.denoiser)
+        denoiser = self.text_processor.as_trained(self.denoiser)
         nats = answer_nats(denoiser, self.config.schedule, self.text_processor, rows, seed)
         return compare(choices, nats, [len(answer) == 1 for _, answer in rows])
 
@@ -546,16 +574,8 @@ class MaskedDiffusionLM:
         return config, self.sampler(config.steps, config.order, config.sampler)
 
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
-        denoiser = self._continue_with_masks(self.denoiser)
+        denoiser = self.text_processor.as_trained(self.denoiser)
         return TemplateLayout(self.text_processor, denoiser, self.device, config.constraint)
-
-    def _continue_with_masks(self, denoiser: Any) -> Any:
-        """The denoiser for rows shorter than in training, followed by masks if the padding of rows was learnt.
-
-        Such a network takes the end of a row for the end of the text.
-        """
-        padded = self.config.policy.supervises_padding and not self.causal
-        return MaskPaddedDenoiser(denoiser, self.row_length) if padded else denoiser
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
@@ -564,7 +584,8 @@ class MaskedDiffusionLM:
         if suffix and self.causal:
             raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
         processor = self.text_processor
-        length = self.row_length if length is None else length
+        if length is None:  # BOS precedes the canvas
+            length = self.row_length - (self.config.policy.begins_with_bos and not self.causal)
         check_count("length", length)
         config.check_sampler(sampler, length, processor.max_length)
         *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
@@ -592,10 +613,7 @@ class MaskedDiffusionLM:
         calls = [min(steps or len(row), row.count(self.text_processor.mask_token_id)) for row in rows]
         tokens = sum(min(len(row), size) * n for row, n in zip(rows, calls, strict=True))
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
-        denoiser = self.prepare_denoiser(tokens)
-        if min(size, *map(len, rows)) < self.row_length:
-            denoiser = self._continue_with_masks(denoiser)
-        return options, denoiser
+        return options, self.prepare_denoiser(tokens)
 
     def _generate(
         self,

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, create_model
 
 from unmask.errors import UnmaskError, did_you_mean
 
@@ -42,6 +42,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "analytic": "unmask.samplers.analytic:AnalyticSampler",
         "ar": "unmask.samplers.autoregressive:AutoregressiveSampler",
         "ordered": "unmask.samplers.ordered:OrderedSampler",
+        "block": "unmask.samplers.block:BlockSampler",
         "threshold": "unmask.samplers.ordered:ThresholdSampler",
         "entropy_bounded": "unmask.samplers.ordered:EntropyBoundedSampler",
         "remdm": "unmask.samplers.remasking:ReMDMSampler",
@@ -52,6 +53,7 @@ AXES: dict[str, dict[str, str | type]] = {
         "dit": "unmask.models.build:DiTSpec",
         "causal": "unmask.models.build:CausalSpec",
         "encoder": "unmask.models.encoder:EncoderSpec",
+        "encoder-decoder": "unmask.models.encoder_decoder:EncoderDecoderSpec",
         "mamba": "unmask.models.ssm:MambaSpec",
         "bimamba": "unmask.models.ssm:BiMambaSpec",
         "caduceus-ps": "unmask.models.caduceus:CaduceusPSSpec",
@@ -67,6 +69,7 @@ AXES: dict[str, dict[str, str | type]] = {
     "source": {
         "text": "unmask.data.sources.text:TextSource",
         "fasta": "unmask.data.sources.fasta:FastaSource",
+        "genome": "unmask.data.sources.genome:GenomeSource",
         "huggingface": "unmask.data.sources.huggingface:HuggingFaceSource",
         "parallel": "unmask.data.sources.parallel:ParallelSource",
         "toy_translation": "unmask.data.sources.parallel:ToyTranslationSource",
@@ -150,39 +153,75 @@ def build(axis: str, spec: str | Mapping[str, Any] | Component) -> Any:
 def check_options(axis: str, spec: str | Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """Return a name or a mapping as a mapping, after checking its keys; this does not import the member, or torch.
 
-    Messages name an option with the `section` of a recipe, such as "data.source.".
+    With the `section` of a recipe, such as "data.source", messages name keys in it, and values are checked as far as
+    the annotations of the fields tell.
     """
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-        raise UnmaskError(f"A {axis} must be a name or a mapping {{name: ...}}, got {spec!r}.")
+        wrong = f"{section} must be" if section else f"A {axis} must be"
+        raise UnmaskError(f"{wrong} a name or a mapping {{name: ...}}, got {spec!r}.")
+    if section and ALIASES.get(axis, {}).get(spec["name"], spec["name"]) not in _members(axis):
+        choices = did_you_mean(spec["name"], _members(axis))
+        raise UnmaskError(f"{section} must be the name of a {axis}, got '{spec['name']}'.{choices}")
     name, target = _find(axis, spec["name"])
-    options = _options(*target.split(":")) if isinstance(target, str) else set(target.model_fields)
-    for key in spec.keys() - options:
-        choices = did_you_mean(f"{section}{key}", (f"{section}{option}" for option in options - {"name"}))
-        raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{section}{key}'.{choices}")
+    options = (
+        _fields(*target.split(":")) if isinstance(target, str) else dict.fromkeys(target.model_fields, (Any, None))
+    )
+    prefix = f"{section}." if section else ""
+    for key in spec.keys() - options.keys():
+        choices = did_you_mean(f"{prefix}{key}", (f"{prefix}{option}" for option in options.keys() - {"name"}))
+        raise UnmaskError(f"The {axis} '{spec['name']}' has no option '{prefix}{key}'.{choices}")
+    if section:
+        fields: dict[str, Any] = {key: options[key] for key in spec if key != "name"}
+        try:
+            create_model("Options", **fields)(**{key: spec[key] for key in fields})
+        except ValidationError as error:
+            raise UnmaskError(f"{prefix}{explain(error)}") from error
     return {**spec, "name": name}
 
 
 @cache
-def _options(module: str, name: str) -> set[str]:
-    """The fields of a class, its base classes included, found in the source of the package without importing it."""
+def _fields(module: str, name: str) -> dict[str, tuple[Any, Any]]:
+    """The fields of a class, its base classes included: annotation and default, found without importing the class.
+
+    They are read in the source of the package. What is not built of plain types is Any.
+    """
     if not module.startswith("unmask."):
-        return set(getattr(importlib.import_module(module), name).model_fields)
+        return dict.fromkeys(getattr(importlib.import_module(module), name).model_fields, (Any, None))
     path = Path(__file__).parent.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    found: set[str] = set()
+    known = {"Any": Any, "Literal": Literal, "Field": Field}
+    found: dict[str, tuple[Any, Any]] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
-            return _options(str(node.module), name)
+            return _fields(str(node.module), name)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = _evaluate(node.value, known)
         if isinstance(node, ast.ClassDef) and node.name == name:
             for base in node.bases:
                 if isinstance(base, ast.Name) and base.id != "Component":
-                    found |= _options(module, base.id)
+                    found |= _fields(module, base.id)
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
-                    found.add(ast.unparse(field.target))
+                    annotation = _evaluate(field.annotation, known)
+                    default = None if field.value is None or annotation is Any else _evaluate(field.value, known)
+                    found[ast.unparse(field.target)] = annotation, None if default is Any else default
+            for method in node.body:  # a validator may turn other values into those of the field
+                if isinstance(method, ast.FunctionDef):
+                    for validator in method.decorator_list:
+                        if "before" in ast.unparse(validator):
+                            found |= {one: (Any, None) for one in found if f"'{one}'" in ast.unparse(validator)}
     return found
+
+
+def _evaluate(expression: ast.expr, known: dict[str, Any]) -> Any:
+    """The value of an expression of plain types and Pydantic's fields; Any for other expressions."""
+    plain = {one.__name__: one for one in (bool, int, float, str, list, dict, tuple)}
+    try:
+        return eval(compile(ast.Expression(expression), "", "eval"), {"__builtins__": plain}, known)
+    except Exception:
+        return Any
 
 
 def explain(error: ValidationError) -> str:

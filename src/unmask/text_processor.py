@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -26,8 +26,10 @@ from unmask.data.encoding import begins_with_spaces, encode
 from unmask.data.length_policies import SpecialTokens, rows_given
 from unmask.data.rows import Tokens
 from unmask.errors import UnmaskError
+from unmask.io import reading
 from unmask.random import is_integer
 from unmask.samplers.base import Canvas, State
+from unmask.samplers.guidance import BosDenoiser, MaskPaddedDenoiser
 
 if TYPE_CHECKING:
     from unmask.checkpoint import CheckpointConfig
@@ -185,9 +187,27 @@ class TextProcessor:
         return self.tokenizer.eos_token_id
 
     @property
+    def begin_token_id(self) -> int | None:
+        """The token that begins every row; None if the length policy has none."""
+        return SpecialTokens.of(self.tokenizer).begin_id if self.config.policy.begins_with_bos else None
+
+    @property
     def end_token_id(self) -> int | None:
         """The token that ends the text of a row; None if the length policy has none."""
         return self.eos_token_id if self.config.policy.ends_with_eos else None
+
+    def as_trained(self, denoiser: Any) -> Any:
+        """The denoiser for rows shorter than in training.
+
+        They follow BOS if rows begin with it, and are followed by masks if their padding was learnt: such a network
+        takes the end of a row for the end of the text.
+        """
+        if self.config.objective.causal:
+            return denoiser
+        if self.config.policy.supervises_padding:
+            return MaskPaddedDenoiser(denoiser, self.row_length)
+        begin = self.begin_token_id if self.config.policy.begins_with_bos else None
+        return denoiser if begin is None else BosDenoiser(denoiser, begin, self.max_length)
 
     # -- from texts to rows of token ids
 
@@ -237,6 +257,34 @@ class TextProcessor:
             assert not isinstance(part, range), "the length of every blank is chosen"
             ids += [self.mask_token_id] * part if isinstance(part, int) else part
         return ids
+
+    def chat_prompt(self, messages: Any) -> list[int]:
+        """Token ids of a conversation in the chat template of the tokenizer, up to the answer that is asked for.
+
+        `messages` is a text of the user, or a list of {"role": ..., "content": ...} as in transformers.
+        """
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise UnmaskError("This checkpoint has no chat template; give a prompt to continue, or use a chat model.")
+        turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        valid = isinstance(turns, Sequence) and all(
+            isinstance(turn, Mapping) and all(isinstance(turn.get(key), str) for key in ("role", "content"))
+            for turn in turns
+        )
+        if not valid or not turns:
+            raise UnmaskError(
+                f"messages must be a text or a list of {{'role': ..., 'content': ...}}, got {messages!r:.80}."
+            )
+        with reading("The chat template of this checkpoint cannot be used", "correct chat_template.jinja"):
+            ids = self.tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, return_dict=False)
+        if self.mask_token_id in ids:
+            raise UnmaskError("The messages contain the mask token, which stands for text to be written; leave it out.")
+        return self.check_ids(list(ids))
+
+    def answer(self, ids: list[int]) -> str:
+        """The text of an answer, up to its first special token."""
+        special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+        end = next((place for place, token in enumerate(ids) if token in special), len(ids))
+        return decode_canvas(self.tokenizer, ids[:end], self.mask_token_id).strip()
 
     def prompt_row(self, prompt: list[int], suffix: list[int], length: int) -> list[int]:
         """Prompt, masks and suffix, `length` tokens in all.
@@ -300,13 +348,13 @@ class TextProcessor:
         for text, tokens in zip(texts, ids, strict=True):
             if not tokens:
                 raise UnmaskError(f"The text {text!r} has no tokens, so it has no likelihood; give a longer text.")
-        policy, length, eos = self.config.policy, self.row_length, self.eos_token_id
+        policy, length, special = self.config.policy, self.row_length, SpecialTokens.of(self.tokenizer)
         if given is None:
-            return policy.rows(Tokens.of(ids, texts), length, SpecialTokens.of(self.tokenizer))
+            return policy.rows(Tokens.of(ids, texts), length, special)
         conditions = [given] * len(texts) if isinstance(given, str) else check_texts(given, "condition on")
         if len(conditions) != len(texts):
             raise UnmaskError(f"Got {len(conditions)} conditions for {len(texts)} texts; give one for all or for each.")
-        return rows_given(policy, self.encode(conditions), ids, length, eos, texts=texts)
+        return rows_given(policy, self.encode(conditions), ids, length, special, texts=texts)
 
     # -- constraints
 

@@ -12,8 +12,11 @@ import tempfile
 
 import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from unmask.cli import choose_threads
+from unmask.cli.common import print_fitting
 from unmask.models import DiT
 
 UNMASK = (sys.executable, "-m", "unmask")
@@ -127,6 +130,8 @@ EARLY = [
         ["fill", "a [MASK]", "--match", "a.*"],
         "--match needs the package interegular; run: pip install 'unmask[regex]'.",
     ),
+    (["fill", "a [MASK]", "--json-schema", "nowhere.json"], "'nowhere.json' cannot be read"),
+    (["sample", "--json-schema", "a.json"], "JSON schemas need the package jsonschema"),
     (["edit", "nowhere", "a"], "no checkpoint at 'nowhere'"),
     (["score", "nowhere", "a"], "no checkpoint at 'nowhere'"),
     (["eval", "nowhere"], "no checkpoint at 'nowhere'"),
@@ -145,7 +150,14 @@ EARLY = [
         ["train", "a.txt", "data.source.fild=body"],
         "no option 'data.source.fild'. Did you mean 'data.source.field'?",
     ),
-    (["train", "a.txt", "schedule=cosin"], "There is no schedule named 'cosin'. Did you mean 'cosine'?"),
+    (
+        ["train", "a.txt", "schedule=cosin"],
+        "schedule must be the name of a schedule, got 'cosin'. Did you mean 'cosine'?",
+    ),
+    (["train", "a.txt", "data.policy=pack"], "data.policy must be the name of a policy, got 'pack'. Did you mean"),
+    (["train", "a.txt", "model.size=huge"], "model.size must be 'nano', 'tiny', 'small' or 'medium', got 'huge'."),
+    (["train", "a.txt", "model.heads=0"], "model.heads must be greater than or equal to 1, got 0."),
+    (["train", "a.txt", "optimizer.warmup=x"], "optimizer.warmup must be a valid integer, got 'x'."),
     (["train", "a.txt", "modle.size=nano"], "A recipe has no key 'modle'. Did you mean 'model'?"),
     (["train", "a.txt", "schedule.powr=2"], "has no option 'schedule.powr'"),
     (["train", "a.txt", "optimizer.learnig_rate=2"], "Did you mean 'optimizer.learning_rate'?"),
@@ -159,11 +171,12 @@ EARLY = [
 def test_missing_files_fields_and_extras_are_told_before_torch_is_imported(tmp_path):
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "a.csv").write_text("body,title\ntwo,one\n")
+    (tmp_path / "a.json").write_text("{}")
     (tmp_path / "a.parquet").write_bytes(b"x")
     program = """
 import json, sys
 from unmask.cli import main
-sys.modules["interegular"] = sys.modules["pyarrow"] = None
+sys.modules["interegular"] = sys.modules["jsonschema"] = sys.modules["pyarrow"] = None
 for words in json.loads(sys.argv[1]):
     sys.argv = ["unmask", *words]
     try:
@@ -177,6 +190,10 @@ for words in json.loads(sys.argv[1]):
     assert done.returncode == 0, done.stderr
     for (words, message), line in zip(EARLY, done.stderr.splitlines(), strict=True):
         assert message in line, words
+
+
+def test_a_message_is_one_line_whatever_a_name_holds(refused):
+    assert "no checkpoint at 'a b'" in refused("sample", "a\nb")
 
 
 def test_a_pipe_gets_no_progress_bar(mdlm_folder):
@@ -340,8 +357,26 @@ def test_names_are_whole_at_40_columns(printed, monkeypatch, tmp_path):
     out = printed("list", "recipe")
     assert all(f"  {name} " in out for name in ("stories-ar", "text8-speedrun", "paper/lm1b"))
     (tmp_path / "a.txt").write_text("abcabcd" * 6)
-    rows = [
-        line[:12].strip()
-        for line in printed("eval", "smoke", "--data", tmp_path / "a.txt", "--precision", 1).splitlines()
-    ]
-    assert [name for name in rows if name][:5] == ["42 tokens", "bits/token", "bits/byte", "bits/char", "perplexity"]
+    out = printed("eval", "smoke", "--data", tmp_path / "a.txt", "--precision", 1)
+    rows = [line for line in out.splitlines() if not line.startswith(" ")]
+    assert rows[:5] == ["42 tokens", "bits/token", "bits/byte", "bits/char", "perplexity"]
+
+
+@pytest.mark.parametrize("width", [40, 59, 80])
+def test_wide_tables_lose_nothing_on_narrow_terminals(capsys, monkeypatch, width):
+    console = Console(width=width, color_system=None)
+    monkeypatch.setattr("unmask.cli.common.console", console)
+    table = Table(box=None, title="a title")
+    table.add_column("", no_wrap=True)
+    for heading in ("perplexity", "entropy"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in ("a-checkpoint, 16 steps", "another-checkpoint"):
+        table.add_row(name, "12.34 (11.00-13.00)", "4.5 (4.4-4.6)")
+    print_fitting(table)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for name in ("a-checkpoint, 16 steps", "another-checkpoint"):
+        assert sum(line.strip().startswith(name) for line in out.splitlines()) == 1
+    assert out.count("12.34 (11.00-13.00)") == out.count("4.5 (4.4-4.6)") == 2
+    assert ("  perplexity: 12.34 (11.00-13.00)\n" in out) == (width < 60)
+    assert all(len(line) <= width for line in out.splitlines())

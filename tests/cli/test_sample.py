@@ -86,6 +86,14 @@ def test_constraints_apply_together(sample):
     assert len(one["text"]) == 13
 
 
+def test_a_json_schema_applies(sample, tmp_path):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    result = sample("--json-schema", tmp_path / "schema.json", "--length", 16, "--steps", 5, "-n", 2)
+    assert all(json.loads(one["text"])["a"] in (True, False) for one in result["texts"])
+    assert result["constraints"][0].startswith("JsonSchema(schema={'type': 'object'")
+
+
 def test_defaults_are_those_of_the_checkpoint_unless_exact(reported, mdlm_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(mdlm_folder, folder)

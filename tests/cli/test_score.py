@@ -136,3 +136,55 @@ def test_training_data_are_found_from_another_folder(reported, refused, mdlm_fol
     monkeypatch.chdir(tmp_path)
     assert reported("eval", run, "--rows", 1)["headline"]["tokens"] > 0
     assert "ships without its training data; name texts with --data" in refused("eval")
+
+
+@pytest.fixture(scope="module")
+def dna_folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "dna", tokenizer_name="dna")
+
+
+@pytest.fixture
+def variants(tmp_path, monkeypatch):
+    """A genome and a VCF file with a substitution, an insertion and a deletion that is not written in bases."""
+    pytest.importorskip("pyfaidx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
+    Path("g.fa").write_text(f">chr1\n{'ACGTTGCA' * 20}\n")
+    Path("v.vcf").write_text("#CHROM\tPOS\tID\tREF\tALT\n1\t9\trs1\tA\tG,ACC,<DEL>\n")
+    return ["--vcf", "v.vcf", "--fasta", "g.fa"]
+
+
+def test_variants_are_a_table_or_json(run, dna_folder, variants):
+    code, out, err = run("score", dna_folder, *variants)
+    assert code == 0, err
+    header, *lines = [line.split("\t") for line in out.splitlines()]
+    assert header == ["chrom", "pos", "id", "ref", "alt", "log_ratio", "stderr", "ref_nats", "alt_nats"]
+    assert [line[:5] for line in lines] == [["1", "9", "rs1", "A", "G"], ["1", "9", "rs1", "A", "ACC"]]
+    assert "Left out: 1 alternative allele" in err
+    code, shown, _ = run("score", dna_folder, *variants, "--out", "scores.tsv")
+    assert (code, shown, Path("scores.tsv").read_text()) == (0, "", out)
+    run("score", dna_folder, *variants, "--out", "scores.json", "--both-strands")
+    report = json.loads(Path("scores.json").read_text())
+    assert report["both_strands"] is True
+    assert report["left_out"] == 1
+    assert [one["alt"] for one in report["variants"]] == ["G", "ACC"]
+    assert all(one["stderr"] > 0 for one in report["variants"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--vcf", "v.vcf"], "--vcf and --fasta belong together"),
+        (["--vcf", "v.vcf", "--fasta", "none.fa"], "'none.fa' cannot be read"),
+        (["--vcf", "none.vcf", "--fasta", "g.fa"], "no file 'none.vcf'"),
+        (["--vcf", "v.vcf", "--fasta", "g.fa", "ACGT"], "takes a checkpoint and no texts"),
+        (["--vcf", "v.vcf", "--fasta", "g.fa", "--out", "none/scores.tsv"], "none"),
+        (["ACGT", "--out", "scores.tsv"], "options of --vcf"),
+        (["ACXT", "--both-strands"], "got 'X'"),
+        (["ACGT", "--both-strands", "--given", "AC"], "excludes --given"),
+        ([], "Give texts to score"),
+    ],
+)
+def test_wrong_options_of_variants(refused, dna_folder, variants, arguments, words):
+    checkpoint = [dna_folder] if arguments else []
+    assert words in refused("score", *checkpoint, *arguments)

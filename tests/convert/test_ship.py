@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import unmask.models  # noqa: F401  (registers our networks with the Auto classes)
@@ -19,6 +20,7 @@ from unmask.convert.ship import METRICS, Measurements, SourceEntropy, model_card
 from unmask.data.length_policies import SupervisedEOS
 from unmask.data.sources.text import TextSource
 from unmask.errors import UnmaskError
+from unmask.io import write_checksums
 from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
 from unmask.models.build import CheckpointSpec
 from unmask.pipeline import load
@@ -71,6 +73,25 @@ def test_a_shipped_model_has_its_recipe_and_loads_with_the_same_likelihood(run_f
     assert read_checkpoint_config(shipped) == read_checkpoint_config(run_folder)
     assert AutoModelForMaskedLM.from_pretrained(shipped).config.num_hidden_layers == 2
     assert AutoTokenizer.from_pretrained(shipped).mask_token == "[MASK]"
+
+
+def test_damage_is_refused_and_nothing_is_written(run_folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(run_folder, run, symlinks=True)
+    weights = (run / "model.safetensors").resolve()
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 16
+    weights.write_bytes(content)
+    with pytest.raises(UnmaskError, match=r"model\.safetensors.*damaged|damaged.*model\.safetensors") as caught:
+        ship(run, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    tensors = {name: tensor.clone() for name, tensor in load_file(run_folder / "model.safetensors").items()}
+    tensors[next(iter(tensors))].view(-1)[0] = float("nan")
+    save_file(tensors, weights, {"format": "pt"})
+    write_checksums(weights.parent)
+    with pytest.raises(UnmaskError, match="not finite"):
+        ship(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_have_at_most_the_given_size(tmp_path):

@@ -202,7 +202,9 @@ def test_eos_is_appended_as_in_training() -> None:
 
 
 def test_given_tokens_are_frozen_and_only_the_text_is_measured() -> None:
-    rows = rows_given(Packed(), [[1, 2], []], [[3, 4, 5], [6]], length=8, eos_id=EOS, texts=["cde", "é"])
+    rows = rows_given(
+        Packed(), [[1, 2], []], [[3, 4, 5], [6]], length=8, special=SpecialTokens(EOS), texts=["cde", "é"]
+    )
     batch = rows[[0, 1]]
     assert batch.input_ids[0, :6].tolist() == [1, 2, 3, 4, 5, EOS]
     assert batch.frozen[0].tolist() == [True, True] + [False] * 6
@@ -210,11 +212,11 @@ def test_given_tokens_are_frozen_and_only_the_text_is_measured() -> None:
     assert batch.attention_mask.sum(axis=1).tolist() == [6, 2]
     assert rows.document_bytes.tolist() == [3, 2]
     assert rows.document_characters.tolist() == [3, 1]
-    supervised = rows_given(SupervisedEOS(), [[1]], [[2]], length=5, eos_id=EOS, texts=["b"])[0]
+    supervised = rows_given(SupervisedEOS(), [[1]], [[2]], length=5, special=SpecialTokens(EOS), texts=["b"])[0]
     assert supervised.input_ids[0].tolist() == [1, 2, EOS, EOS, EOS]
     assert supervised.attention_mask.all()
     with pytest.raises(UnmaskError, match="take 6 tokens, but the model's rows have 5"):
-        rows_given(Packed(), [[1, 2, 3]], [[4, 5]], length=5, eos_id=EOS, texts=["de"])
+        rows_given(Packed(), [[1, 2, 3]], [[4, 5]], length=5, special=SpecialTokens(EOS), texts=["de"])
 
 
 def question_rows(policy: Policy, texts: list[str], length: int, tokenizer: object = DIGITS) -> Rows:

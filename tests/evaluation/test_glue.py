@@ -25,6 +25,7 @@ from unmask.evaluation.glue import (
     encode_examples,
     evaluate_glue,
     fine_tune,
+    fine_tune_side_by_side,
     glue_table,
     score,
 )
@@ -265,6 +266,17 @@ def test_finished_fine_tunings_are_kept(tmp_path):
     )
     assert len(measured) == 12
     assert len(other) == 4
+
+
+def test_fine_tunings_side_by_side_give_the_same_scores(tmp_path):
+    folder = make_checkpoint(tmp_path / "a")
+    lm, tasks = load(folder, device="cpu", dtype="float32"), [make_task("SST-2", 20), make_task("RTE", 20)]
+    settings = GlueSettings(learning_rates=(1e-3,), seeds=2, epochs=1)
+    alone = evaluate_glue(lm, "runs/a", tasks, settings, Workspace(tmp_path / "alone"))
+    workspace, repeated = Workspace(tmp_path / "together", on_measure=lambda name: repeated.append(name)), []
+    fine_tune_side_by_side([(lm, "runs/a")], tasks, settings, workspace, jobs=2)
+    assert evaluate_glue(lm, "runs/a", tasks, settings, workspace) == alone
+    assert not repeated
 
 
 def result(checkpoint, task, rate, seed, **scores):

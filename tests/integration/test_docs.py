@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import random
 import re
 import shlex
 import sys
@@ -114,3 +115,36 @@ def test_the_readme_commands_run(command, run, shipped_models, mdlm_folder, monk
         arguments += ["--data", "my.txt"]
     code, _, err = run(*arguments)
     assert code == 0, err
+
+
+def test_the_dna_page_runs(run, monkeypatch, tmp_path):
+    """All commands in order, with small genomes and models, then the Python code."""
+    pytest.importorskip("pyfaidx")
+    pytest.importorskip("interegular")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNMASK_DATA", str(tmp_path / "data"))
+    bases = "".join(random.Random(0).choices("ACGT", k=600))
+    Path("my.fa").write_text(f">chr1\n{bases}\n")
+    Path("gapped.fa").write_text(f">chr1\n{bases[:10]}NNNN{bases[14:]}\n")
+    Path("my.bed").write_text("chr1\t0\t400\ttrain\nchr1\t400\t600\tvalid\n")
+    Path("variants.vcf").write_text(f"1\t300\t.\t{bases[299]}\tN\n")
+    Path("data/dna").mkdir(parents=True)
+    yeast = "".join(f">BK0069{number}\n{bases[:200]}\n" for number in range(34, 50))
+    Path("data/dna/s_cerevisiae.fa").write_text(yeast)
+    small = ["model.hidden_size=8", "model.layers=1", "training.steps=1", "training.batch_size=2", "data.length=64"]
+    page = ROOT / "docs" / "dna.md"
+    commands = [line.split("   ")[0] for block in blocks(page, "") for line in block.splitlines() if line]
+    assert len(commands) > 10
+    for command in commands:
+        _, *arguments = shlex.split(command)
+        if arguments[0] == "reproduce":  # tests/evaluation/tables/test_dna.py
+            continue
+        if arguments[0] == "train":
+            arguments += [*small, *([] if "--out" in arguments else ["--out", "runs/other"])]
+        if "--draws" in arguments:
+            arguments[arguments.index("--draws") + 1] = "16"
+        code, _, err = run(*arguments)
+        assert code == 0, err
+    assert Path("scores.tsv").read_text().count("\n") == 2
+    for block in blocks(page, "python"):
+        exec(compile(block, "dna.md", "exec"), {})

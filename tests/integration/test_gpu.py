@@ -29,6 +29,7 @@ SAMPLERS = [
     "ordered",
     {"name": "ordered", "order": "margin", "steps": 6},
     {"name": "ordered", "order": "left_to_right"},
+    {"name": "block", "size": 6, "steps": 12},
     "threshold",
     "entropy_bounded",
     {"name": "remdm", "steps": 12},
@@ -197,3 +198,22 @@ def test_a_healthy_checkpoint_passes_the_doctor(folder, dtype, request):
     lm.denoiser.to(dtype)
     for result in CheckpointCheck(lm).run():
         assert result.passed, result
+
+
+@pytest.mark.parametrize("name", ["bimamba", "caduceus-ps", "caduceus-ph", "hyena", "mamba"])
+def test_trunks_give_the_logits_and_gradients_of_the_cpu(name):
+    torch.manual_seed(0)
+    network = build("model", {"name": name, "size": "dna", "layers": 2}).build(6, 5, 128)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    ids = torch.randint(5, (3, 100))
+    found = []
+    for device in ("cpu", "cuda"):
+        network = network.to(device).train()
+        network.zero_grad()
+        logits = network(ids.to(device)).logits[..., :5]
+        logits.square().mean().backward()
+        found.append([logits.detach().cpu(), *(one.grad.cpu() for one in network.parameters() if one.grad is not None)])
+    for cpu, gpu in zip(*found, strict=True):
+        assert (cpu - gpu).abs().max() <= 2e-3 * cpu.abs().max() + 1e-7  # matrix products may use TF32

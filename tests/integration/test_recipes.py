@@ -18,7 +18,16 @@ SMALL = ["model.hidden_size=16", "model.layers=1", "model.heads=1"]
 SMALL += ["training.steps=2", "training.batch_size=2", "training.validation_rows=2"]
 
 
-NOT_MEASURED = ("default", "finetune", "translation", "translation-ar", "bert-small", "bert-small-mdlm")
+NOT_MEASURED = (
+    "default",
+    "finetune",
+    "translation",
+    "translation-ar",
+    "translation-encdec",
+    "bert-small",
+    "bert-small-mdlm",
+    "dna",
+)
 NEEDS_CHECKPOINT = ("planner", "bert-small-mdlm")
 
 
@@ -53,10 +62,13 @@ def test_a_recipe_trains(name, tmp_path):
         small += ["data.source.bases=8"] if name.startswith("sudoku") else []
     elif name.startswith("translation"):
         small = ["data.source={name: toy_translation, count: 20, validation: 4}", "data.tokenizer=byte"]
+    elif name == "dna":
+        small = ["data.source.protocol=toy-dna", "data.length=32"]
     else:
         tokenizer = "char" if name == "paper/text8" else "byte"
         source = f"data.source={{name: text, paths: ['{text}'], separator: line}}"
         small = [source, f"data.tokenizer={tokenizer}", "data.length=32"]
-    result = train(read_recipe(name, [*small, *SMALL]), tmp_path / "run")
+    small += [one for one in SMALL if not (name == "dna" and "heads" in one)]
+    result = train(read_recipe(name, small), tmp_path / "run")
     assert result.steps == 2
     assert result.bound.nats > 0

@@ -16,6 +16,8 @@ UNUSUAL = {
         {"name": "geometric", "sigma_min": 0.1, "sigma_max": 2.0},
     ],
     "sampler": [
+        {"name": "block", "size": 1},
+        {"name": "block", "size": 3, "steps": 2, "order": "entropy"},
         {"name": "threshold", "above": 0.0},
         {"name": "threshold", "above": 0.6},
         {"name": "threshold", "above": 1.0},

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import unmask
-from tests.encoders import POSITIONS, SIZES, TEXT, make_encoder, make_tokenizer
+from tests.encoders import POSITIONS, SIZES, TEXT, VOCABULARY, make_encoder, make_tokenizer
 from unmask import laws
 from unmask.config import read_recipe
 from unmask.constraints import Words
@@ -106,12 +106,12 @@ def test_fine_tuned_encoders_open_in_plain_transformers(kind, tmp_path):
         torch.testing.assert_close(plain(**inputs).logits[:, 1:-1], ours, rtol=0, atol=1e-5)
     assert lm.score(SENTENCE).nats > 0
     blank = "the cat [MASK] on the mat ."
-    best = pipeline("fill-mask", model=str(run.path))(blank.replace("[MASK]", tokenizer.mask_token), top_k=2)
+    best = pipeline("fill-mask", model=str(run.path))(blank.replace("[MASK]", tokenizer.mask_token), top_k=VOCABULARY)
     found = lm.fill_details(blank, temperature=0.0)[0]
     top = next(one for one in best if one["token"] != tokenizer.mask_token_id)
     assert found.ids[2] == top["token"]
-    excluded = 1 - sum(one["score"] for one in best if one["token"] == tokenizer.mask_token_id)
-    assert found.confidence[2] == pytest.approx(top["score"] / excluded, rel=0.05)
+    excluded = 1 - next(one["score"] for one in best if one["token"] == tokenizer.mask_token_id)
+    assert found.confidence[2] == pytest.approx(top["score"] / excluded, rel=1e-4)
 
 
 def test_all_of_the_pipeline_works(tmp_path):
@@ -272,6 +272,14 @@ def test_bad_encoders_are_refused_in_one_sentence(case, tmp_path):
     with pytest.raises(UnmaskError, match=message) as refusal:
         load(tmp_path)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("bart", {}), ("esm", {"mask_token_id": 4})])
+def test_networks_that_do_not_end_in_their_output_layer_are_refused(kind, options, tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, kind, options)
+    make_encoder(tmp_path, kind)
+    with pytest.raises(UnmaskError, match="does not end in a linear layer that writes logits"):
+        load(tmp_path)
 
 
 def test_settings_that_do_not_describe_the_network_have_no_effect(tmp_path):

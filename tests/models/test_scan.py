@@ -103,13 +103,41 @@ def test_saved_numbers_grow_with_the_length_and_not_with_the_states() -> None:
     assert saved[8 * CHUNK] < 2.05 * saved[4 * CHUNK]
 
 
-def test_compiled_loops_compute_the_same() -> None:
-    pytest.importorskip("torch._inductor")
-    inputs = [tensor.detach().float() for tensor in random_inputs(2 * CHUNK)]
-    split = [scan._split(inputs[i], CHUNK) for i in (0, 1)]
-    b, c = (scan._split(inputs[i], CHUNK) for i in (3, 4))
-    arguments = (*split, inputs[2], b, c, inputs[5])
-    # the compiler of a CPU is not always there; the traced graph is the one that a GPU's compiler gets
-    compiled = torch.compile(scan._scan_chunks, backend="aot_eager", fullgraph=True)
-    for one, other in zip(compiled(*arguments), scan._scan_chunks(*arguments), strict=True):
-        torch.testing.assert_close(one, other)
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("length", "width", "size"), [(1, 5, 3), (63, 236, 16), (64, 64, 16), (1000, 130, 16), (4096, 40, 5)]
+)
+def test_triton_kernels_equal_the_loops_in_float64(length: int, width: int, size: int) -> None:
+    inputs = random_inputs(length, width=width, size=size)
+    expected = results(selective_scan, [tensor.detach().cuda().requires_grad_() for tensor in inputs])
+    kernels = [tensor.detach().float().cuda().requires_grad_() for tensor in inputs]
+    assert scan._loops(kernels[0]).__name__.endswith("scan_triton")
+    found = results(selective_scan, kernels)
+    for name, value in expected.items():
+        assert float((found[name] - value).detach().abs().max() / value.detach().abs().max()) < 1e-4, name
+
+
+@pytest.mark.gpu
+def test_triton_kernels_work_in_parts_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [tensor.detach().float().cuda().requires_grad_() for tensor in random_inputs(1000, width=70, size=16)]
+    whole, again = results(selective_scan, inputs), results(selective_scan, inputs)
+    monkeypatch.setitem(scan.STATES_IN_BACKWARD, "cuda", 3 * scan.GPU_CHUNK * 2 * 70 * 16)  # three chunks at a time
+    parts = results(selective_scan, inputs)
+    for name, value in whole.items():
+        assert torch.equal(value, again[name]), name
+        torch.testing.assert_close(parts[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_memory_of_a_long_scan_grows_with_its_inputs() -> None:
+    """The backward pass holds `STATES_IN_BACKWARD` numbers at most, and otherwise multiples of the inputs."""
+    length, width = 1 << 17, 64
+    shapes = [(1, length, width), (1, length, width), (16, width), (1, length, 16), (1, length, 16), (1, 16, width)]
+    inputs = [torch.rand(*shape, device="cuda").requires_grad_() for shape in shapes]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y, _ = selective_scan(inputs[0], inputs[1], -inputs[2], *inputs[3:])
+    y.sum().backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    states = 4 * scan.STATES_IN_BACKWARD["cuda"]
+    assert peak < states + 16 * sum(one.numel() * 4 for one in inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
 from unmask.samplers.ending import EosTokenSampler
-from unmask.samplers.guidance import GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser
+from unmask.samplers.guidance import BosDenoiser, GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 
 V, L, B, EOS = 11, 16, 3, 0
@@ -25,6 +27,7 @@ CONDITION = torch.arange(B * L).view(B, L) // 2 % 3 == 0
 WRAPPERS = {
     "padded": lambda net, rows: MaskPaddedDenoiser(net, L + 4),
     "no eos": lambda net, rows: NoEosDenoiser(net, NO_EOS[rows], EOS),
+    "begun": lambda net, rows: BosDenoiser(net, 3, L + 4),
     "guided": lambda net, rows: GuidedDenoiser(net, CONDITION[rows], 1.5),
     "all": lambda net, rows: NoEosDenoiser(
         GuidedDenoiser(MaskPaddedDenoiser(net, L + 4), CONDITION[rows], 0.5), NO_EOS[rows], EOS
@@ -221,3 +224,39 @@ def test_the_network_always_sees_rows_of_its_training_length(supervised, monkeyp
     )
     write(supervised)
     assert set(widths) == {LENGTH}
+
+
+# ---- BOS before rows
+
+
+@pytest.mark.parametrize(("tokenizer", "bos"), [("plain", 256), ("with bos", 65)])
+def test_a_framed_model_sees_bos_before_prompts(tmp_path, tokenizer, bos):
+    folder = make_checkpoint(tmp_path / "framed", policy={"name": "packed", "framed": True})
+    if tokenizer == "with bos":
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "A"}))
+        (folder / "checksums.json").unlink()
+    lm = load(folder, device="cpu")
+    mask = lm.text_processor.mask_token_id
+    (one,) = lm.sample(1, prompt="abc", length=9, temperature=0.0, steps=1)
+    shown = torch.tensor([[bos, *b"abc", *[mask] * 6]])
+    logits = lm.denoiser.head(lm.denoiser.hidden(shown))[0, 1:].detach()
+    assert one.ids == [*b"abc", *logits[3:].argmax(-1).tolist()]
+    assert confidence_matches(one, logits, range(3, 9))
+    (default,) = lm.sample(1, prompt="abc", steps=1)
+    assert len(default.ids) == LENGTH - 1, "BOS is part of the row"
+    assert len(lm.sample(1, length=LENGTH, steps=1)[0].ids) == LENGTH
+    rows = lm.text_processor.scored_rows(["de"], "abc")
+    assert rows[0].input_ids[0, :6].tolist() == [bos, *b"abcde"]
+    assert rows[0].frozen[0, :6].tolist() == [True] * 4 + [False] * 2
+
+
+def test_an_autoregressive_model_with_learnt_padding_writes_short_canvases_as_long_ones(tmp_path):
+    lm = load(make_checkpoint(tmp_path / "ar", model="causal", policy="supervised_eos"), device="cpu")
+    for prompt in ("", "ab"):
+        short, whole = (lm.sample(2, prompt=prompt, length=length, seed=3) for length in (10, LENGTH))
+        for one, other in zip(short, whole, strict=True):
+            assert one.ids == other.ids[:10]
+            assert one.confidence == pytest.approx(other.confidence[:10], rel=1e-4)
+            assert one.text == other.text[: len(one.text)]
+    assert lm.fill("ab[MASK:3]", seed=3) == lm.generate(1, prompt="ab", length=5, seed=3)[0]

@@ -58,17 +58,34 @@ def test_the_folder_shows_the_latest_and_the_best(tmp_path: Path) -> None:
     assert (moved / "config.json").read_text() == "3"
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", "\xff", '{"step": 1}', None, "3.0"])
+WRONG = {
+    "1.0": '"1.0"',
+    '{"policy": "supervised_eos"}': "{}, []",
+    '{"data"': '[{"data"',
+    '"supervised_eos"': "[" * 9999,
+}
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "\xff", '{"step": 1}', None, *WRONG])
 def test_a_damaged_older_checkpoint_is_not_the_best_one(tmp_path: Path, content: str | None) -> None:
     state = make(tmp_path, 1, 1.0) / "state" / "trainer.json"
     if content is None:
         state.unlink()
     else:
-        text = state.read_text().replace("1.0", '"1.0"') if content == "3.0" else content
+        text = state.read_text().replace(content, WRONG[content]) if content in WRONG else content
         state.write_bytes(text.encode("latin-1"))
     assert improves(tmp_path, 9.0, POSITIONS)
     publish(tmp_path, make(tmp_path, 2, 3.0), keep=2, keep_best=1)
     assert (tmp_path / "best").resolve() == tmp_path / "checkpoints/step-00000002"
+
+
+@pytest.mark.parametrize("recipe", ["{}", '{"data": []}', '{"data": null}', '{"data": {"policy": [1]}}', "[]", "null"])
+def test_a_damaged_recipe_in_an_older_checkpoint_does_not_end_a_run(tmp_path: Path, recipe: str) -> None:
+    state = make(tmp_path, 1, 1.0) / "state" / "trainer.json"
+    state.write_text(state.read_text().replace('{"data": {"policy": "supervised_eos"}}', recipe))
+    improves(tmp_path, 9.0, TEXT_TOKENS)
+    publish(tmp_path, make(tmp_path, 2, 3.0), keep=2, keep_best=1)
+    assert (tmp_path / "best").is_symlink()
 
 
 def test_old_and_half_written_checkpoints_are_removed(tmp_path: Path) -> None:
@@ -113,7 +130,7 @@ def test_a_trainer_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_second_run_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    out = tmp_path / "runs" / "run"
     holder = rf"process {os.getpid()} on {re.escape(socket.gethostname())} has been training into it since 20\d\d-"
     with run_lock(out):
         with pytest.raises(UnmaskError, match=f"'{out}' is in use: {holder}.*; wait until it ends, or choose another"):
@@ -121,7 +138,7 @@ def test_a_second_run_is_told_who_holds_the_folder(tmp_path: Path) -> None:
         (out / ".lock.json").write_text("[]")
         with pytest.raises(UnmaskError, match="is in use: another process is training into it; wait"):
             run_lock(out).__enter__()
-    assert not out.exists()
+    assert not out.parent.exists()
 
 
 def test_lock_files_of_a_killed_run_hold_nothing(tmp_path: Path) -> None:

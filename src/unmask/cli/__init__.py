@@ -152,9 +152,9 @@ def choose_threads(training: bool) -> int:
 
 
 def _exit_with(message: str, every_process: bool = False, code: int = 2) -> NoReturn:
-    """Print an error and exit; of several processes only the first prints, unless `every_process` should."""
+    """Print an error on one line and exit; only the first of several processes prints, unless `every_process`."""
     if every_process or os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"unmask: {message}\n")
+        sys.stderr.write(f"unmask: {' '.join(message.splitlines())}\n")
     sys.exit(code)
 
 

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -23,9 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
+from unmask.io import read_json
 
 if TYPE_CHECKING:
-    from unmask.constraints import Constraint
+    from unmask.constraints import Constraint, JsonSchema
     from unmask.likelihood import Bound
     from unmask.pipeline import MaskedDiffusionLM
     from unmask.samplers.token_sampling import TokenSampler
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False)
+NARROW = 60
+"""Columns of a terminal below which wide tables are printed as blocks of lines."""
+WIDEST = 1000
+"""Columns that a table may need."""
 
 
 def check_checkpoint(name: str | None) -> str | None:
@@ -191,6 +196,9 @@ class GenerationOptions(TokenOptions):
     """How texts are sampled: tokens, constraints, and the order of unmasking or any sampler."""
 
     match: Annotated[str | None, typer.Option(help="Regular expression for the whole text.", metavar="REGEX")] = None
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema for the whole text.", metavar="FILE")
+    ] = None
     with_words: Annotated[
         list[str] | None, typer.Option("--with", help="Whole word in the text; repeatable.", metavar="WORD")
     ] = None
@@ -198,6 +206,10 @@ class GenerationOptions(TokenOptions):
         list[str] | None, typer.Option(help="Whole word that the text does not contain; repeatable.", metavar="WORD")
     ] = None
     characters: Annotated[str | None, typer.Option(help="Length in characters: 50, or 40-60.", metavar="N-M")] = None
+    count: Annotated[
+        list[str] | None,
+        typer.Option(help="Number of some characters, such as GC=80-120; repeatable.", metavar="CHARACTERS=N-M"),
+    ] = None
     particles: Annotated[
         int, typer.Option(min=1, help="Particles per text; more are closer to the constrained distribution.")
     ] = 1
@@ -211,12 +223,20 @@ class GenerationOptions(TokenOptions):
     def __post_init__(self) -> None:
         if self.match is not None and find_spec("interegular") is None:
             raise UnmaskError("--match needs the package interegular; run: pip install 'unmask[regex]'.")
+        self.schema  # noqa: B018  (validates the file)
+
+    @cached_property
+    def schema(self) -> JsonSchema | None:
+        """The constraint of --json-schema."""
+        from unmask.constraints import JsonSchema
+
+        return None if self.json_schema is None else JsonSchema(read_json(self.json_schema))
 
     def arguments(self, steps: int | None) -> dict[str, Any]:
         """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""
-        from unmask.constraints import Characters, NoWords, Regex, Words
+        from unmask.constraints import Characters, Count, NoWords, Regex, Words
 
-        constraints: list[Constraint] = []
+        constraints: list[Constraint] = [] if self.schema is None else [self.schema]
         if self.match is not None:
             constraints.append(Regex(self.match))
         if self.with_words:
@@ -228,6 +248,11 @@ class GenerationOptions(TokenOptions):
             if found is None:
                 raise UnmaskError(f"--characters must be a length such as 50 or 40-60, got '{self.characters}'.")
             constraints.append(Characters(int(found[1]), int(found[2] or found[1])))
+        for text in self.count or ():
+            found = re.fullmatch(r"(.+)=(\d+)(?:-(\d+))?", text)
+            if found is None:
+                raise UnmaskError(f"--count must be characters and a number, such as GC=80-120, got '{text}'.")
+            constraints.append(Count(found[1], int(found[2]), int(found[3] or found[2])))
         self.token_sampler()  # validates the options
         return {
             **self.token_options(),
@@ -372,7 +397,22 @@ def print_table(
         table.add_column(column, justify=justify, no_wrap=not number, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_fitting(table)
+
+
+def print_fitting(table: Table) -> None:
+    """Print a table; on a narrow terminal that is too small for it, each row as a block of lines."""
+    unlimited = console.options.update(max_width=WIDEST)
+    if console.width >= NARROW or console.measure(table, options=unlimited).maximum <= console.width:
+        console.print(table)
+        return
+    first, *others = table.columns
+    if heading := " ".join(str(one) for one in (table.title, first.header) if one):
+        console.print(heading, style="bold", soft_wrap=True)
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(name, soft_wrap=True)
+        for column, cell in zip(others, cells, strict=True):
+            console.print(f"  {column.header}: {cell}", soft_wrap=True)
 
 
 def print_notes(notes: Iterable[str]) -> None:

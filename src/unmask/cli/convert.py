@@ -13,7 +13,11 @@ from unmask.cli.common import Json, print_result
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="A Lightning .ckpt, a Hugging Face folder, or a state dict file.", metavar="SRC")
+        Path,
+        typer.Argument(
+            help="A Lightning .ckpt, a Hugging Face folder (also of LLaDA or Dream), or a state dict file.",
+            metavar="SRC",
+        ),
     ],
     target: Annotated[Path, typer.Argument(help="The checkpoint folder to write.", metavar="DST")],
     tokenizer: Annotated[
@@ -33,7 +37,10 @@ def convert(
     objective: Annotated[
         Literal["subs", "sedd"], typer.Option(help="Training objective of a masked network.")
     ] = "subs",
-    policy: Annotated[str, typer.Option(help="Length policy it was trained with: packed or padded.")] = "packed",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Length policy of the training: packed (default), or padded (default with a chat template)."),
+    ] = None,
     reverse: Annotated[
         bool, typer.Option("--reverse", help="SRC is a checkpoint of unmask; write the published key names.")
     ] = False,
@@ -46,6 +53,8 @@ def convert(
         unmask convert mdlm.ckpt runs/mdlm-owt --tokenizer gpt2 --length 1024
 
         unmask convert runs/mdlm-owt published.safetensors --reverse
+
+        unmask convert downloads/LLaDA-8B-Instruct models/llada
     """
     from unmask import convert as conversion
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from unmask.cli.common import Device, Json, console, print_json, progress
+from unmask.cli.common import Device, Json, console, print_fitting, print_json, progress
 
 if TYPE_CHECKING:
     from unmask.doctor import CheckResult
@@ -159,7 +159,7 @@ def _print_laws(axes: list[dict[str, Any]], device: str) -> None:
         table.add_row(
             MARKS[axis["passed"]], *counts, _number(closest["figure"]), _number(closest["limit"]), closest["law"]
         )
-    _print(table)
+    print_fitting(table)
     broken = [law for axis in axes for law in axis["broken"]]
     for law in broken:
         numbers = f"{_number(law['figure'])} (at most {_number(law['limit'])})"

@@ -56,6 +56,10 @@ def glue(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training examples.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per step; the result depends on it.")] = 16,
     limit: Limit = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that fine-tune side by side; on a GPU they share it."),
+    ] = 1,
     out: Annotated[Path, typer.Option(help="Folder for finished fine-tunings, tables and the figure.")] = Path("glue"),
     device: common.Device = None,
     as_json: common.Json = False,
@@ -73,6 +77,8 @@ def glue(
         unmask eval glue runs/ar runs/bert-small runs/bert-small-mdlm
 
         unmask eval glue stories stories-ar --tasks SST-2,RTE --limit 500 --seeds 2 --learning-rates 1e-4
+
+        unmask eval glue runs/ar runs/bert-small --jobs 12
 
         unmask eval glue runs/mine --data downloads/glue --epochs 5 --out glue-mine --json
     """
@@ -92,7 +98,7 @@ def glue(
     for sentence in missing:
         common.error_console.print(sentence, soft_wrap=True, markup=False)
 
-    from unmask.evaluation.glue import GlueSettings, count_work, evaluate_glue, glue_table
+    from unmask.evaluation.glue import GlueSettings, count_work, evaluate_glue, fine_tune_side_by_side, glue_table
     from unmask.evaluation.tables.base import Workspace, write_table
     from unmask.pipeline import load
 
@@ -101,8 +107,11 @@ def glue(
     results = []
     work = len(names) * count_work(examples, settings)
     with common.out_of_memory_advice(batch_size), common.progress("fine-tuning", work, quiet=as_json) as advance:
-        for name, path in zip(names, checkpoints, strict=True):
-            lm = load(path, device=device, dtype="float32")
+        opened = [load(path, device=device, dtype="float32") for path in checkpoints]
+        models = list(zip(opened, names, strict=True))
+        if jobs > 1:
+            fine_tune_side_by_side(models, examples, settings, workspace, jobs)
+        for lm, name in models:
             results += evaluate_glue(lm, name, examples, settings, workspace, advance)
     table = glue_table(results, chosen, settings, missing)
     command = _command(checkpoints, chosen, settings)

@@ -217,7 +217,7 @@ def _print_table(rows: Sequence[TaskResult], columns: dict[str, Column]) -> None
     for row in rows:
         steps = "any" if row.adaptive else "-" if row.steps is None else str(row.steps)
         table.add_row(row.strategy, row.rule, steps, *(column(row.metrics) for column in columns.values()))
-    common.console.print(table)
+    common.print_fitting(table)
 
 
 def _interval(rate: Estimate, digits: int = 0) -> str:

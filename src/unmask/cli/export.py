@@ -48,3 +48,36 @@ def export_onnx(
     if report.row_length is not None:
         text += f"\nContinue shorter rows with masks to {report.row_length} tokens, as in training."
     print_result(asdict(report), text, as_json)
+
+
+@app.command("web")
+def export_web(
+    checkpoint: CheckpointName,
+    folder: Annotated[Path, typer.Argument(help="The new folder to write.", metavar="DIR")],
+    dtype: Annotated[Precision, typer.Option(help="How weights are stored; the arithmetic is float32.")] = "int8",
+    runtime: Annotated[
+        Path, typer.Option(help="The folder node_modules with onnxruntime-web and @huggingface/tokenizers.")
+    ] = Path("node_modules"),
+    as_json: Json = False,
+) -> None:
+    """Write the playground with the model in it: a static folder that runs in a browser, without a server.
+
+    It works from file:// and from any static host. The runtime comes from npm:
+
+        npm install onnxruntime-web @huggingface/tokenizers
+
+    Examples:
+
+        unmask export web stories stories-web
+
+        unmask export web runs/mine mine-web --dtype float16 --runtime ~/node_modules
+    """
+    check_new_folder(folder, "name a new folder")
+    check_writable(folder)
+    check_checkpoint(checkpoint)
+    from unmask.convert import web
+
+    report = web.export_web(checkpoint, folder, dtype, runtime)
+    text = f"Wrote {folder}: {report.bytes / 1e6:.1f} MB in {dtype}; open {folder / 'index.html'} in a browser. "
+    text += f"Predictions differ from torch's by {report.divergence:.1e} nats per token."
+    print_result(asdict(report), text, as_json)

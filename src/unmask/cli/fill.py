@@ -48,6 +48,8 @@ def fill(
 
         unmask fill "The [MASK:8] was happy." --with cat --characters 20-40
 
+        unmask fill '{"name": "[MASK:8]"[MASK:24]' --json-schema person.json
+
         unmask fill "One [MASK:6] day." --greedy --order confidence
 
         unmask fill "Once upon a [MASK], there was a [MASK]." --top 5

@@ -41,6 +41,10 @@ def sample(
     *,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of texts.")] = 1,
     prompt: Prompt = "",
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="The prompt is a message; --length counts the tokens of the answer (default 128)."),
+    ] = False,
     suffix: Suffix = "",
     length: Length = None,
     window: Window = None,
@@ -72,6 +76,8 @@ def sample(
 
         unmask sample --length 24 --match "Once upon a time[a-z ,]+[.]" --particles 8
 
+        unmask sample --length 64 --json-schema person.json
+
         unmask sample --length 2048 --stride 128 --steps 64
 
         unmask sample --prompt "Once upon a time" --suffix " The end." --length 64 --guidance 1.5
@@ -81,6 +87,8 @@ def sample(
         unmask sample runs/planner --steps 32 --order planner
 
         unmask sample --steps 128 --sampler "name: remdm, strategy: loop" --top-p 0.9
+
+        unmask sample models/llada --chat --prompt "Why is the sky blue?" --length 64 --steps 32
 
         unmask sample --length 96 --steps 24 --html replay.html --gif replay.gif --png canvas.png
     """
@@ -93,6 +101,8 @@ def sample(
     pictures = check_pictures(html=html, gif=gif, png=png)
     options = sampling.arguments(steps)
     check_seeds(seed, n)
+    if chat and (not prompt or suffix or window or stride or guidance or watch or pictures):
+        raise UnmaskError("--chat needs --prompt, and excludes --suffix, --window, --stride, --guidance and pictures.")
     lm = model.load(checkpoint)
     canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "window": window, "stride": stride}
     canvas["guidance"] = guidance
@@ -108,7 +118,11 @@ def sample(
         # the first text, if it is drawn, is not sampled again
         frames = list(with_progress(lm.stream(**canvas, **options, seed=seed), 1, advance)) if pictures else []
         texts = [frames[-1].finished(seed)] if frames else []
-        if n > (done := len(texts)):
+        if chat:
+            for number in range(seed, seed + n):
+                texts.append(lm.chat_details(prompt, max_new_tokens=length or 128, seed=number, **options))
+                advance(1)
+        elif n > (done := len(texts)):
             texts += lm.sample(n - done, seed=seed + done, batch_size=batch_size, progress=advance, **canvas, **options)
     if as_json:
         common.print_json(common.generation_report(lm, options, texts, whole_texts=True, guidance=guidance))

@@ -1,6 +1,6 @@
 """Constraints on a canvas, as one deterministic automaton over its tokens.
 
-`members` holds the constraints, built on `regex` and `vocabulary`; `sampling` draws exactly from
+`members` holds the constraints, built on `regex`, `json_schema` and `vocabulary`; `sampling` draws exactly from
 the prediction given a match, and `particles` correct the distribution of whole texts.
 """
 
@@ -11,7 +11,9 @@ from unmask.constraints.members import (
     Characters,
     CompiledConstraints,
     Constraint,
+    Count,
     Fixed,
+    JsonSchema,
     NoWords,
     Regex,
     Words,
@@ -28,7 +30,9 @@ __all__ = [
     "Characters",
     "CompiledConstraints",
     "Constraint",
+    "Count",
     "Fixed",
+    "JsonSchema",
     "NoWords",
     "Regex",
     "Vocabulary",

@@ -22,6 +22,8 @@ Bools = npt.NDArray[np.bool_]
 
 MAX_TRANSITIONS = 1 << 23
 """The largest number of entries of a transition table."""
+NFA_CLASSES = 64
+"""Classes of characters that the size of an `NFA` is checked for."""
 MAX_SHOWN = 160
 """Characters of a constraint that an error message shows."""
 
@@ -232,6 +234,107 @@ class ByteDFA:
     accepting: Bools
 
 
+class NFA:
+    """A nondeterministic automaton over characters, built from state 0 on."""
+
+    def __init__(self) -> None:
+        self.edges: list[list[tuple[str, int]]] = [[]]
+        """Of each state, the characters of an edge and the state that it leads to."""
+        self.others: list[list[tuple[str, int]]] = [[]]
+        """The same for edges with all characters but these."""
+        self.skips: list[list[int]] = [[]]
+        """The states that are reached without a character."""
+
+    def state(self) -> int:
+        """A new state."""
+        check_size(len(self.edges), NFA_CLASSES)
+        for edges in (self.edges, self.others, self.skips):
+            edges.append([])
+        return len(self.edges) - 1
+
+    def add(self, at: int, characters: str, to: int | None = None) -> int:
+        """An edge with each of these characters; returns the state that it leads to."""
+        to = self.state() if to is None else to
+        self.edges[at].append((characters, to))
+        return to
+
+    def add_others(self, at: int, characters: str) -> int:
+        """An edge with each character but these."""
+        self.others[at].append((characters, to := self.state()))
+        return to
+
+    def skip(self, at: int, to: int) -> None:
+        """`to` is reached from `at` without a character."""
+        self.skips[at].append(to)
+
+    def text(self, at: int, text: str) -> int:
+        """The state after a text."""
+        for character in text:
+            at = self.add(at, character)
+        return at
+
+    def join(self, *states: int) -> int:
+        """A new state that is reached from each of these without a character."""
+        to = self.state()
+        for state in states:
+            self.skip(state, to)
+        return to
+
+    def embed(self, at: int, dfa: CharacterDFA) -> int:
+        """The state after a text that a DFA without `word_class` accepts."""
+        end, number = self.state(), [self.join(at), *(self.state() for _ in dfa.transitions[1:])]
+        named = "".join(dfa.classes)
+        characters = {one: "".join(c for c, name in dfa.classes.items() if name == one) for one in dfa.classes.values()}
+        for state, one in np.argwhere(dfa.transitions >= 0).tolist():
+            to = number[dfa.transitions[state, one]]
+            if one in characters:
+                self.add(number[state], characters[one], to)
+            if one == OTHER:
+                self.others[number[state]].append((named, to))
+        for state in np.flatnonzero(dfa.accepting).tolist():
+            self.skip(number[state], end)
+        return end
+
+    def determinise(self, end: int) -> CharacterDFA:
+        """The DFA of the texts that lead from state 0 to `end`."""
+        named = {one for edges in (self.edges, self.others) for state in edges for text, _ in state for one in text}
+        classes = {character: number for number, character in enumerate(sorted(named), start=1)}
+        found, rows = {self._closure([0]): 0}, []
+        waiting = list(found)
+        for states in waiting:
+            others = [(set(text), to) for state in states for text, to in self.others[state]]
+            after: dict[str, list[int]] = {character: [] for text, _ in others for character in text}
+            for text, to in (edge for state in states for edge in self.edges[state]):
+                for character in text:
+                    after.setdefault(character, []).append(to)
+            row = np.full(len(classes) + 1, self._find([to for _, to in others], found, waiting))
+            for character, ends in after.items():
+                ends += [to for text, to in others if character not in text]
+                row[classes[character]] = self._find(ends, found, waiting)
+            rows.append(row)
+            check_size(len(found), len(row))
+        return CharacterDFA(classes, np.array(rows), np.array([end in states for states in waiting]))
+
+    def _find(self, ends: list[int], found: dict[frozenset[int], int], waiting: list[frozenset[int]]) -> int:
+        """The number of a set of states, -1 for none; a new one waits to be followed."""
+        if not ends:
+            return -1
+        closure = self._closure(ends)
+        if closure not in found:
+            found[closure] = len(found)
+            waiting.append(closure)
+        return found[closure]
+
+    def _closure(self, states: list[int]) -> frozenset[int]:
+        """The states that are reached from these without a character."""
+        reached, waiting = set(states), list(states)
+        for state in waiting:
+            new = set(self.skips[state]) - reached
+            reached |= new
+            waiting += new
+        return frozenset(reached)
+
+
 def length_dfa(low: int, high: int | None) -> CharacterDFA:
     """Accepts texts of `low` to `high` characters (None: no upper limit)."""
     last = low if high is None else high
@@ -239,6 +342,16 @@ def length_dfa(low: int, high: int | None) -> CharacterDFA:
     transitions = np.arange(1, last + 2)[:, None]
     transitions[last] = last if high is None else -1
     return CharacterDFA({}, transitions, np.arange(last + 1) >= low)
+
+
+def count_dfa(characters: str, low: int, high: int | None) -> CharacterDFA:
+    """Accepts texts with `low` to `high` (None: no upper limit) of some characters: state i has read i of them."""
+    last = low if high is None else high
+    check_size(last + 1, 2)
+    stay = np.arange(last + 1)
+    more = stay + 1
+    more[last] = last if high is None else -1
+    return CharacterDFA(dict.fromkeys(characters, 1), np.stack([stay, more], axis=1), stay >= low)
 
 
 def to_byte_dfa(dfa: CharacterDFA) -> ByteDFA:

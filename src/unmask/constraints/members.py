@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -16,6 +17,7 @@ from unmask.constraints.automaton import (
     CharacterDFA,
     Ints,
     check_size,
+    count_dfa,
     intersect,
     length_dfa,
     minimise,
@@ -24,6 +26,7 @@ from unmask.constraints.automaton import (
     simplify,
     word_characters,
 )
+from unmask.constraints.json_schema import json_schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.constraints.vocabulary import Vocabulary, lift_to_tokens
 from unmask.errors import UnmaskError
@@ -64,6 +67,32 @@ class Regex(Constraint):
 
 
 @dataclass(frozen=True)
+class JsonSchema(Constraint):
+    """The text, prompt included, is `prefix` followed by JSON that a JSON schema accepts; a dict or a JSON string.
+
+    `json_schema_dfa` says which JSON is written.
+    """
+
+    schema: Mapping[str, Any] | str
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, Mapping | str) or not isinstance(self.prefix, str):
+            raise UnmaskError(
+                f"JsonSchema needs a dict or a JSON string, and a prefix that is text, got {shorten(self)}."
+            )
+        self.dfa  # noqa: B018  (validates the schema)
+
+    @cached_property
+    def dfa(self) -> CharacterDFA:
+        """The automaton over the characters of the text."""
+        return json_schema_dfa(self.schema, self.prefix)
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return lift_to_tokens(self.dfa, vocabulary)
+
+
+@dataclass(frozen=True)
 class Characters(Constraint):
     """The text has `low` to `high` characters (`None`: no upper limit)."""
 
@@ -88,6 +117,25 @@ class Characters(Constraint):
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift_to_tokens(length_dfa(self.low, self.high), vocabulary)
+
+
+@dataclass(frozen=True)
+class Count(Constraint):
+    """The text has `low` to `high` (`None`: no upper limit) of these characters, such as 80 to 120 of G and C."""
+
+    characters: str
+    low: int
+    high: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.characters, str) or not self.characters:
+            raise UnmaskError(f"Count needs at least one character, got {self.characters!r}.")
+        bounds = [self.low] if self.high is None else [self.low, self.high]
+        if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
+            raise UnmaskError(f"Count needs integers 0 <= low <= high, got low={self.low} and high={self.high}.")
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton:
+        return lift_to_tokens(count_dfa(self.characters, self.low, self.high), vocabulary)
 
 
 @dataclass(frozen=True, init=False)

@@ -22,7 +22,7 @@ UNSUPPORTED = {
     "anchor": r"[$^]|\\[AZ]",
     "word boundary": r"\\[bB]",
     "back-reference": r"\\[1-9]\d?(?!\d)|\(\?P=\w*\)?",
-    "look-behind": r"\(\?<[=!]",
+    "look-around": r"\(\?<?[=!]",
     "condition": r"\(\?\(",
     "possessive construct": r"\(\?>|[*+?}]\+",
     "escape": r"\\[NuUpP]",
@@ -109,7 +109,7 @@ def _parse(pattern: str) -> Any:
             reason = " ".join(str(error).split()) or "it has an unknown construct"
     raise UnmaskError(
         f"The regular expression {shorten(pattern)} is not supported: {reason}; describe the whole text, without "
-        "anchors, back-references or word boundaries."
+        "anchors, back-references, word boundaries or look-around."
     )
 
 

@@ -1,4 +1,7 @@
-"""From published weights (Lightning checkpoint, Hugging Face folder or state dict) to a checkpoint folder."""
+"""From published weights (Lightning checkpoint, Hugging Face folder or state dict) to a checkpoint folder.
+
+The published diffusion language models LLaDA and Dream are read by `unmask.convert.decoders`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unmask.checkpoint import CONFIG_FILE, CheckpointConfig, save_checkpoint
+from unmask.convert.decoders import convert_decoder, kind_of
 from unmask.convert.layout import (
     PREFIX,
     ROTARY,
@@ -38,7 +42,7 @@ from unmask.io import check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
-from unmask.registry import build
+from unmask.registry import Component, build
 
 Which = Literal["ema", "raw"]
 Objective = Literal["subs", "sedd"]
@@ -95,7 +99,7 @@ class ConversionReport:
 
     source: str
     folder: str
-    network: Literal["dit", "causal"]
+    network: Literal["dit", "causal", "decoder"]
     conditioned: bool
     weights: Literal["ema", "raw", "as stored"]
     objective: str
@@ -120,12 +124,13 @@ def convert(
     length: int | None = None,
     heads: int | None = None,
     objective: Objective = "subs",
-    policy: str | Mapping[str, Any] = "packed",
+    policy: str | Mapping[str, Any] | None = None,
 ) -> ConversionReport:
     """Write published weights as a checkpoint folder; nothing is written unless all of them fit.
 
     A network with modulation becomes a DiT. One without it becomes the autoregressive network, which has the objective
-    `ar` and, as published, no BOS token.
+    `ar` and, as published, no BOS token. A folder of LLaDA or Dream becomes a `Decoder` with weights of the same dtype
+    and, as a `generation_config.json`, the published settings of generation.
 
     Args:
         src: A Lightning checkpoint, a Hugging Face folder, or a state dict (safetensors or `torch.save`).
@@ -138,15 +143,23 @@ def convert(
         length: Tokens per row; the default is that of config.json, else 1024, as published for OpenWebText.
         heads: Attention heads; the default is from config.json or the rotary buffer, else width / 64 with a warning.
         objective: The training objective of a DiT.
-        policy: The length policy, a name or a mapping with its options.
+        policy: The length policy, a name or a mapping with its options; the default is `packed`, and `padded` for a
+            model with a chat template, whose answers end with EOS.
     """
     for name, value, choices in (("weights", weights, get_args(Which)), ("objective", objective, get_args(Objective))):
         if value not in choices:
             raise UnmaskError(f"{name} cannot be '{value}'.{did_you_mean(str(value), choices)}")
     if length is not None and length < 1:
         raise UnmaskError(f"length must be 1 or more, got {length}.")
-    length_policy = build("policy", policy)
+    length_policy = build("policy", policy or "packed")
     check_new_folder(Path(dst), "name a new folder")
+    if Path(src).is_dir() and (kind := kind_of(Path(src))) is not None:
+        if heads is not None or time_conditioning or objective != "subs" or weights != "ema":
+            raise UnmaskError(
+                f"'{src}' is a {kind} network, for which --heads, --weights, --objective and --time-conditioning have "
+                "no meaning; leave them out."
+            )
+        return _convert_decoder(Path(src), Path(dst), tokenizer, length, None if policy is None else length_policy)
     published = read_published(Path(src), weights, heads)
     causal = "cond_dim" not in published.fields
     if causal and time_conditioning:
@@ -194,6 +207,28 @@ def convert(
         hidden_size=model.config.hidden_size,
         heads=model.config.num_attention_heads,
         heads_assumed=published.heads_assumed,
+        length=config.length,
+    )
+
+
+def _convert_decoder(
+    src: Path, dst: Path, tokenizer: Any, length: int | None, policy: Component | None
+) -> ConversionReport:
+    network, config = convert_decoder(src, dst, tokenizer, length, policy)
+    return ConversionReport(
+        source=str(src),
+        folder=str(dst),
+        network="decoder",
+        conditioned=False,
+        weights="as stored",
+        objective=config.objective.name,
+        parameters=sum(weight.numel() for weight in network.parameters()),
+        vocab_size=network.config.vocab_size,
+        mask_token_id=network.config.mask_token_id,
+        layers=network.config.num_hidden_layers,
+        hidden_size=network.config.hidden_size,
+        heads=network.config.decoder["num_attention_heads"],
+        heads_assumed=False,
         length=config.length,
     )
 

@@ -1,19 +1,19 @@
-"""The tasks of GLUE: sentences or pairs of sentences with a class or a score, from the TSV files as distributed.
+"""Tasks of texts with a class or a score, and those of GLUE, from the files as distributed.
 
-A task is a folder with train.tsv and dev.tsv, plain or compressed. The files have no quoting: a quotation mark is text,
-and only a tab ends a field.
+A task is a folder with train.tsv and dev.tsv, or files named otherwise, plain or compressed. The files have no quoting:
+a quotation mark is text, and only a tab (in .csv a comma) ends a field.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.data.protocols import DATA_VARIABLE, find_file
-from unmask.data.sources.files import InputFile
+from unmask.data.protocols import DATA_VARIABLE
+from unmask.data.sources.files import InputFile, find_file
 from unmask.errors import UnmaskError, did_you_mean
 
 ENTAILMENT = ("not_entailment", "entailment")
@@ -25,8 +25,9 @@ class Task:
     """A task: its columns, classes and metrics.
 
     texts: the columns of the one or two sentences. label: the column of the answer. classes: its values, in the order
-    of their numbers; none for a score. metrics: those of Table 4 of the paper; more: others that are reported. dev: the
-    development files, each evaluated on its own. header: the columns, of a file that does not name them.
+    of their numbers; none for a score. metrics: those of the paper; more: others that are reported. dev: the files that
+    are evaluated, each on its own. header: the columns, of a file that does not name them. selection: the one of the
+    files that the learning rate is chosen on and that is not reported; by default all choose and are reported.
     """
 
     name: str
@@ -37,21 +38,40 @@ class Task:
     more: tuple[str, ...] = ()
     dev: tuple[str, ...] = ("dev",)
     header: tuple[str, ...] | None = None
+    selection: str | None = None
+    suffix: str = ".tsv"
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The figures of Table 4: each metric on each development file."""
-        return tuple(self._scores(self.metrics))
+        """The figures of the paper: each metric on each reported file."""
+        return self._names(self.metrics, self._reported)
+
+    @property
+    def selection_scores(self) -> tuple[str, ...]:
+        """The figures that the learning rate is chosen by."""
+        return self.scores if self.selection is None else self._names(self.metrics, (self.selection,))
+
+    @property
+    def reported_scores(self) -> tuple[str, ...]:
+        """The figures of the paper, then the others, on each reported file."""
+        return self._names((*self.metrics, *self.more), self._reported)
 
     @property
     def all_scores(self) -> tuple[str, ...]:
-        """All figures: those of Table 4, then the others."""
-        return (*self.scores, *self._scores(self.more))
+        """Every figure that is measured: each metric on each file."""
+        return self._names((*self.metrics, *self.more), self.dev)
 
-    def _scores(self, metrics: Sequence[str]) -> Iterator[str]:
-        for metric in metrics:
-            for file in self.dev:
-                yield metric if len(self.dev) == 1 else f"{metric}, {file.removeprefix('dev_')}"
+    @property
+    def _reported(self) -> tuple[str, ...]:
+        return tuple(file for file in self.dev if file != self.selection)
+
+    def _names(self, metrics: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
+        alone = len(self._reported) == 1
+        return tuple(
+            metric if alone and file != self.selection else f"{metric}, {file.removeprefix('dev_')}"
+            for metric in metrics
+            for file in files
+        )
 
 
 TASKS = {
@@ -142,9 +162,11 @@ def find_tasks(tasks: Sequence[Task], folder: Path) -> tuple[list[Task], list[st
     """The tasks that have all of their files, and a sentence for each that lacks one; an error if none is complete."""
     complete, missing = [], []
     for task in tasks:
-        lacks = [name for name in ("train", *task.dev) if find_file(folder / task.name / f"{name}.tsv") is None]
+        lacks = [
+            name for name in ("train", *task.dev) if find_file(folder / task.name / f"{name}{task.suffix}") is None
+        ]
         if lacks:
-            files = " and ".join(f"{task.name}/{name}.tsv" for name in lacks)
+            files = " and ".join(f"{task.name}/{name}{task.suffix}" for name in lacks)
             missing.append(f"{task.name} is left out: '{folder}' has no {files}.")
         else:
             complete.append(task)
@@ -156,7 +178,7 @@ def find_tasks(tasks: Sequence[Task], folder: Path) -> tuple[list[Task], list[st
 def read_task(task: Task, folder: Path, limit: int | None = None) -> TaskData:
     """Read a task, or at most `limit` examples of each of its files."""
     train, *dev = (
-        read_examples(task, folder / task.name / f"{name}.tsv").spread(limit) for name in ("train", *task.dev)
+        read_examples(task, folder / task.name / f"{name}{task.suffix}").spread(limit) for name in ("train", *task.dev)
     )
     return TaskData(task, train, tuple(dev))
 
@@ -170,8 +192,9 @@ def read_examples(task: Task, path: Path) -> Examples:
     texts: list[tuple[str, ...]] = []
     labels: list[float] = []
     malformed = 0
+    mark = "," if task.suffix == ".csv" else "\t"
     with file.open_text("strict") as lines:
-        numbered = enumerate((line.rstrip("\r\n").split("\t") for line in lines), start=1)
+        numbered = enumerate((line.rstrip("\r\n").split(mark) for line in lines), start=1)
         header = task.header or next(numbered, (0, []))[1]
         lacks = [name for name in (*task.texts, task.label) if name not in header]
         if lacks:

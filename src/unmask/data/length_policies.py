@@ -41,6 +41,11 @@ class SpecialTokens(NamedTuple):
         bos_id = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return cls(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer), bos_id)
 
+    @property
+    def begin_id(self) -> int | None:
+        """The token that begins framed blocks."""
+        return self.eos_id if self.bos_id is None else self.bos_id
+
 
 class Policy(Component):
     """Base class of the length policies."""
@@ -51,6 +56,11 @@ class Policy(Component):
     @property
     def supervises_padding(self) -> bool:
         """Whether a text is followed by EOS tokens that count, up to the end of the row."""
+        return False
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether every row begins with BOS."""
         return False
 
     def append_eos(self, ids: Sequence[int], length: int, eos_id: int | None) -> list[int]:
@@ -78,6 +88,10 @@ class Packed(Policy):
     ends_with_eos: ClassVar[bool] = False
     framed: bool = False
 
+    @property
+    def begins_with_bos(self) -> bool:
+        return self.framed
+
     def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
         """Return consecutive blocks; padding in the last one is not counted."""
         if not self.framed:
@@ -86,8 +100,7 @@ class Packed(Policy):
             raise UnmaskError("data.policy.framed needs a tokenizer with an EOS token; leave it out.")
         if length < 3:
             raise UnmaskError(f"data.length must be at least 3 for framed rows, got {length}.")
-        bos_id = special.eos_id if special.bos_id is None else special.bos_id
-        return PackedRows(tokens, length, special.eos_id, special.pad_id, bos_id)
+        return PackedRows(tokens, length, special.eos_id, special.pad_id, special.begin_id)
 
 
 class Padded(Policy):
@@ -181,10 +194,13 @@ def rows_given(
     given: Sequence[Sequence[int]],
     token_ids: Sequence[Sequence[int]],
     length: int,
-    eos_id: int | None,
+    special: SpecialTokens,
     texts: Sequence[str],
 ) -> Rows:
     """Return one row per text, after its given tokens, which are frozen; bytes and characters are those of the text."""
+    eos_id = special.eos_id
+    if policy.begins_with_bos and special.begin_id is not None:
+        given = [[special.begin_id, *prefix] for prefix in given]
     for prefix, ids, text in zip(given, token_ids, texts, strict=True):
         needed = len(prefix) + len(ids) + int(eos_id is not None)
         if needed > length:

@@ -21,7 +21,8 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from unmask.data.sources import Document, Source, numbered
-from unmask.data.sources.files import COMPRESSIONS, InputFile
+from unmask.data.sources.files import InputFile, find_file
+from unmask.data.sources.genome import INTERVAL
 from unmask.data.sources.parallel import SEPARATOR, join_pairs
 from unmask.data.stdlib import StdlibSource
 from unmask.errors import UnmaskError, did_you_mean
@@ -106,12 +107,6 @@ class Protocol:
             if not place.files:
                 raise
             raise UnmaskError(f"{str(error).removesuffix('.')}; or {remedy}.") from error
-
-
-def find_file(path: Path) -> Path | None:
-    """The file itself, or a compressed one with the same name."""
-    candidates = (path.with_name(path.name + suffix) for suffix in COMPRESSIONS)
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 class ProtocolSource(Source):
@@ -259,6 +254,12 @@ PADDED = {"name": "padded", "overflow": "truncate"}
 MULTI30K_FILES: dict[PartName, str] = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 TRANSLATED = {"name": "prompted", "separator": SEPARATOR, "supervised_eos": True}
 FILE_WORDS: dict[PartName, str] = {"train": "train", "validation": "valid", "test": "test"}
+CHR20_SPLIT: dict[PartName, tuple[int, int]] = {
+    "train": (0, 380 * INTERVAL),
+    "validation": (380 * INTERVAL, 430 * INTERVAL),
+    "test": (430 * INTERVAL, 480 * INTERVAL),
+}
+"""Positions of the parts on chromosome 20."""
 
 
 def _hub(path: str, split: str, **options: Any) -> dict[str, Any]:
@@ -300,6 +301,22 @@ def _science(name: str, title: str) -> Protocol:
     hub = _hub("armanc/scientific_papers", "test", config=name, field="article", revision=PARQUET)
     parts: dict[PartName, Part] = {"test": Part((f"{name}/test.jsonl",), hub)}
     return _gpt2(name, f"{title} articles of the scientific-papers corpus", parts, _json_field("text"))
+
+
+def _genome(
+    name: str, about: str, fasta: str, parts: Mapping[PartName, Mapping[str, Any]], stand_in: str | None = None
+) -> Protocol:
+    """A protocol of bases, in intervals of a FASTA file below UNMASK_DATA."""
+    places = {part: Part(source={"name": "genome", "fasta": fasta, **options}) for part, options in parts.items()}
+    return Protocol(name, about, places, {"name": "dna"}, 1024, PACKED, read_whole, stand_in=stand_in)
+
+
+def _chains(first: int, last: int) -> Part:
+    """Some of the documents of a Markov chain of bases."""
+    return Part(
+        source={"name": "markov", "alphabet": "ACGT", "count": last, "length": 512},
+        keep=lambda name: int(name.removeprefix("chain-")) >= first,
+    )
 
 
 def _is_of(part: PartName, document: str) -> bool:
@@ -458,6 +475,38 @@ PROTOCOLS: dict[str, Protocol] = {
             "English Wikipedia of 2006, the articles of enwik8 without mark-up",
             {part: Part((f"wiki/wiki-{part}.txt",)) for part in ("train", "validation", "test")},
             partial(read_between, "<|endofdocument|>"),
+        ),
+        _genome(
+            "hg38",
+            "the human genome in the published intervals of 131,072 bases",
+            "hg38/hg38.ml.fa",
+            {part: {"intervals": "hg38/human-sequences.bed", "splits": [word]} for part, word in FILE_WORDS.items()},
+        ),
+        _genome(
+            "chr20",
+            "human chromosome 20 (GRCh37) by position, 46.0 / 6.6 / 6.3 million bases without large gaps",
+            "dna/grch37_chr20.fa",
+            {part: {"regions": [f"20:{start}-{end}"], "unknown": 0.1} for part, (start, end) in CHR20_SPLIT.items()},
+            stand_in="hg38",
+        ),
+        _genome(
+            "yeast",
+            "the genome of S. cerevisiae by chromosome, XV for validation and XVI for the test",
+            "dna/s_cerevisiae.fa",
+            {
+                "train": {"regions": [f"BK0069{number}" for number in (*range(35, 42), 34, *range(42, 48))]},
+                "validation": {"regions": ["BK006948"]},
+                "test": {"regions": ["BK006949"]},
+            },
+        ),
+        Protocol(
+            "toy-dna",
+            "bases of a Markov chain, on every machine",
+            {"train": _chains(0, 200), "validation": _chains(200, 220), "test": _chains(220, 240)},
+            {"name": "dna"},
+            1024,
+            PACKED,
+            iter,
         ),
         Protocol(
             "multi30k",

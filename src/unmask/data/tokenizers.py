@@ -40,6 +40,8 @@ MASK = "[MASK]"
 TEXT8_ALPHABET = " " + string.ascii_lowercase
 BPE_FORMAT = 1
 BPE_FILE = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Where newer versions of transformers write the chat template."""
 SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "padding_side", "truncation_side", "chat_template",
             "extra_special_tokens", "model_input_names")  # fmt: skip
 """What is read from tokenizer_config.json besides the special tokens."""
@@ -256,6 +258,9 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     file = folder / "tokenizer.json"
     settings = read_json(folder / "tokenizer_config.json")
+    if (template := folder / CHAT_TEMPLATE).is_file():
+        with reading(f"'{template}' cannot be read", "restore it"):
+            settings["chat_template"] = template.read_text(encoding="utf-8")
     check_tokenizer_file(file)
     if not is_intact(file):
         raise UnmaskError(
@@ -322,7 +327,9 @@ def load_published(path: str) -> PreTrainedTokenizerFast:
     tokens = {name: getattr(published, name) for name in SPECIAL_TOKENS if getattr(published, name, None) is not None}
     if "sep_token" in tokens:
         tokens.setdefault("eos_token", tokens["sep_token"])
-    return with_special_tokens(published.backend_tokenizer, **tokens)
+    tokenizer = with_special_tokens(published.backend_tokenizer, **tokens)
+    tokenizer.chat_template = published.chat_template
+    return tokenizer
 
 
 def _load_gpt2_files(folder: Path) -> PreTrainedTokenizerFast:

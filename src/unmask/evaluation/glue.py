@@ -1,4 +1,4 @@
-"""GLUE: fine-tune a checkpoint with a fresh head on each task, for several learning rates and seeds.
+"""Fine-tune a checkpoint with a fresh head on each task of GLUE or of DNA, for several learning rates and seeds.
 
 Any checkpoint can be evaluated: a head sees pooled rows of `hidden` alone. The rows of a bidirectional network are
 averaged over the text, because no position of a DiT, or of a BERT without next-sentence prediction, was trained to
@@ -16,9 +16,12 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +36,10 @@ from unmask.data.rows import permute
 from unmask.errors import UnmaskError
 from unmask.evaluation.tables.base import Cell, Table, Workspace
 from unmask.optimizers.base import AdamW
+from unmask.pipeline import MaskedDiffusionLM, load
 
 if TYPE_CHECKING:
     from unmask.likelihood import Progress
-    from unmask.pipeline import MaskedDiffusionLM
 
 Row = list[int]
 DROPOUT = 0.1
@@ -83,7 +86,8 @@ def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> 
     pair that is too long loses tokens of the longer sentence.
     """
     tokenizer = lm.text_processor.tokenizer
-    begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer)
+    known = next((text for pair in texts for text in pair if text), "a")
+    begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer, known)
     encoded = lm.text_processor.encode([text for pair in texts for text in pair])
     parts = iter(encoded)
     separator = _separator(lm) if any(len(pair) > 1 for pair in texts) else []
@@ -102,9 +106,9 @@ def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> 
     return rows, truncated
 
 
-def _frame(tokenizer: Any) -> tuple[Row, Row]:
+def _frame(tokenizer: Any, text: str) -> tuple[Row, Row]:
     """The tokens that a tokenizer adds before and after a text."""
-    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    whole, bare = (tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False))
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     return whole[:start], whole[start + len(bare) :]
 
@@ -314,8 +318,69 @@ def evaluate_glue(
     progress: Progress | None = None,
 ) -> list[GlueResult]:
     """Fine-tune a checkpoint on all tasks. A finished fine-tuning is kept in the workspace and not repeated."""
-    weights = fingerprint(lm.denoiser)
     results = []
+    for one in _fine_tunings(lm, name, tasks, settings):
+        if progress is not None and workspace.has_measured(one.label, **one.inputs):
+            progress(settings.epochs * len(one.encoded.train))
+        scores = one.run(lm, settings, workspace, progress)
+        task, truncated = one.encoded.task.name, one.encoded.truncated
+        results.append(GlueResult(name, task, one.rate, one.seed, scores, len(one.encoded.train), truncated))
+    return results
+
+
+def fine_tune_side_by_side(
+    models: Sequence[tuple[MaskedDiffusionLM, str]],
+    tasks: Sequence[TaskData],
+    settings: GlueSettings,
+    workspace: Workspace,
+    jobs: int,
+) -> None:
+    """Run the fine-tunings of checkpoints, with their names, that the workspace does not have, in `jobs` processes.
+
+    Steps of 16 short texts leave a GPU idle most of the time, so several processes share it well.
+    """
+    left = [
+        (lm, one)
+        for lm, name in models
+        for one in _fine_tunings(lm, name, tasks, settings)
+        if not workspace.has_measured(one.label, **one.inputs)
+    ]
+    if not left:
+        return
+    left.sort(key=lambda part: len(part[1].encoded.train), reverse=True)  # so that no long one is left for the end
+    threads = max(1, torch.get_num_threads() // jobs)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(left)), context, torch.set_num_threads, (threads,)) as pool:
+        for future in [
+            pool.submit(_run_in_process, str(lm.path), str(lm.device), one, settings, workspace.folder)
+            for lm, one in left
+        ]:
+            future.result()
+
+
+@dataclass(frozen=True)
+class _FineTuning:
+    """One fine-tuning; the result is kept in a workspace under `label` and `inputs`."""
+
+    label: str
+    encoded: EncodedTask
+    rate: float
+    seed: int
+    inputs: dict[str, Any]
+
+    def run(
+        self, lm: MaskedDiffusionLM, settings: GlueSettings, workspace: Workspace, progress: Progress | None = None
+    ) -> dict[str, float]:
+        return workspace.measure(
+            self.label, lambda _: fine_tune(lm, self.encoded, self.rate, self.seed, settings, progress), **self.inputs
+        )
+
+
+def _fine_tunings(
+    lm: MaskedDiffusionLM, name: str, tasks: Sequence[TaskData], settings: GlueSettings
+) -> Iterator[_FineTuning]:
+    """All fine-tunings of a checkpoint, task by task."""
+    weights = fingerprint(lm.denoiser)
     for data in tasks:
         encoded = EncodedTask.of(lm, data)
         examples = [(part.texts, part.labels) for part in (data.train, *data.dev)]
@@ -327,30 +392,18 @@ def evaluate_glue(
             "epochs": settings.epochs,
             "batch_size": settings.batch_size,
         }
+        label = f"glue-{Path(name).name}-{data.task.name}"
         for rate in settings.learning_rates:
             for seed in range(settings.seeds):
-                scores = _fine_tune_once(
-                    lm, Path(name).name, encoded, rate, seed, settings, workspace, inputs, progress
-                )
-                results.append(GlueResult(name, data.task.name, rate, seed, scores, len(data.train), encoded.truncated))
-    return results
+                yield _FineTuning(label, encoded, rate, seed, {**inputs, "learning_rate": rate, "seed": seed})
 
 
-def _fine_tune_once(
-    lm: MaskedDiffusionLM,
-    name: str,
-    encoded: EncodedTask,
-    rate: float,
-    seed: int,
-    settings: GlueSettings,
-    workspace: Workspace,
-    inputs: dict[str, Any],
-    progress: Progress | None,
-) -> dict[str, float]:
-    label, inputs = f"glue-{name}-{encoded.task.name}", {**inputs, "learning_rate": rate, "seed": seed}
-    if progress is not None and workspace.has_measured(label, **inputs):
-        progress(settings.epochs * len(encoded.train))
-    return workspace.measure(label, lambda _: fine_tune(lm, encoded, rate, seed, settings, progress), **inputs)
+_load_once = cache(load)
+"""Each process of `fine_tune_side_by_side` opens a checkpoint once."""
+
+
+def _run_in_process(path: str, device: str, one: _FineTuning, settings: GlueSettings, folder: Path) -> None:
+    one.run(_load_once(path, device=device, dtype="float32"), settings, Workspace(folder))
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -366,13 +419,14 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def choose_rate(results: Sequence[GlueResult], task: Task) -> list[GlueResult]:
-    """The results, one per seed, of the learning rate with the highest mean over seeds of the scores of Table 4.
+    """The results, one per seed, of the learning rate with the highest mean over seeds of the scores that select it.
 
     results: those of one checkpoint on the task. Of equal rates the lowest is chosen.
     """
     rates = sorted({one.learning_rate for one in results})
     by_rate = {rate: [one for one in results if one.learning_rate == rate] for rate in rates}
-    best = max(rates, key=lambda rate: statistics.fmean(one.scores[s] for one in by_rate[rate] for s in task.scores))
+    names = task.selection_scores
+    best = max(rates, key=lambda rate: statistics.fmean(one.scores[name] for one in by_rate[rate] for name in names))
     return sorted(by_rate[best], key=lambda one: one.seed)
 
 
@@ -400,7 +454,7 @@ def glue_table(
             own = [one for one in results if (one.checkpoint, one.task) == (column, task.name)]
             chosen = choose_rate(own, task)
             rates.setdefault(chosen[0].learning_rate, []).append(task.name)
-            for name in task.all_scores:
+            for name in task.reported_scores:
                 rows.setdefault(f"{task.name}, {name}", {})[column] = seeds_cell([one.scores[name] for one in chosen])
             for seed, one in enumerate(chosen):
                 scores_by_seed[seed] += [one.scores[name] for name in task.scores]
@@ -413,12 +467,15 @@ def glue_table(
     if len(tasks) > 1:
         rows[AVERAGE] = averages
     tried = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
-    about = f"Percent on the development set; epochs: {settings.epochs}, seeds: {settings.seeds}"
+    selects = all(task.selection for task in tasks)
+    about = (
+        f"Percent on the {'test' if selects else 'development'} set; epochs: {settings.epochs}, seeds: {settings.seeds}"
+    )
     about += " (± standard deviation)." if settings.seeds > 1 else "."
     if len(settings.learning_rates) > 1:
         about += (
-            f" Of the learning rates {tried} the one with the highest mean score on the same set is shown, for each "
-            "checkpoint and task."
+            f" Of the learning rates {tried} the one with the highest mean score on "
+            f"{'the development' if selects else 'the same'} set is shown, for each checkpoint and task."
         )
     if settings.limit is not None:
         about += f" At most {settings.limit} examples of each file."

@@ -158,7 +158,7 @@ class HarnessLM(TemplateLM):
         tokens = Tokens.of([[*context, *continuation] for context, continuation in pairs])
         given = np.array([len(context) for context, _ in pairs], dtype=np.int64)
         rows = GivenRows(tokens, given, max(map(len, map(tokens.document, range(len(pairs))))), None, False)
-        denoiser = lm._continue_with_masks(lm.prepare_denoiser(rows.length * len(rows)))
+        denoiser = lm.text_processor.as_trained(lm.prepare_denoiser(rows.length * len(rows)))
         result = evaluate(
             denoiser,
             lm.config.objective,

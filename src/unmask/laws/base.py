@@ -28,9 +28,19 @@ STEPS = (2, 4)
 KNOTS = (*((k + 2.5 * math.sin(k / 3) ** 2) / 66 for k in range(1, 64)), 1.0)
 """The knots to check besides the default, for members with this option."""
 FIXED_OPTIONS: dict[str, dict[str, Any]] = {
-    "model": {"size": "nano", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 8, "dropout": 0.0}
+    "model": {
+        "size": "nano",
+        "hidden_size": 32,
+        "layers": 2,
+        "encoder_layers": 1,
+        "heads": 2,
+        "cond_dim": 8,
+        "dropout": 0.0,
+    },
+    "sampler": {"size": 2},
 }
-"""Options with the same value in all variants: models are checked at a small size."""
+"""Options with the same value in all variants: models are checked at a small size, blocks of a sampler smaller than the
+canvas."""
 MIN_EXPECTED = 5.0
 _DEFAULT = object()
 

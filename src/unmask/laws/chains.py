@@ -24,6 +24,7 @@ from unmask.samplers.analytic import AnalyticSampler
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Sampler
+from unmask.samplers.block import BlockSampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler, tokens_per_call
 from unmask.samplers.remasking import CorrectorSampler, ReMDMConfSampler, ReMDMSampler
 
@@ -93,6 +94,22 @@ def ordered_chain(sampler: OrderedSampler, denoiser: Any, start: Tensor) -> Tens
             sets = list(itertools.combinations(masked, counts[call]))
             return [(1.0 / len(sets), one) for one in sets]
         return [(1.0, tuple(_ranked(sampler.order, rows, masked)[: counts[call]]))]
+
+    return _revealing_chain(denoiser, start, choose)
+
+
+@output_distribution.register(BlockSampler)
+def block_chain(sampler: BlockSampler, denoiser: Any, start: Tensor) -> Tensor:
+    """The leftmost block that has masks, its planned number of positions per call, in the sampler's order."""
+    open_ = [position for position, token in enumerate(start.tolist()) if token == MASK]
+    blocks = [open_[first : first + sampler.size] for first in range(0, len(open_), sampler.size)]
+    plan = sampler.calls_by_block(len(open_))
+    calls = [(set(block), count) for block, counts in zip(blocks, plan, strict=True) for count in counts]
+
+    def choose(rows: Rows, masked: list[int], call: int) -> list[tuple[float, tuple[int, ...]]]:
+        block, count = calls[call]
+        inside = [position for position in masked if position in block]
+        return [(1.0, tuple(_ranked(sampler.order, rows, inside)[:count]))]
 
     return _revealing_chain(denoiser, start, choose)
 

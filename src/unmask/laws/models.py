@@ -29,8 +29,10 @@ TOLERANCE = 1e-5
 
 
 def random_network(spec: Any) -> Any:
-    """A small network in eval mode with random parameters."""
-    net = spec.build(V, MASK, LENGTH + 1).eval()
+    """A small network in eval mode with random parameters, the same in every call."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = spec.build(V, MASK, LENGTH + 1).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in net.parameters():

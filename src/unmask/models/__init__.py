@@ -12,6 +12,7 @@ from unmask.models.causal import CausalLM
 from unmask.models.config import EPSILON, CausalConfig, Denoiser, DiTConfig
 from unmask.models.decoder import AdaptedSpec, Decoder, DecoderConfig
 from unmask.models.dit import DiT
+from unmask.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from unmask.models.hyena import CausalHyena, CausalHyenaConfig, Hyena, HyenaConfig
 from unmask.models.ssm import BiMamba, BiMambaConfig, Mamba, MambaConfig
 
@@ -35,13 +36,15 @@ __all__ = [
     "DiT",
     "DiTConfig",
     "DiTSpec",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "Hyena",
     "HyenaConfig",
     "Mamba",
     "MambaConfig",
 ]
 
-for _network in (DiT, BiMamba, Caduceus, Hyena, Decoder, CausalLM, Mamba, CausalHyena):
+for _network in (DiT, EncoderDecoder, BiMamba, Caduceus, Hyena, Decoder, CausalLM, Mamba, CausalHyena):
     _config: Any = _network.config_class
     _auto = AutoModelForCausalLM if _network in (CausalLM, Mamba, CausalHyena) else AutoModelForMaskedLM
     AutoConfig.register(_config.model_type, _config, exist_ok=True)

@@ -199,10 +199,11 @@ def attend(
 def attend_at(query: Tensor, key_value: Tensor, positions: Tensor, rotary: Rotary, mask: AttentionMask) -> Tensor:
     """Attention of the queries at positions [B, K] only: [B, K, H, d] to [B, K, H * d].
 
-    ``key_value`` [B, L, 2, H, d] are the keys and values of all positions.
+    ``key_value`` [B, S, 2, H, d] are the keys and values of the first positions of the rotary table, usually all.
     """
+    size = key_value.shape[1]
     query = apply_rotary(query, rotary.cos[:, 0][positions], rotary.sin[:, 0][positions]).transpose(1, 2)
-    key = apply_rotary(key_value[:, :, 0], rotary.cos[:, 1], rotary.sin[:, 1]).transpose(1, 2)
+    key = apply_rotary(key_value[:, :, 0], rotary.cos[:size, 1], rotary.sin[:size, 1]).transpose(1, 2)
     value = key_value[:, :, 1].transpose(1, 2)
     with _without_cudnn(query):
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.mask)

@@ -24,7 +24,7 @@ from unmask.data.tokenizers import load_published
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
-from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
+from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig, NetworkConfig
 from unmask.models.dit import DiT
 from unmask.models.encoder import Encoder, EncoderConfig, network_class, parse_config, read_special_tokens
 from unmask.models.layers import Dropout, PlannerHead
@@ -150,7 +150,8 @@ class CheckpointSpec(Component):
         """The network in float32. The vocabulary must be that of the checkpoint; `length` may be longer."""
         config = read_config(Path(self.path))
         encoder = isinstance(config, EncoderConfig)
-        fits = vocab_size <= config.vocab_size if encoder else vocab_size == config.vocab_size
+        exactly = isinstance(config, NetworkConfig)  # networks of transformers often have more embeddings than tokens
+        fits = vocab_size == config.vocab_size if exactly else vocab_size <= config.vocab_size
         if not fits or mask_token_id != config.mask_token_id:
             raise UnmaskError(
                 f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, but the network in "
@@ -333,10 +334,11 @@ def _network_class(config_class: type, causal: bool | None = None) -> Any:
     return None
 
 
-def load_network(path: Path, causal: bool, config: Any = None) -> Any:
+def load_network(path: Path, causal: bool, config: Any = None, as_stored: bool = False) -> Any:
     """The network in a folder, in float32. Its weights must be intact and finite and fit `config`, or config.json.
 
-    Names and shapes are compared before anything is allocated.
+    Names and shapes are compared before anything is allocated. With `as_stored` a network that `keeps_dtype` has the
+    dtype of its files, and its weights are the memory-mapped files.
     """
     config = read_config(path) if config is None else config
     encoder = isinstance(config, EncoderConfig)
@@ -348,8 +350,9 @@ def load_network(path: Path, causal: bool, config: Any = None) -> Any:
     files = weight_files(path)
     with reading(f"The weights in '{path}' do not fit its config.json", "restore the file that is wrong"):
         shapes = {name: shape for file in files for name, shape in read_shapes(file).items()}
-        if config.num_hidden_layers > len(shapes):
-            raise ValueError(f"{config.num_hidden_layers} layers for {len(shapes)} tensors")
+        layers = config.num_hidden_layers + getattr(config, "num_encoder_layers", 0)
+        if layers > len(shapes):
+            raise ValueError(f"{layers} layers for {len(shapes)} tensors")
         with torch.device("meta"):
             built = network(plain)
             wanted = {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
@@ -362,11 +365,12 @@ def load_network(path: Path, causal: bool, config: Any = None) -> Any:
         if needed > 2 * stored:  # names of older versions of transformers are not compared above
             raise ValueError(f"{needed} numbers in the network and {stored} in the file")
     weights: dict[str, Tensor] = {}
+    dtype = None if as_stored and getattr(network, "keeps_dtype", False) else torch.float32
     for file in files:
-        weights |= _read_weights(file, skip=encoder)
+        weights |= _read_weights(file, dtype, skip=encoder)
     with silence_transformers(), reading(f"The weights in '{path}' cannot be used", "restore them or train again"):
         model, report = network.from_pretrained(
-            None, config=plain, state_dict=weights, dtype=torch.float32, output_loading_info=True
+            None, config=plain, state_dict=weights, dtype=dtype or _common_dtype(weights), output_loading_info=True
         )
     unexpected = () if encoder else report["unexpected_keys"]  # of pre-training heads such as that for next sentences
     wrong = [*report["missing_keys"], *unexpected, *report["mismatched_keys"]]
@@ -420,11 +424,21 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
         return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
 
 
+VALUES_AT_ONCE = 1 << 24
 RESTORE = "restore the file, fetch it again, or go back to an earlier checkpoint"
 
 
-def _read_weights(file: Path, skip: bool = False) -> dict[str, Tensor]:
-    """The weights in a file as float32; `skip` leaves out integers, such as the positions that older files hold."""
+def _common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The dtype of all weights, or float32 if they differ."""
+    dtypes = {weight.dtype for weight in weights.values()}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def _read_weights(file: Path, dtype: torch.dtype | None, skip: bool = False) -> dict[str, Tensor]:
+    """The weights in a file, memory-mapped if `dtype` is None or theirs.
+
+    `skip` leaves out integers, such as the positions that older files hold.
+    """
     if not is_intact(file):
         raise UnmaskError(
             f"The weights are damaged: '{file}' does not match its checksum; {RESTORE}. If you changed it yourself, "
@@ -437,8 +451,8 @@ def _read_weights(file: Path, skip: bool = False) -> dict[str, Tensor]:
     for name, weight in weights.items():
         if not weight.is_floating_point():
             raise UnmaskError(f"'{file}' has {name} as {weight.dtype}, not as floating-point numbers; restore it.")
-        weights[name] = weight.float()
-        if not weights[name].isfinite().all():
+        weights[name] = weight if dtype is None else weight.to(dtype)
+        if not all(bool(part.isfinite().all()) for part in weight.flatten().split(VALUES_AT_ONCE)):
             raise UnmaskError(f"The weights are damaged: {name} in '{file}' has values that are not finite; {RESTORE}.")
     return weights
 

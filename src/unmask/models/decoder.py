@@ -122,6 +122,10 @@ class Decoder(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _supports_sdpa = True
+    supports_cuda_graphs: ClassVar[bool] = False
+    """The network of transformers may read tensors on the host, which a graph cannot record."""
+    keeps_dtype: ClassVar[bool] = True
+    """Whether `unmask.load` keeps the dtype of the files, since these networks are large."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -167,7 +171,9 @@ class Decoder(PreTrainedModel):
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
-        logits = self.decoder.get_output_embeddings()(rows)
+        layer: Any = self.decoder.get_output_embeddings()
+        logits = layer(rows.to(layer.weight.dtype))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if mask_logit:
             return logits
         tokens = torch.arange(logits.shape[-1], device=logits.device)
@@ -181,6 +187,14 @@ class Decoder(PreTrainedModel):
         device = weight.device.type
         casts = device != "meta" and torch.is_autocast_enabled(device)
         return Projection(weight, bias, torch.get_autocast_dtype(device) if casts else weight.dtype, self.fused)
+
+    def cast_trunk(self, dtype: torch.dtype) -> None:
+        """Cast everything but the output layer, which is untied from the embedding if it shared weights."""
+        layer: Any = self.decoder.get_output_embeddings()
+        tied = layer.weight is self.get_input_embeddings().weight
+        if tied and layer.weight.dtype != dtype:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+        nn.Module.to(self.decoder.base_model, dtype)
 
     @can_return_tuple
     def forward(

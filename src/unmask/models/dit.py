@@ -155,10 +155,12 @@ class Network(PreTrainedModel):
         casts = device != "meta" and torch.is_autocast_enabled(device)
         return torch.get_autocast_dtype(device) if casts else embedding.dtype
 
-    def _dropout_seeds(self, device: torch.device) -> Sequence[Tensor | None]:
-        """Seeds [2, 2] for each block if the blocks are compiled for a GPU and use dropout, else None for each."""
-        drops = self.training and self.fused and device.type == "cuda" and self.config.dropout > 0
-        return draw_dropout_seeds(len(self.blocks), 2, device=device).unbind() if drops else [None] * len(self.blocks)
+    def _dropout_seeds(self, device: torch.device, blocks: nn.ModuleList | None = None) -> Sequence[Tensor | None]:
+        """Seeds for each block if the blocks are compiled for a GPU and use dropout, else None for each."""
+        blocks = self.blocks if blocks is None else blocks
+        if not (self.training and self.fused and device.type == "cuda" and self.config.dropout > 0):
+            return [None] * len(blocks)
+        return draw_dropout_seeds(len(blocks), getattr(blocks[0], "branches", 2), device=device).unbind()
 
     def _check_length(self, length: int) -> None:
         if length > self.config.max_length:

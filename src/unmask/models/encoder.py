@@ -244,7 +244,11 @@ def _output_projection(network: Any) -> tuple[Tensor, Tensor | None]:
     if hasattr(network, "lm_predictions"):  # DeBERTa with its own weights: the embedding, used as a matrix
         return network.get_input_embeddings().weight, network.lm_predictions.lm_head.bias
     layer = network.get_output_embeddings()
-    if not isinstance(layer, nn.Linear) or layer.out_features != network.config.vocab_size:
+    linear = isinstance(layer, nn.Linear) and layer.out_features == network.config.vocab_size
+    # ESM adds a bias of its own after the layer; BERT's is that of the layer, under a second name
+    around = (getattr(module, "bias", None) for module in network.modules() if layer in module.children())
+    adds_bias = any(isinstance(bias, nn.Parameter) and bias is not layer.bias for bias in around)
+    if not linear or adds_bias or network.config.is_encoder_decoder:
         raise UnmaskError(
             f"{type(network).__name__} does not end in a linear layer that writes logits, so unmask cannot use it; "
             "choose another masked language model, such as BERT."

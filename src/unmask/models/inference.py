@@ -94,7 +94,7 @@ def compile_blocks(network: Any) -> None:
     Blocks are alike, so the kernels of the first serve all. Wrappers and hooks around the blocks stay as they are.
     """
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, RECOMPILE_LIMIT)
-    for block in getattr(network, "blocks", ()):
+    for block in getattr(network, "all_blocks", getattr(network, "blocks", ())):
         block.forward = _with_memory_budget(torch.compile(block.forward))
     network.fused = True
 
@@ -209,10 +209,22 @@ class InferenceEngine:
         self._seen.clear()
         return self
 
-    def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """See `DiT.hidden`."""
+    @property
+    def encode_source(self) -> Callable[..., Tensor | None] | None:
+        """See `EncoderDecoder.encode_source`; None for other networks."""
+        return getattr(self.network, "encode_source", None)
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        alpha: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:
+        """See `DiT.hidden`; `source` is the encoded source of an `EncoderDecoder`."""
         alpha = alpha if self.config.conditioned else None
-        return self._call(self.network.hidden, (input_ids, alpha, attention_mask))
+        encoded = () if source is None else (source,)
+        return self._call(self.network.hidden, (input_ids, alpha, attention_mask, *encoded))
 
     def hidden_at(
         self,
@@ -220,10 +232,12 @@ class InferenceEngine:
         positions: Tensor,
         alpha: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        source: Tensor | None = None,
     ) -> Tensor:
-        """See `DiT.hidden_at`."""
+        """See `DiT.hidden_at`; `source` is as for `hidden`."""
         alpha = alpha if self.config.conditioned else None
-        return self._call(self.network.hidden_at, (input_ids, positions, alpha, attention_mask))
+        encoded = () if source is None else (source,)
+        return self._call(self.network.hidden_at, (input_ids, positions, alpha, attention_mask, *encoded))
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """See `DiT.head`."""

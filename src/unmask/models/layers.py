@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -261,6 +261,9 @@ class Block(GradientCheckpointingLayer):
     the norms have biases, and the two output projections start at zero in place of the gates.
     """
 
+    branches: ClassVar[int] = 2
+    """Residual branches, each with a dropout."""
+
     def __init__(self, config: TransformerConfig, layer: int, cond_dim: int | None) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.mlp_ratio * config.hidden_size
@@ -289,8 +292,22 @@ class Block(GradientCheckpointingLayer):
         """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None without conditioning.
 
         With positions [B, K], compute only those rows, [B, K, D]; the others are only attended to. ``seeds`` [2, 2] are
-        the dropout seeds of the two branches; without them dropout uses torch's generator.
+        the dropout seeds of the branches; without them dropout uses torch's generator.
         """
+        return self._residuals(x, cond, rotary, mask, past_key_values, positions, seeds)
+
+    def _residuals(
+        self,
+        x: Tensor,
+        cond: Tensor | None,
+        rotary: Rotary,
+        mask: AttentionMask,
+        past_key_values: Cache | StaticCache | None,
+        positions: Tensor | None,
+        seeds: Tensor | None,
+        between: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+    ) -> Tensor:
+        """The branches of `forward`; ``between`` adds the third one, between attention and MLP, with its seeds."""
         for_attention = for_mlp = None
         if self.adaLN_modulation is not None:
             parts = self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
@@ -301,8 +318,10 @@ class Block(GradientCheckpointingLayer):
         else:
             attended = self._attend_at(normed, positions, rotary, mask)
             x = rows_at(x, positions)
-        first, second = (None, None) if seeds is None else seeds.unbind()
+        first, second, *third = [None] * self.branches if seeds is None else seeds.unbind()
         x = x + apply_gate(self.dropout(self.attn_out(attended), first), for_attention)
+        if between is not None:
+            x = between(x, *third)
         return x + apply_gate(self.dropout(self.mlp(modulate(self.norm2(x), for_mlp)), second), for_mlp)
 
     def _attend(

@@ -8,13 +8,13 @@ A first loop finds how each chunk changes the state, a parallel scan over the ch
 them begins, and a second loop computes the outputs. All exponents are sums of dt A < 0, so nothing overflows.
 
 Neither pass stores the states [B, L, N, D]. The backward pass recomputes them from the beginnings of the chunks, a few
-chunks at a time, so memory grows with the length as the inputs do.
+chunks at a time, so memory grows with the length as the inputs do. On a GPU the loops are the Triton kernels of
+`scan_triton`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from unmask.models.inference import has_triton
 
 CHUNK = 32
+GPU_CHUNK = 64
 STATES_IN_BACKWARD = {"cpu": 1 << 22, "cuda": 1 << 28}
 """Numbers in the states that the backward pass holds at a time."""
 
@@ -57,9 +58,9 @@ class _SelectiveScan(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         x, dt, decay, b, c, state = inputs
         length = x.shape[1]
-        chunk = min(CHUNK, length)
+        chunk = min(GPU_CHUNK if x.is_cuda else CHUNK, length)
         x, dt, b, c = (_split(tensor, chunk) for tensor in (x, dt, b, c))
-        outputs, last, starts = _kernel(_scan_chunks, x)(x, dt, decay, b, c, state)
+        outputs, last, starts = _loops(x).scan_chunks(x, dt, decay, b, c, state)
         ctx.save_for_backward(x, dt, decay, b, c, starts)
         ctx.length = length
         return outputs.flatten(1, 2)[:, :length], last
@@ -69,14 +70,15 @@ class _SelectiveScan(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         x, dt, decay, b, c, starts = ctx.saved_tensors
         grad_y = _split(gradients[0], x.shape[2])
-        grad_ends, grad_state = _kernel(_end_gradients, x)(dt, decay, c, grad_y, gradients[1])
+        loops = _loops(x)
+        grad_ends, grad_state = loops.end_gradients(dt, decay, c, grad_y, gradients[1])
         numbers = x.shape[0] * x.shape[2] * decay.numel()
         size = max(1, STATES_IN_BACKWARD.get(x.device.type, 1 << 22) // numbers)
         grad_decay = torch.zeros_like(decay)
         parts = []
         for first in range(0, x.shape[1], size):
             here = slice(first, first + size)
-            *grads, grad = _kernel(_chunk_gradients, x)(
+            *grads, grad = loops.chunk_gradients(
                 *(tensor[:, here] for tensor in (x, dt, b, c, starts, grad_y, grad_ends)), decay
             )
             grad_decay += grad
@@ -92,20 +94,16 @@ def _split(tensor: Tensor, chunk: int) -> Tensor:
     return padded.unflatten(1, (-1, chunk))
 
 
-def _kernel(function: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-    """The function, compiled on a GPU, where its loops become a few kernels."""
-    return _compiled(function) if x.is_cuda and has_triton() else function
-
-
-@lru_cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
+def _loops(x: Tensor) -> Any:
+    """The module with the loops over the tokens of a chunk: `scan_triton` for float32 on a GPU, else this one."""
+    kernels = x.is_cuda and x.dtype == torch.float32 and has_triton()
+    return import_module("unmask.models.scan_triton" if kernels else __name__)
 
 
 # The functions below take chunks [B, n, Q, ...]. States are [B, n, N, D], one for each chunk.
 
 
-def _scan_chunks(
+def scan_chunks(
     x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, n, Q, D], the last state [B, N, D], and the states in which the chunks begin."""
@@ -119,7 +117,7 @@ def _scan_chunks(
             h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
         factors = torch.exp(dt.sum(dim=2) * decay)
         first = torch.addcmul(h[:, :1], factors[:, :1], starts)
-        ends = _scan_pairs(factors, torch.cat([first, h[:, 1:]], dim=1))
+        ends = scan_pairs(factors, torch.cat([first, h[:, 1:]], dim=1))
         starts = torch.cat([starts, ends[:, :-1]], dim=1)
     h = starts
     outputs = []
@@ -129,7 +127,7 @@ def _scan_chunks(
     return torch.stack(outputs, dim=2), h[:, -1], starts
 
 
-def _scan_pairs(factors: Tensor, values: Tensor) -> Tensor:
+def scan_pairs(factors: Tensor, values: Tensor) -> Tensor:
     """h_i = factor_i h_{i-1} + value_i along dimension 1, from h = 0, in log2(n) steps."""
     distance = 1
     while distance < values.shape[1]:
@@ -140,7 +138,7 @@ def _scan_pairs(factors: Tensor, values: Tensor) -> Tensor:
     return values
 
 
-def _end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
+def end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of the states in which the chunks end, and of the state before the first token."""
     dt, c, grad_y = dt[:, :, :, None], c[..., None], grad_y[:, :, :, None]
     g = torch.zeros_like(c[:, :, 0] * grad_y[:, :, 0])
@@ -149,11 +147,11 @@ def _end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_la
     factors = torch.exp(dt.sum(dim=2) * decay)
     last = torch.addcmul(g[:, -1:], factors[:, -1:], grad_last[:, None])
     backwards = torch.cat([last, g[:, :-1].flip(1)], dim=1)
-    grad_starts = _scan_pairs(factors.flip(1), backwards).flip(1)
+    grad_starts = scan_pairs(factors.flip(1), backwards).flip(1)
     return torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1), grad_starts[:, 0]
 
 
-def _chunk_gradients(
+def chunk_gradients(
     x: Tensor,
     dt: Tensor,
     b: Tensor,

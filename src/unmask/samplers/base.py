@@ -395,9 +395,10 @@ def hidden_rows(
     positions: Tensor | None = None,
     alpha: Tensor | None = None,
     attention_mask: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     """Hidden rows [B, L, D] of a denoiser, or [B, K, D] at `positions` [B, K] alone."""
     if positions is not None and hasattr(denoiser, "hidden_at"):
-        return denoiser.hidden_at(input_ids, positions, alpha=alpha, attention_mask=attention_mask)
-    hidden = denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask)
+        return denoiser.hidden_at(input_ids, positions, alpha=alpha, attention_mask=attention_mask, **options)
+    hidden = denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask, **options)
     return hidden if positions is None else hidden.take_along_dim(positions[..., None], dim=1)

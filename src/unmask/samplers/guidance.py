@@ -1,4 +1,5 @@
-"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, masks after a short row.
+"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, a frame around short rows, a source
+that is encoded once.
 
 A wrapper may append columns to the hidden rows that its `head` reads, so a sampler uses it like any denoiser.
 """
@@ -117,6 +118,22 @@ class NoEosDenoiser(DenoiserWrapper):
         return self.denoiser.plan(rows[..., :-1], log_top)
 
 
+class SourceDenoiser(DenoiserWrapper):
+    """Keeps the encoded source [B, S, D] of an encoder-decoder, which does not change while a canvas is unmasked."""
+
+    def __init__(self, denoiser: Any, source: Tensor) -> None:
+        super().__init__(denoiser)
+        self.source = source
+
+    def select_sequences(self, rows: Tensor) -> SourceDenoiser:
+        return SourceDenoiser(select_sequences(self.denoiser, rows), self.source[rows])
+
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        return hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask, source=self.source)
+
+
 class MaskPaddedDenoiser(DenoiserWrapper):
     """Shows the network masks after a short row and at its pads, up to `length`: the text may continue there."""
 
@@ -135,3 +152,27 @@ class MaskPaddedDenoiser(DenoiserWrapper):
         padded = torch.nn.functional.pad(padded, (0, max(0, self.length - width)), value=mask)
         hidden = hidden_rows(self.denoiser, padded, positions, alpha)
         return hidden[:, :width] if positions is None else hidden
+
+
+class BosDenoiser(DenoiserWrapper):
+    """Shows the network the token `bos` before rows that are shorter than `max_length`."""
+
+    def __init__(self, denoiser: Any, bos: int, max_length: int) -> None:
+        super().__init__(denoiser)
+        self.bos = bos
+        self.max_length = max_length
+
+    def select_sequences(self, rows: Tensor) -> BosDenoiser:
+        return BosDenoiser(select_sequences(self.denoiser, rows), self.bos, self.max_length)
+
+    def _hidden(
+        self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        if input_ids.shape[1] >= self.max_length:
+            return hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask)
+        begun = torch.nn.functional.pad(input_ids, (1, 0), value=self.bos)
+        if attention_mask is not None:
+            attention_mask = torch.nn.functional.pad(attention_mask, (1, 0), value=1)
+        after = None if positions is None else positions + 1
+        hidden = hidden_rows(self.denoiser, begun, after, alpha, attention_mask)
+        return hidden[:, 1:] if positions is None else hidden

@@ -35,10 +35,14 @@ Score = Literal["confidence", "margin", "entropy", "planner"]
 
 @dataclass(frozen=True)
 class OrderedPlan:
-    """`counts` [B, C] positions to write per call; `scores` [B, L] of an order that does not depend on the network."""
+    """`counts` [B, C] positions to write per call; `scores` [B, L] of an order that does not depend on the network.
+
+    `first_call` [B, L] is the first call that may write each position; None if all calls may.
+    """
 
     counts: Tensor
     scores: Tensor | None
+    first_call: Tensor | None = None
 
 
 class OrderedSampler(Sampler):
@@ -77,20 +81,32 @@ class OrderedSampler(Sampler):
         else:
             scores = plan.scores.masked_fill(~state.masked, -torch.inf)
         own = state.own_call
-        count = plan.counts[:, own, None] if isinstance(own, int) else plan.counts.gather(1, own[:, None])
+        if isinstance(own, int):
+            count = plan.counts[:, own, None]
+        else:
+            own = own[:, None]
+            count = plan.counts.gather(1, own)
+        if plan.first_call is not None:
+            scores = scores.masked_fill(plan.first_call > own, -torch.inf)
         selected = ranks(scores) < count
         return write_selected(denoiser, state, prediction, selected, token_sampler)
 
     def select_plan(self, state: State, rows: Tensor) -> OrderedPlan:
         plan: OrderedPlan = state.plan
-        return OrderedPlan(plan.counts[rows], None if plan.scores is None else plan.scores[rows])
+        scores, first_call = (None if part is None else part[rows] for part in (plan.scores, plan.first_call))
+        return OrderedPlan(plan.counts[rows], scores, first_call)
 
     def join_plans(self, states: Sequence[State]) -> OrderedPlan:
         plans: list[OrderedPlan] = [state.plan for state in states]
         most = max(plan.counts.shape[1] for plan in plans)
         counts = [torch.nn.functional.pad(plan.counts, (0, most - plan.counts.shape[1])) for plan in plans]
-        scores = [plan.scores for plan in plans if plan.scores is not None]
-        return OrderedPlan(torch.cat(counts), torch.cat(scores) if scores else None)
+        scores, first_calls = (
+            [part for part in parts if part is not None]
+            for parts in ([plan.scores for plan in plans], [plan.first_call for plan in plans])
+        )
+        return OrderedPlan(
+            torch.cat(counts), torch.cat(scores) if scores else None, torch.cat(first_calls) if first_calls else None
+        )
 
 
 def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:

@@ -20,7 +20,6 @@ from unmask.generation_config import (
 )
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.base import Canvas, Sampler, State
-from unmask.serving.calls import SharedDenoiser
 from unmask.text_processor import Generation
 
 
@@ -131,7 +130,7 @@ class Row:
     def key(self) -> tuple[Any, ...]:
         """Rows with equal keys may share a batch."""
         job = self.job
-        return id(job.lm), job.sampler, job.options, isinstance(job.denoiser, SharedDenoiser), len(self.ids)
+        return id(job.lm), job.sampler, job.options, len(self.ids)
 
 
 def make_canvas(rows: Sequence[Row]) -> Canvas:

@@ -51,14 +51,19 @@ class SharedDenoiser:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.denoiser, name)
 
-    def hidden(self, input_ids: Tensor, alpha: Any = None, attention_mask: Any = None, **cache: Any) -> Tensor:
-        """Hidden rows [B, L, D]. A call with a key-value cache is made at once."""
-        if cache:
-            return self.denoiser.hidden(input_ids, attention_mask=attention_mask, **cache)
+    def hidden(self, input_ids: Tensor, alpha: Any = None, attention_mask: Any = None, **inputs: Any) -> Tensor:
+        """Hidden rows [B, L, D]. A call with a key-value cache or an encoded source is made at once."""
+        if inputs:
+            inputs |= {} if alpha is None else {"alpha": alpha}
+            return self.denoiser.hidden(input_ids, attention_mask=attention_mask, **inputs)
         return self._wait(Call(self.denoiser, input_ids, None, alpha, attention_mask))
 
-    def hidden_at(self, input_ids: Tensor, positions: Tensor, alpha: Any = None, attention_mask: Any = None) -> Tensor:
+    def hidden_at(
+        self, input_ids: Tensor, positions: Tensor, alpha: Any = None, attention_mask: Any = None, **inputs: Any
+    ) -> Tensor:
         """Hidden rows [B, K, D] at `positions` [B, K]."""
+        if inputs:
+            return hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask, **inputs)
         return self._wait(Call(self.denoiser, input_ids, positions, alpha, attention_mask))
 
 

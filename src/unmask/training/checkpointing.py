@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -32,7 +33,7 @@ from torch import Tensor
 from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.data.rows import POSITIONS, TEXT_TOKENS
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 from unmask.io import atomic_folder, atomic_text, check_new_folder, find_damage, write_checksums
 from unmask.models.build import merged_state_dict
 from unmask.registry import build
@@ -87,8 +88,12 @@ class TrainerState:
 
     def divides_by(self, denominator: str) -> bool:
         """Whether the bound is per `denominator`; text tokens and positions are the same without learnt padding."""
-        policy = self.recipe.get("data", {}).get("policy", "packed")
+        data = self.recipe.get("data")
+        policy = data.get("policy", "packed") if isinstance(data, dict) else "packed"
         return self.denominator == denominator or not build("policy", policy).supervises_padding
+
+
+_TRAINER_STATE = TypeAdapter(TrainerState)
 
 
 def save_state(
@@ -171,7 +176,7 @@ def load_state(distributed: Distributed, path: Path, train_step: TrainStep, seed
 
 def read_trainer_state(path: Path) -> TrainerState:
     """The trainer state of a checkpoint."""
-    return _read_state(path, "trainer.json", lambda file: TrainerState(**json.loads(file.read_text(encoding="utf-8"))))
+    return _read_state(path, "trainer.json", lambda file: _TRAINER_STATE.validate_json(file.read_bytes(), strict=True))
 
 
 def _read_tensors(path: Path, name: str, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -193,9 +198,8 @@ def _read_state(path: Path, name: str, read: Callable[[Path], T]) -> T:
     try:
         return read(path / STATE / name)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise UnmaskError(
-            f"The checkpoint '{path}' is damaged: {name} cannot be read ({reason}); "
+            f"The checkpoint '{path}' is damaged: {name} cannot be read ({first_line(error)}); "
             "resume from the last good one with --resume auto."
         ) from error
 
@@ -272,7 +276,7 @@ def run_lock(out: Path) -> Iterator[None]:
     The system releases the lock when the process ends in any way. A run that writes nothing leaves nothing behind. On
     a file system without locks there is none.
     """
-    is_new = not out.exists()
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
     if out.is_file():
         raise UnmaskError(f"'{out}' is a file, not a folder; choose another folder.")
     out.mkdir(parents=True, exist_ok=True)
@@ -298,9 +302,9 @@ def run_lock(out: Path) -> Iterator[None]:
         holder.unlink(missing_ok=True)
         (out / LOCK).unlink(missing_ok=True)
         lock.release()
-        if is_new:
-            with suppress(OSError):
-                out.rmdir()
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
 
 
 def clear_abandoned(out: Path) -> None:

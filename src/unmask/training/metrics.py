@@ -192,9 +192,10 @@ def flops_per_token(config: Any, length: int, objective: Objective, schedule: Sc
 
 def trunk_flops(config: Any, length: float) -> float:
     """Forward and backward FLOPs of all blocks per token that attends to `length` tokens."""
-    width, layers = config.hidden_size, config.num_hidden_layers
-    weights = layers * (4 + 2 * config.mlp_ratio) * width**2
-    return FORWARD_AND_BACKWARD * weights + 12 * layers * width * length
+    width, layers, encoder = config.hidden_size, config.num_hidden_layers, getattr(config, "num_encoder_layers", 0)
+    attentions = encoder + layers * (2 if encoder else 1)
+    weights = (4 * attentions + 2 * config.mlp_ratio * (encoder + layers)) * width**2
+    return FORWARD_AND_BACKWARD * weights + 12 * attentions * width * length
 
 
 def head_flops(config: Any) -> float:

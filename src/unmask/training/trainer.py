@@ -102,7 +102,7 @@ def train(
     train together.
     """
     out = Path(out)
-    check_fit(recipe.model, recipe.objective)
+    check_fit(recipe.model, recipe.objective, recipe.data.policy)
     trackers = Trackers(recipe.training.trackers, out, recipe.model_dump(mode="json"))
     accelerator = make_accelerator(recipe.training, recipe.optimizer.clip)
     distributed = Distributed(accelerator)
@@ -349,8 +349,14 @@ def build_components(
     return Components(denoiser, tokenizer, train_rows, validation_rows, checkpoint_config, complements)
 
 
-def check_fit(model: Any, objective: Any) -> None:
-    """Raise `UnmaskError` if the model cannot be trained with the objective."""
+def check_fit(model: Any, objective: Any, policy: Any) -> None:
+    """Raise `UnmaskError` if the model cannot be trained with the objective or on rows of the length policy."""
+    own, separator = (getattr(part, "separator", None) for part in (model, policy))
+    if own is not None and own != separator:
+        raise UnmaskError(
+            f"model.separator must be that of the length policy 'prompted', got {own!r}, and data.policy is "
+            f"'{policy.name}'{'' if separator is None else f' with {separator!r}'}; set both alike."
+        )
     if model.causal != objective.causal:
         attends, needs = ("both ways", "left to right") if objective.causal else ("left to right", "both ways")
         fitting = f"model.name={'causal' if objective.causal else 'dit'}"

@@ -19,9 +19,10 @@ def test_mdlm_has_a_row_for_each_number_of_steps(tmp_path):
     done = []
     workspace = Workspace(tmp_path, lambda label: done.append(label) or ())
     table = run_experiment(replace(experiment, scales={"tiny": scale}), "tiny", None, workspace)
-    assert done == ["MDLM, seed 0", "AR, seed 0"]
+    assert done == ["MDLM, seed 0", "MDLM encoder-decoder, seed 0", "AR, seed 0"]
     steps = ("1 step", "4 steps", "16 steps", "one token per call")
-    assert list(table.rows) == [*(f"MDLM, {words}" for words in steps), "AR"]
+    masked = [f"{label}, {words}" for label in ("MDLM", "MDLM encoder-decoder") for words in steps]
+    assert list(table.rows) == [*masked, "AR"]
     assert [table.rows[row]["calls"].value for row in table.rows][:2] == [1, 4]
     assert all(row["BLEU"].interval is not None for row in table.rows.values())
     assert (tmp_path / "translation/figure.png").stat().st_size > 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import groupby, islice
 from typing import IO, Any, ClassVar, Literal
 
@@ -27,11 +27,28 @@ CHUNK_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
 LINES_AT_ONCE = 256
 
-_INVALID = b"?"
+INVALID = b"?"
 _WHITE_SPACE = b" \t\r\n"
 _CODES = {"A": "A", "C": "C", "G": "G", "T": "TU", "N": "NRYSWKMBDHVX-"}
-_TO_LETTER = {ord(code): letter for letter, codes in _CODES.items() for code in codes + codes.lower()}
-_CLEAN = bytes(ord(_TO_LETTER.get(byte, "?")) for byte in range(256))
+_BOTH_CASES = str.maketrans(LETTERS + LETTERS.lower(), COMPLEMENTS + COMPLEMENTS.lower())
+
+SoftMasked = Literal["upper", "keep", "N"]
+"""What becomes of lower-case bases, which mark repeats: upper case, unchanged, or N."""
+
+
+@cache
+def letter_table(soft_masked: SoftMasked = "upper") -> bytes:
+    """[256] the letter of every byte of a sequence: A, C, G, T, N or, with "keep", one of acgtn; else `INVALID`."""
+    letters: dict[int, str] = {}
+    for letter, codes in _CODES.items():
+        small = {"upper": letter, "keep": letter.lower(), "N": "N"}[soft_masked]
+        letters |= {ord(code): letter for code in codes} | {ord(code): small for code in codes.lower()}
+    return bytes(ord(letters.get(byte, "?")) for byte in range(256))
+
+
+def reverse_complement_text(text: str) -> str:
+    """Return the reverse complement of a text of A, C, G, T and N; other characters stay as they are."""
+    return text.translate(_BOTH_CASES)[::-1]
 
 
 def reverse_complement(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -45,11 +62,13 @@ class FastaSource(FileSource):
     """DNA in FASTA files and folders of them: each record is a document of A, C, G, T and N.
 
     reverse_complement: each record is followed by its reverse complement, a document with ``/rc`` after its name; both
-    go to the same side of the split.
+    go to the same side of the split. soft_masked: what becomes of lower-case bases; "keep" needs a tokenizer that has
+    them, such as ``{name: char, alphabet: ACGTNacgtn}``.
     """
 
     name: Literal["fasta"] = "fasta"
     reverse_complement: bool = False
+    soft_masked: SoftMasked = "upper"
     formats: ClassVar[Collection[str]] = FORMATS
 
     def split_key(self, name: str) -> str:
@@ -58,10 +77,10 @@ class FastaSource(FileSource):
 
     def read_file(self, file: InputFile) -> Iterator[Document]:
         """Yield the records of one file."""
-        return read_fasta(file, self.reverse_complement)
+        return read_fasta(file, self.reverse_complement, self.soft_masked)
 
 
-def read_fasta(file: InputFile, both_strands: bool = False) -> Iterator[Document]:
+def read_fasta(file: InputFile, both_strands: bool = False, soft_masked: SoftMasked = "upper") -> Iterator[Document]:
     """Yield a document per record with a sequence, named by the first word of its header.
 
     The reverse complement is read from the end of a temporary copy of the sequence.
@@ -75,17 +94,18 @@ def read_fasta(file: InputFile, both_strands: bool = False) -> Iterator[Document
                 name = f"{file.name}#{(header[1:].decode('utf-8', 'replace').split() or [''])[0]}"
             elif name is not None:
                 with tempfile.SpooledTemporaryFile(max_size=CHUNK_BYTES) as copy:
-                    yield from in_parts(name, _sequence(group, file, copy if both_strands else None))
+                    sequence = _sequence(group, file, letter_table(soft_masked), copy if both_strands else None)
+                    yield from in_parts(name, sequence)
                     if both_strands:
                         yield from in_parts(name + REVERSE_SUFFIX, _reverse_complement_of(copy))
             elif any(map(bytes.strip, group)):
                 raise UnmaskError(f"{file.label} must begin with a line '>name', as FASTA does; check the file.")
 
 
-def _sequence(lines: Iterator[bytes], file: InputFile, copy: IO[bytes] | None) -> Iterator[str]:
+def _sequence(lines: Iterator[bytes], file: InputFile, table: bytes, copy: IO[bytes] | None) -> Iterator[str]:
     while block := b"".join(islice(lines, LINES_AT_ONCE)):
-        letters = block.translate(_CLEAN, _WHITE_SPACE)
-        if _INVALID in letters:
+        letters = block.translate(table, _WHITE_SPACE)
+        if INVALID in letters:
             raise _invalid_letter(file)
         if copy is not None:
             copy.write(letters)
@@ -96,7 +116,7 @@ def _invalid_letter(file: InputFile) -> UnmaskError:
     """Find the line by reading the file again, since lines are not counted while reading."""
     with file.open_bytes() as stream:
         for number, line in enumerate(stream, start=1):
-            place = line.translate(_CLEAN, _WHITE_SPACE).find(_INVALID)
+            place = line.translate(letter_table(), _WHITE_SPACE).find(INVALID)
             if place >= 0 and not line.startswith(b">"):
                 letter = line.translate(None, _WHITE_SPACE)[place : place + 1].decode("ascii", "backslashreplace")
                 return UnmaskError(
@@ -110,4 +130,4 @@ def _reverse_complement_of(copy: IO[bytes]) -> Iterator[str]:
     for end in range(copy.tell(), 0, -CHUNK_BYTES):
         start = max(end - CHUNK_BYTES, 0)
         copy.seek(start)
-        yield copy.read(end - start).decode("ascii").translate(str.maketrans(LETTERS, COMPLEMENTS))[::-1]
+        yield reverse_complement_text(copy.read(end - start).decode("ascii"))

@@ -86,6 +86,12 @@ COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def find_file(path: Path) -> Path | None:
+    """The file itself, or a compressed one with the same name."""
+    candidates = (path.with_name(path.name + suffix) for suffix in COMPRESSIONS)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
 @dataclass(frozen=True)
 class InputFile:
     """A file to read. name: the name of its documents. label: what error messages call it."""

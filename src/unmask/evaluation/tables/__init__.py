@@ -14,7 +14,7 @@ from unmask.errors import UnmaskError, did_you_mean
 if TYPE_CHECKING:
     from unmask.evaluation.tables.base import Experiment
 
-MODULES = ("language_modeling", "estimators", "sampling", "scaling", "translation", "glue")
+MODULES = ("language_modeling", "estimators", "sampling", "scaling", "translation", "glue", "dna")
 
 
 def experiments() -> dict[str, Experiment]:

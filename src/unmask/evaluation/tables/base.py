@@ -318,6 +318,14 @@ class Workspace:
 
         return load(self.train(run), device=self.device)
 
+    def count_parameters(self, run: Run) -> Cell:
+        """Millions of parameters of a run's network."""
+
+        def count(_: Any) -> dict[str, Any]:
+            return {"millions": sum(one.numel() for one in self.load(run).denoiser.parameters()) / 1e6}
+
+        return Cell(self.measure("parameters", count, run=run.folder)["millions"])
+
     def measure(
         self, name: str, compute: Callable[[Callable[[float], None] | None], dict[str, Any]], **inputs: Any
     ) -> dict[str, Any]:
@@ -426,7 +434,7 @@ def versions() -> dict[str, str]:
 
 # ---- how long an experiment takes -----------------------------------------------------------------------------------
 
-VOCABULARIES = {"char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
+VOCABULARIES = {"dna": 6, "char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
 """Tokens of the protocols' tokenizers, the mask included."""
 SPEED_SECONDS = 2.0
 

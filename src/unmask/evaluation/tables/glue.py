@@ -13,7 +13,14 @@ from unmask.data.glue import BINARY, TASKS, Examples, Task, TaskData, find_tasks
 from unmask.data.protocols import BERT as BERT_TOKENS
 from unmask.data.protocols import DATA_VARIABLE, PACKED, Protocol
 from unmask.evaluation.generation import Texts
-from unmask.evaluation.glue import AVERAGE, GlueResult, GlueSettings, evaluate_glue, glue_table
+from unmask.evaluation.glue import (
+    AVERAGE,
+    GlueResult,
+    GlueSettings,
+    evaluate_glue,
+    fine_tune_side_by_side,
+    glue_table,
+)
 from unmask.evaluation.tables.base import (
     TINY,
     Cell,
@@ -29,6 +36,8 @@ from unmask.evaluation.tables.base import (
 )
 from unmask.evaluation.tables.language_modeling import units
 from unmask.evaluation.tables.sampling import cells_of, cut_rows, judge_texts, judged_cells, open_run_as_judge
+from unmask.models.inference import select_device
+from unmask.pipeline import load
 
 AR, BERT, MDLM = "AR", "BERT", "BERT + MDLM"
 PUBLISHED: dict[str, tuple[float, ...]] = {
@@ -47,12 +56,14 @@ class GlueScale(Scale):
     """The size of Table 4.
 
     recipe: shared by AR and BERT, which are trained from scratch. fine_tuning: what MDLM fine-tuning changes in it.
-    tasks: of GLUE; without any a made-up one is used if there are no files. settings: how they are fine-tuned.
+    tasks: of GLUE; without any a made-up one is used if there are no files. settings: how they are fine-tuned. jobs:
+    processes that do it side by side on a GPU, at most as many as there are processors.
     """
 
     fine_tuning: Mapping[str, Any] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
     settings: GlueSettings = field(default_factory=GlueSettings)
+    jobs: int = 1
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -102,6 +113,10 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     """GLUE, the bound on the test part, and generated texts under the AR model as the judge."""
     tasks, missing = table4_tasks(scale)
     judge = runs[0]
+    jobs = min(scale.jobs, os.cpu_count() or 1)
+    if jobs > 1 and select_device(workspace.device).type == "cuda":
+        models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
+        fine_tune_side_by_side(models, tasks, scale.settings, workspace, jobs)
     results: list[GlueResult] = []
     likelihoods: dict[str, dict[str, Cell | str]] = {}
     generated: dict[str, dict[str, Cell | str]] = {}
@@ -114,9 +129,7 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
         cells = judged_cells(workspace, run, judge, scale.samples)
         for column in GENERATED:
             generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
-        parameters[run.label] = Cell(
-            workspace.measure("parameters", _count(workspace, run), run=run.folder)["millions"]
-        )
+        parameters[run.label] = workspace.count_parameters(run)
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
     data = cells_of(workspace.measure("texts-rows", _judge_data(workspace, scale, protocol, runs),
                                       judge=judge.folder, protocol=protocol.name, samples=scale.samples))  # fmt: skip
@@ -150,14 +163,8 @@ def fine_tune_run(
     workspace: Workspace, run: Run, tasks: Sequence[TaskData], settings: GlueSettings
 ) -> list[GlueResult]:
     """The scores of a run on all tasks, under its label."""
-    from unmask.pipeline import load
-
     lm = load(workspace.train(run), device=workspace.device, dtype="float32")
     return [replace(one, checkpoint=run.label) for one in evaluate_glue(lm, run.folder, tasks, settings, workspace)]
-
-
-def _count(workspace: Workspace, run: Run) -> Callable[[Any], dict[str, Any]]:
-    return lambda _: {"millions": sum(one.numel() for one in workspace.load(run).denoiser.parameters()) / 1e6}
 
 
 def _judge_data(
@@ -215,19 +222,24 @@ SCALES: dict[ScaleName, GlueScale] = {
             TOKENS,
             {
                 "model": {"hidden_size": 512, "layers": 4, "heads": 8, "dropout": 0.1},
-                "optimizer": OPTIMIZER,
+                "optimizer": {**OPTIMIZER, "warmup": 500},
                 "training": {
-                    "steps": 50_000,
+                    "steps": 5000,
                     "batch_size": 256,
                     "validate_every": 5000,
                     "validation_rows": 2048,
-                    "save_every": 5000,
+                    "save_every": 1000,
                 },
             },
         ),
-        fine_tuning=MDLM_TRAINING,
+        fine_tuning={
+            "optimizer": {"learning_rate": 2e-4, "warmup": 100, "cooldown": 0.5},
+            "training": {"steps": 1000, "batch_size": 512, "validate_every": 1000, "save_every": 500},
+        },
         samples=256,
         tasks=FIVE,
+        settings=GlueSettings(learning_rates=(1e-4,), batch_size=32),
+        jobs=15,
     ),
     "paper": GlueScale(
         "c4",

@@ -32,6 +32,12 @@ BASELINES: dict[str, dict[str, Any]] = {
     "MDLM": {"objective": "subs"},
 }
 """The rows of Tables 1 and 2: what each model changes in the shared recipe. A new baseline is one more entry."""
+BIMAMBA_SIZES: dict[str, dict[str, int]] = {
+    "nano": {"hidden_size": 64, "layers": 4},
+    "tiny": {"hidden_size": 352, "layers": 16},
+    "small": {"hidden_size": 704, "layers": 24},
+}
+"""A bidirectional Mamba with about the parameters of the DiT of each scale, by the size that its recipe names."""
 STEPS = 1000
 ABLATIONS: dict[str, dict[str, Any]] = {
     "MDLM": {"objective": "subs"},
@@ -72,6 +78,8 @@ WIKI = Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_
 
 def units(protocol: Protocol) -> dict[str, str]:
     """The columns of a likelihood table and their units: bits per character where characters are the tokens."""
+    if protocol.tokenizer["name"] == "dna":
+        return {"perplexity": "perplexity", "bits per base": "bits_per_char"}
     if protocol.tokenizer["name"] == "char":
         return {"bits per character": "bits_per_char"}
     return {"perplexity": "perplexity", "bits per byte": "bits_per_byte"}
@@ -86,6 +94,33 @@ def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: P
             recipe = merge(recipe, {"training": {"steps": recipe["training"]["steps"] // 2}})
         runs += [make_run(label, protocol, recipe, seed=seed) for seed in range(scale.seeds)]
     return runs
+
+
+def trunk_runs(scale: Scale, protocol: Protocol) -> list[Run]:
+    """MDLM with the DiT and with a bidirectional Mamba of twice the blocks and as many parameters."""
+    rest = {name: part for name, part in scale.recipe.items() if name != "model"}
+    dit = scale.recipe["model"]
+    bimamba = {"name": "bimamba", "dropout": dit["dropout"], **BIMAMBA_SIZES[dit["size"]]}
+    rows = {"MDLM": {"model": dit}, "MDLM, bimamba": {"model": bimamba}}
+    return seeded_runs(
+        {label: merge(BASELINES["MDLM"], row) for label, row in rows.items()}, replace(scale, recipe=rest), protocol
+    )
+
+
+def measure_trunks(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """The bound and the parameters of every trunk."""
+    table = bounds_table(workspace, scale, protocol, runs, f"MDLM with two trunks on {protocol.name}")
+    return with_parameters(table, workspace, runs)
+
+
+def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> Table:
+    """A table of runs with a column for the parameters of their networks."""
+    column = "parameters, millions"
+    sizes = {label: workspace.count_parameters(seeds[0]) for label, seeds in by_label(runs).items()}
+    rows = {
+        label: {**cells, **({column: sizes[label]} if label in sizes else {})} for label, cells in table.rows.items()
+    }
+    return replace(table, columns=[*table.columns, column], rows=rows)
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -321,6 +356,17 @@ EXPERIMENTS = (
         },
         engineering_runs,
         measure_engineering,
+    ),
+    Experiment(
+        "trunks",
+        "MDLM with the DiT and with a bidirectional Mamba of as many parameters",
+        {
+            "tiny": Scale("stdlib", TINY, documents=6),
+            "small": Scale("text8-74m", SMALL, seeds=2),
+            "paper": Scale("lm1b", PAPER),
+        },
+        trunk_runs,
+        measure_trunks,
     ),
     _options(
         "time-conditioning",

@@ -1,4 +1,4 @@
-"""Translation with the source frozen: MDLM by the number of steps, and AR."""
+"""Translation with the source frozen: MDLM and its encoder-decoder by the number of steps, and AR."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from unmask.evaluation.tables.base import (
 from unmask.evaluation.tables.language_modeling import by_label
 from unmask.evaluation.translation import measure, read_pairs, translate
 
+MASKED: dict[str, Any] = {"model": {"absolute_positions": True}, "objective": {"name": "subs", "weight": "flat"}}
 MODELS: dict[str, dict[str, Any]] = {
-    "MDLM": {"model": {"absolute_positions": True}, "objective": {"name": "subs", "weight": "flat"}},
+    "MDLM": MASKED,
+    "MDLM encoder-decoder": merge(MASKED, {"model": {"name": "encoder-decoder"}}),
     "AR": {
         "model": {"name": "causal"},
         "objective": "ar",
@@ -34,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"1 step": 1, "4 steps": 4, "16 steps": 16, "one token per call": None}
 COLUMNS = {"BLEU": "bleu", "chrF": "chrf", "length": "length_ratio", "calls": "calls", "seconds": "seconds"}
+PARAMETERS = "millions"
 
 
 def translation_runs(scale: Scale, protocol: Protocol) -> list[Run]:
@@ -46,23 +49,26 @@ def translation_runs(scale: Scale, protocol: Protocol) -> list[Run]:
 
 
 def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
-    """BLEU and chrF of MDLM for several numbers of steps, and of AR."""
+    """BLEU and chrF of MDLM for several numbers of steps, with one network or two, and of AR."""
     rows: dict[str, dict[str, Cell | str]] = {}
     found: dict[str, list[dict[str, Cell]]] = {}
     for label, seeds in by_label(runs).items():
-        for words, steps in STEPS.items() if label == "MDLM" else [("", None)]:
+        size = workspace.count_parameters(seeds[0])
+        for words, steps in [("", None)] if label == "AR" else STEPS.items():
             figures = [_figures(workspace, run, protocol, scale.documents, steps) for run in seeds]
             cells = {column: _cell([one[name] for one in figures]) for column, name in COLUMNS.items()}
+            cells[PARAMETERS] = size
             rows[f"{label}, {words}" if words else label] = dict(cells)
             found.setdefault(label, []).append(cells)
     errors = f"± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else "95% bootstrap interval"
     return Table(
         f"Translation of {protocol.name}",
-        list(COLUMNS),
+        [*COLUMNS, PARAMETERS],
         rows,
         notes=[
-            f"{errors}. Equal parameters, optimiser, steps and batches. Greedy tokens, MDLM by confidence. The model "
-            "chooses the length: words written over words of the reference; calls and seconds per sentence.",
+            f"{errors}. Equal optimiser, steps and batches. The encoder-decoder encodes a source once. Greedy tokens, "
+            "MDLM by confidence. The model chooses the length: words written over words of the reference; calls and "
+            "seconds per sentence; millions of parameters.",
         ],
         curves=[
             Curve.of(label, [cells["calls"].value for cells in some], [cells["BLEU"] for cells in some])
@@ -100,7 +106,7 @@ def _cell(seeds: Sequence[Estimate]) -> Cell:
 EXPERIMENTS = (
     Experiment(
         "translation",
-        "Translation with the source frozen by MDLM and AR: BLEU and chrF by number of steps",
+        "Translation with the source frozen by MDLM, its encoder-decoder and AR: BLEU and chrF by number of steps",
         {
             "tiny": Scale(
                 "toy-translation", merge(TINY, {"data": {"length": 16}, "training": {"steps": 200}}), documents=40

@@ -1,0 +1,244 @@
+"""Genomes: an indexed FASTA file, and a source that reads intervals of it without loading a chromosome."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from unmask.data.sources import Document, Source, in_parts
+from unmask.data.sources.fasta import INVALID, SoftMasked, letter_table
+from unmask.data.sources.files import InputFile, find_file
+from unmask.errors import UnmaskError, did_you_mean, first_line
+from unmask.io import build_once, cache_dir
+
+INTERVAL = 131_072
+"""Bases of an interval in the published split of the human genome."""
+BASES_AT_ONCE = 1 << 20
+VALIDATION_WORDS = ("valid", "validation", "val", "dev")
+INDEX, SEQUENCE = "index.fai", "sequence.fa"
+HEADER_WORDS = ("#", "track", "browser")
+_REGION = re.compile(r"([^:]+)(?::([\d,_]+)-([\d,_]+))?")
+
+
+# ---- an indexed FASTA -----------------------------------------------------------------------------------------------
+
+
+class Genome:
+    """The records of a FASTA file by name and position, read through an index.
+
+    The index is made once and kept in the cache folder; a compressed file is unpacked there once. A record is also
+    found with or without "chr" before its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyfaidx
+        except ImportError as error:
+            raise UnmaskError(f"'{path}' needs the package pyfaidx; run: pip install 'unmask[dna]'.") from error
+        self.path = path
+        file = InputFile(path, path.name, str(path))
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise UnmaskError(f"'{path}' cannot be read ({error.strerror}); check the path.") from error
+        key = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+        folder = cache_dir() / "genomes" / blake2b(key.encode(), digest_size=10).hexdigest()
+
+        def build(folder: Path) -> None:
+            sequence = path
+            if file.compression:
+                sequence = folder / SEQUENCE
+                with file.open_bytes() as packed, open(sequence, "wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked, BASES_AT_ONCE)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                pyfaidx.Fasta(str(sequence), indexname=str(folder / INDEX), rebuild=True).close()
+
+        try:
+            build_once(folder, lambda folder: (folder / INDEX).is_file(), build)
+            sequence = folder / SEQUENCE if file.compression else path
+            self._records = pyfaidx.Fasta(
+                str(sequence), indexname=str(folder / INDEX), rebuild=False, as_raw=True, build_index=False
+            )
+        except (pyfaidx.FastaIndexingError, pyfaidx.IndexNotFoundError, ValueError) as error:
+            if isinstance(error, UnmaskError):
+                raise
+            raise UnmaskError(
+                f"'{path}' cannot be indexed ({first_line(error)}); give a FASTA file with a line '>name' before each "
+                "sequence, lines of equal length and no blank lines inside."
+            ) from error
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Bases of every record; an empty record has none."""
+        return {name: entry.rlen for name, entry in self._records.faidx.index.items()}
+
+    def find(self, name: str) -> str | None:
+        """The name of a record in the file, with or without "chr" before it."""
+        other = name.removeprefix("chr") if name.startswith("chr") else f"chr{name}"
+        return next((one for one in (name, other) if one in self.sizes), None)
+
+    def record(self, name: str, where: str = "") -> str:
+        """`find`, or an error that begins with `where`."""
+        found = self.find(name)
+        if found is None:
+            raise UnmaskError(f"{where}'{self.path}' has no record '{name}'.{did_you_mean(name, self.sizes)}")
+        return found
+
+    def read(self, name: str, start: int, end: int, soft_masked: SoftMasked = "upper") -> str:
+        """The bases start, ..., end - 1 of a record, counted from 0."""
+        letters = self._records[name][start:end].encode("ascii", "replace")
+        cleaned = letters.translate(letter_table(soft_masked))
+        if (place := cleaned.find(INVALID)) >= 0:
+            letter = letters[place : place + 1].decode()
+            raise UnmaskError(
+                f"'{self.path}' has '{letter}' at base {start + place + 1} of '{name}', which is not a nucleotide "
+                "code; give DNA."
+            )
+        return cleaned.decode("ascii")
+
+
+# ---- intervals ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The bases start, ..., end - 1 of a record, counted from 0, and the part of the data that they belong to."""
+
+    record: str
+    start: int
+    end: int
+    split: str = ""
+    where: str = ""
+
+    @property
+    def name(self) -> str:
+        place = f"{self.record}:{self.start}-{self.end}"
+        return f"{self.split}#{place}" if self.split else place
+
+
+def read_intervals(path: Path) -> Iterator[Interval]:
+    """The intervals of a BED file whose fourth column is the split."""
+    file = InputFile(path, path.name, str(path))
+    with file.open_text("strict") as lines:
+        for number, line in enumerate(lines, start=1):
+            fields = line.split()
+            if not fields or fields[0].startswith(HEADER_WORDS):
+                continue
+            where = f"'{path}', line {number}: "
+            if len(fields) < 4 or not (fields[1].isdecimal() and fields[2].isdecimal()):
+                raise UnmaskError(
+                    f"{where}an interval must be a record, a start, an end and a split, got {line.rstrip()[:60]!r}."
+                )
+            start, end = int(fields[1]), int(fields[2])
+            if start >= end:
+                raise UnmaskError(f"{where}the end must be greater than the start, got {start} and {end}.")
+            yield Interval(fields[0], start, end, fields[3], where)
+
+
+def find_data_file(name: str) -> Path:
+    """A file by its path, or by its path below UNMASK_DATA; it may be compressed."""
+    root = os.environ.get("UNMASK_DATA")
+    for path in (Path(name).expanduser(), *([Path(root, name)] if root else [])):
+        if (found := find_file(path)) is not None:
+            return found
+    raise UnmaskError(f"There is no file '{name}', here or below the folder UNMASK_DATA; give its path or download it.")
+
+
+class GenomeSource(Source):
+    """Intervals of an indexed FASTA file, each a document of A, C, G, T and N named by its place.
+
+    fasta: the file, or its path below UNMASK_DATA; it may be compressed. intervals: a BED file with the columns record,
+    start, end and split. splits: which of its intervals are read; those of "valid" are for validation. regions: instead
+    of a BED file, records or parts of them, such as ``"chr20:0-1000000"``, counted from 0, end excluded, which are cut
+    into intervals of `interval` bases; without either, all records. unknown: intervals with a larger share of N are
+    left out. soft_masked: what becomes of lower-case bases; "keep" needs a tokenizer that has them, such as
+    ``{name: char, alphabet: ACGTNacgtn}``.
+    """
+
+    name: Literal["genome"] = "genome"
+    fasta: str
+    intervals: str | None = None
+    splits: list[str] = Field(default_factory=lambda: ["train", "valid"], min_length=1)
+    regions: list[str] | None = None
+    interval: int = Field(default=INTERVAL, ge=2)
+    unknown: float = Field(default=1.0, ge=0, le=1)
+    soft_masked: SoftMasked = "upper"
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_interval(self) -> GenomeSource:
+        if self.intervals is not None and self.regions is not None:
+            raise ValueError("intervals and regions exclude each other; give one of them.")
+        for region in self.regions or ():
+            if _REGION.fullmatch(region) is None:
+                raise ValueError(f"a region must be a record or record:start-end, got '{region}'.")
+        return self
+
+    def check(self) -> None:
+        """Find the files, and read the first interval of the BED file."""
+        find_data_file(self.fasta)
+        if self.intervals is not None:
+            next(read_intervals(find_data_file(self.intervals)), None)
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the intervals in the order of the BED file or of the regions."""
+        genome = Genome(find_data_file(self.fasta))
+        empty = True
+        for interval in self._from_bed(genome) if self.intervals is not None else self._from_regions(genome):
+            if self.unknown < 1 and self._share_of_n(genome, interval) > self.unknown:
+                continue
+            empty = False
+            yield from in_parts(interval.name, self._pieces(genome, interval))
+        if empty:
+            among = "" if self.intervals is None else f" of the splits {', '.join(self.splits)}"
+            raise UnmaskError(f"'{self.fasta}' has no intervals{among} to read; choose others.")
+
+    def held_out(self, name: str) -> bool | None:
+        """Return whether an interval of a BED file is for validation."""
+        split, mark, _ = name.partition("#")
+        return split in VALIDATION_WORDS if mark else None
+
+    def _from_bed(self, genome: Genome) -> Iterator[Interval]:
+        assert self.intervals is not None
+        for interval in read_intervals(find_data_file(self.intervals)):
+            if interval.split in self.splits:
+                size = genome.sizes[genome.record(interval.record, interval.where)]
+                if interval.end > size:
+                    raise UnmaskError(
+                        f"{interval.where}the end must be at most {size}, the bases of '{interval.record}' in "
+                        f"'{genome.path}', got {interval.end}."
+                    )
+                yield interval
+
+    def _from_regions(self, genome: Genome) -> Iterator[Interval]:
+        for region in self.regions or genome.sizes:
+            found: Any = _REGION.fullmatch(region)
+            whole = self.regions is None or found[2] is None
+            name = genome.record(region if whole else found[1])
+            size = genome.sizes[name]
+            start, end = (0, size) if whole else (int(re.sub("[,_]", "", found[i])) for i in (2, 3))
+            if not start < end <= size and not whole:
+                raise UnmaskError(
+                    f"The region '{region}' must be inside of its record, which has {size} bases in '{genome.path}'."
+                )
+            for first in range(start, end, self.interval):
+                yield Interval(name, first, min(first + self.interval, end))
+
+    def _pieces(self, genome: Genome, interval: Interval) -> Iterator[str]:
+        record = genome.record(interval.record)
+        for start in range(interval.start, interval.end, BASES_AT_ONCE):
+            yield genome.read(record, start, min(start + BASES_AT_ONCE, interval.end), self.soft_masked)
+
+    def _share_of_n(self, genome: Genome, interval: Interval) -> float:
+        unknown = sum(piece.upper().count("N") for piece in self._pieces(genome, interval))
+        return unknown / (interval.end - interval.start)
