@@ -17,7 +17,7 @@ from unmask.errors import UnmaskError
 from unmask.laws.tables import random_table
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.serving.batches import Cancelled, CanvasEvent, Failed, Finished, Job, Ticket, check_job
-from unmask.serving.calls import Call, make_calls
+from unmask.serving.calls import WIDTH_STEP, Call, make_calls
 from unmask.serving.metrics import Metrics
 from unmask.serving.scheduler import Scheduler
 from unmask.text_processor import Generation
@@ -109,8 +109,10 @@ def writes(options: dict[str, Any], start: int, seed: int) -> Callable[[Any], An
     return lambda lm: lm.fill_rows(mine, **options, seed=seed)
 
 
-def test_everything_together_is_bit_equal_to_each_alone(scheduler):
+@pytest.mark.parametrize("step", [1, 64])
+def test_everything_together_is_bit_equal_to_each_alone(scheduler, step, monkeypatch):
     """All options in one scheduler, with requests that arrive later; bit for bit what the library writes."""
+    monkeypatch.setitem(WIDTH_STEP, "cpu", step)
     lm = table_lm()
     shared, jobs = scheduler.share(lm), []
     for number in range(3):
@@ -173,7 +175,13 @@ def test_requests_at_different_steps_share_network_calls():
     assert [rows for rows, _ in shapes] == [1, 2, 3, 3, 2, 1]
 
 
-def test_other_options_and_lengths_share_network_calls_too():
+@pytest.fixture
+def padding(monkeypatch):
+    """Pad rows of other lengths, as on a GPU."""
+    monkeypatch.setitem(WIDTH_STEP, "cpu", 64)
+
+
+def test_other_options_and_lengths_share_network_calls_too(padding):
     scheduler, lm = Scheduler(), table_lm(recorded=True)
     shared = scheduler.share(lm)
     calls = [writes(options, 0, 0) for options in OPTIONS if options.get("steps") == 2 and "window" not in options]
@@ -268,7 +276,7 @@ def test_too_many_network_calls_are_refused():
         check_job(job, 100)
 
 
-def test_calls_of_different_lengths_and_sizes_are_made_together():
+def test_calls_of_different_lengths_and_sizes_are_made_together(padding):
     table = random_table(length=5, vocab_size=4, mask_token_id=3, conditioned=True)
     recorded = Recorded(table)
     inputs = [torch.tensor([[3, 1, 3]]), torch.tensor([[3, 3, 3, 3], [1, 3, 3, 0]]), torch.tensor([[3, 3, 3, 3, 2]])]

@@ -103,7 +103,7 @@ class GenerationRequest(Body):
             raise UnmaskError(f"particles must be at most {limits.particles} on this server, got {self.particles}.")
         constraints = [] if self.constraint is None else self.constraint.constraints()
         if self.response_format is not None and self.response_format.json_schema is not None:
-            from unmask.constraints import JsonSchema  # type: ignore[attr-defined]
+            from unmask.constraints import JsonSchema
 
             constraints.append(JsonSchema(self.response_format.json_schema.schema_, prefix=prefix))
         names = ("steps", "temperature", "top_p", "top_k", "min_p", "greedy_tail", "greedy_above", "order", "sampler")

@@ -16,8 +16,9 @@ from unmask.serving.metrics import Metrics
 
 MAX_ROWS = 64
 """Rows that are written at the same time, and rows of one network call."""
-WIDTH_STEP = 64
-"""Calls whose lengths round up to the same multiple of this are padded and made together."""
+WIDTH_STEP = {"cpu": 1, "cuda": 64}
+"""Calls whose lengths round up to the same multiple of this are padded and made together. On a CPU that saves no time,
+and the attention kernel for padded rows rounds differently."""
 
 
 @dataclass(eq=False)
@@ -35,7 +36,10 @@ class Call:
     @property
     def group(self) -> tuple[Any, ...]:
         """Calls of the same group are made together."""
-        return id(self.denoiser), -(-self.ids.shape[1] // WIDTH_STEP), self.alpha is None, self.positions is None
+        step = WIDTH_STEP.get(self.ids.device.type, 1)
+        padded = step == 1 and self.attention_mask is not None
+        width = -(-self.ids.shape[1] // step)
+        return id(self.denoiser), width, padded, self.alpha is None, self.positions is None
 
 
 class SharedDenoiser:
