@@ -20,7 +20,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 check: $(READY)
-	$(BIN)/python -m pytest -m gpu tests/integration/test_gpu*.py tests/test_random.py
+	$(BIN)/python -m pytest -m gpu $$(grep -rl --include='test_*.py' pytest.mark.gpu tests)
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu" $(PYTEST_ARGS)
 
 $(READY): pyproject.toml constraints.txt
