@@ -166,7 +166,7 @@ def test_the_end_of_a_row_is_seen_and_not_counted(table, policy, after):
     lm = build_pipeline(table, processor.tokenizer, processor.config)
     lm.text_processor, lm.row_length = processor, 5
     ids = processor.join(processor.parse("a[MASK]"))
-    nats = known_nats(lm._continue_with_masks(table), LogLinear(), processor, ids, torch.arange(1))
+    nats = known_nats(lm.text_processor.as_trained(table), LogLinear(), processor, ids, torch.arange(1))
     z = torch.tensor([[mask, mask, eos] if after == "eos" else [mask] * 5])
     expected = -float(table.head(table.hidden(z)).log_softmax(-1)[0, 0, ids[0]])
     assert nats == pytest.approx(expected, rel=1e-4)

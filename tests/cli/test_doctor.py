@@ -29,7 +29,7 @@ def doctor(run):
 @pytest.fixture
 def few_laws(monkeypatch):
     """Only the laws of two axes, which take a second."""
-    monkeypatch.setattr(laws, "AXES", ("schedule", "model"))
+    monkeypatch.setattr(laws, "AXES", ("schedule", "objective"))
 
 
 def test_the_report_has_every_part(doctor, reported, few_laws, mdlm_folder):
@@ -42,9 +42,9 @@ def test_the_report_has_every_part(doctor, reported, few_laws, mdlm_folder):
     assert (found["passed"], found["failures"], found["device"]) == (True, 0, "cpu")
     assert {"unmask", "Python", "torch", "transformers"} <= {one["name"] for one in found["versions"]}
     assert found["machine"]["cores"] >= 1
-    schedules, networks = found["laws"]
+    schedules, objectives = found["laws"]
     assert 0 < schedules["closest"]["share"] <= 1
-    assert networks["axis"] == "model"
+    assert objectives["axis"] == "objective"
     assert found["checkpoint"]["about"]["network"] == "DiT"
     exact = {one["name"]: one for one in found["checkpoint"]["findings"]}["bound is above the likelihood"]
     assert exact["passed"] is True

@@ -108,15 +108,15 @@ def test_an_unusable_driver_and_the_compiler_are_reported(monkeypatch):
 
 
 def test_every_case_counts_and_the_closest_is_reported(monkeypatch):
-    monkeypatch.setattr(laws, "AXES", ("schedule", "model"))
+    monkeypatch.setattr(laws, "AXES", ("schedule", "objective"))
     done = []
-    schedules, models = run_laws(torch.device("cpu"), done.append)
-    assert sum(done) == sum(len(laws.cases(axis)) for axis in ("schedule", "model"))
+    schedules, objectives = run_laws(torch.device("cpu"), done.append)
+    assert sum(done) == sum(len(laws.cases(axis)) for axis in laws.AXES)
     results = list(laws.run(("schedule",)))
     assert schedules["checks"] == len(results)
     assert schedules["members"] == len(laws.members("schedule"))
     assert schedules["closest"]["share"] == max(one.value / one.limit for one in results if one.limit > 0)
-    assert (models["axis"], models["passed"], models["broken"]) == ("model", True, [])
+    assert (objectives["axis"], objectives["passed"], objectives["broken"]) == ("objective", True, [])
 
 
 def test_tensors_of_the_cpu_move_to_the_device():

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,8 @@ def in_child(work: Callable[[], object]) -> int:
     try:
         work()
         os._exit(0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 

@@ -208,7 +208,10 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         own = F.pad(encoded, (0, 0, 0, length - encoded.shape[1]))
         if positions is not None:
             own, in_source = rows_at(own, positions), in_source.gather(1, positions)
-        return torch.where(in_source[:, :, None], own.to(rows.dtype), rows)
+        rows = torch.where(in_source[:, :, None], own.to(rows.dtype), rows)
+        if states is not None:
+            states[-1] = rows
+        return rows
 
     def _block_inputs(self, mask: Any, length: int, past: int | Tensor) -> tuple[Any, ...]:
         own, encoded, cross = mask
