@@ -14,6 +14,7 @@ from tests.encoders import make_encoder
 from unmask import registry
 from unmask.checkpoint import CheckpointConfig
 from unmask.data.glue import TASKS, Examples, TaskData
+from unmask.errors import UnmaskError
 from unmask.evaluation.glue import (
     EncodedTask,
     GlueResult,
@@ -149,6 +150,11 @@ def test_long_pairs_lose_tokens_of_the_longer_sentence():
     assert sizes[2:] == [(6, 1), (3, 4)]
     assert cut == 3
     assert rows[2] == [*b"abcdef", eos, *b"k"]
+
+
+def test_letters_without_a_token_are_refused(shipped_models):
+    with pytest.raises(UnmaskError, match="cannot encode"):
+        encode_examples(load("smoke"), [("Hello there",)])
 
 
 def test_batches_cover_an_epoch_with_little_padding():

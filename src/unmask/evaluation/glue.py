@@ -86,10 +86,9 @@ def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> 
     pair that is too long loses tokens of the longer sentence.
     """
     tokenizer = lm.text_processor.tokenizer
+    parts = iter(lm.text_processor.encode([text for pair in texts for text in pair]))  # refuses unknown letters
     known = next((text for pair in texts for text in pair if text), "a")
     begin, end = ([], []) if getattr(lm.denoiser.config, "frame", None) else _frame(tokenizer, known)
-    encoded = lm.text_processor.encode([text for pair in texts for text in pair])
-    parts = iter(encoded)
     separator = _separator(lm) if any(len(pair) > 1 for pair in texts) else []
     rows, truncated = [], 0
     for pair in texts:
