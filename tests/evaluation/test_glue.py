@@ -153,7 +153,7 @@ def test_long_pairs_lose_tokens_of_the_longer_sentence():
 
 
 def test_letters_without_a_token_are_refused(shipped_models):
-    with pytest.raises(UnmaskError, match="not in the tokenizer.s alphabet"):
+    with pytest.raises(UnmaskError, match="alphabet"):
         encode_examples(load("smoke"), [("Hello there",)])
 
 
