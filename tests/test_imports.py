@@ -13,7 +13,7 @@ LAYERS = [
     "registry io",
     "data random schedules process optimizers",
     "models objectives samplers constraints",
-    "checkpoint config generation_config text_processor infilling choices likelihood pipeline laws convert",
+    "checkpoint config generation_config text_processor infilling likelihood pipeline laws convert",
     "training",
     "evaluation plots convert doctor",
     "serving",

@@ -23,7 +23,6 @@ from unmask.checkpoint import (
     upload,
     write_checkpoint,
 )
-from unmask.choices import Choice, answer_nats, answer_rows, compare, split_slot
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
@@ -40,11 +39,16 @@ from unmask.generation_config import (
 )
 from unmask.infilling import (
     DEFAULT_STRENGTH,
+    Choice,
     TemplateLayout,
+    answer_nats,
+    answer_rows,
+    compare_answers,
     mask_around,
     mask_spans,
     mask_unlikely,
     most_likely_tokens,
+    split_at_blank,
 )
 from unmask.io import atomic_folder, check_new_folder
 from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
@@ -538,7 +542,7 @@ class MaskedDiffusionLM:
         rows = answer_rows(self.text_processor, text, choices)
         denoiser = self.text_processor.as_trained(self.denoiser)
         nats = answer_nats(denoiser, self.config.schedule, self.text_processor, rows, seed)
-        return compare(choices, nats, [len(answer) == 1 for _, answer in rows])
+        return compare_answers(choices, nats, [len(answer) == 1 for _, answer in rows])
 
     def evaluate(self, rows: Rows, **options: Any) -> Evaluation:
         """The bounds of rows of tokens; `options` are those of `unmask.likelihood.evaluate`."""
@@ -662,9 +666,9 @@ class AutoregressiveLM(MaskedDiffusionLM):
 
     def choose(self, text: str, choices: Sequence[str], *, seed: int = 0) -> list[Choice]:
         """As in a masked model, but always exact: the likelihoods of the text with each answer are compared."""
-        before, after = split_slot(text, choices)
+        before, after = split_at_blank(text, choices)
         nats = torch.tensor([[self.score(f"{before}{choice}{after}", seed=seed).nats for choice in choices]])
-        return compare(choices, nats, [True] * len(choices))
+        return compare_answers(choices, nats, [True] * len(choices))
 
     def edit_details(self, text: str, **options: Any) -> Generation:
         raise UnmaskError("An autoregressive model cannot see the text after a token; edit with a masked model.")

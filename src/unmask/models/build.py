@@ -60,7 +60,7 @@ class PlannerConfig(BaseModel):
     width: int = Field(default=128, ge=1)
 
 
-class _TransformerSpec(Component):
+class TransformerSpec(Component):
     """A size and overrides of its fields."""
 
     causal: ClassVar[bool] = False
@@ -91,7 +91,7 @@ class _TransformerSpec(Component):
         }
 
 
-class DiTSpec(_TransformerSpec):
+class DiTSpec(TransformerSpec):
     """A fresh bidirectional denoiser, unconditioned by default."""
 
     name: Literal["dit"] = "dit"
@@ -118,7 +118,7 @@ class DiTSpec(_TransformerSpec):
         return DiT(config)
 
 
-class CausalSpec(_TransformerSpec):
+class CausalSpec(TransformerSpec):
     """A fresh autoregressive model, whose sequences begin with the mask token."""
 
     name: Literal["causal"] = "causal"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unmask.data.encoding import encode_one
 from unmask.errors import UnmaskError
 from unmask.models.attention import AttentionMask, Rotary, attend_at, bidirectional_mask
-from unmask.models.build import _TransformerSpec
+from unmask.models.build import TransformerSpec
 from unmask.models.config import MaskedConfig, TransformerConfig
 from unmask.models.dit import MaskedNetwork, Transformer
 from unmask.models.layers import Block, LayerNorm, PositionEmbedding, ZeroLinear, rms_norm, rows_at
@@ -53,7 +53,7 @@ class EncoderDecoderConfig(MaskedConfig, TransformerConfig):
         self._check_token("separator_token_id", separator_token_id)
 
 
-class Source(NamedTuple):
+class CrossInputs(NamedTuple):
     """What cross-attention reads besides the rows of the source: `mask` [B, 1, 1, S] of its keys, `positions` [B, L] of
     the queries in the target, and `exists` [B, 1, 1], 0 for rows without a source."""
 
@@ -85,7 +85,7 @@ class CrossBlock(Block):
         rotary: Rotary,
         mask: AttentionMask,
         source_rows: Tensor,
-        source: Source,
+        source: CrossInputs,
         past_key_values: None = None,
         positions: Tensor | None = None,
         seeds: Tensor | None = None,
@@ -201,7 +201,7 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         seen = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         in_source = index < size
         keys = (in_source & seen)[:, : encoded.shape[1]]
-        cross = Source(bidirectional_mask(keys), (index - size).clamp_min(0), (size > 0)[:, :, None])
+        cross = CrossInputs(bidirectional_mask(keys), (index - size).clamp_min(0), (size > 0)[:, :, None])
         inputs: Any = (bidirectional_mask(seen & ~in_source), encoded, cross)
         cond = self._condition(alpha, input_ids.device)
         rows = self._run(input_ids, inputs, cond, positions=positions, states=states)
@@ -226,7 +226,7 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         return x + self.position_embed(length).to(x.dtype)[torch.where(index < size, index, index - size)]
 
 
-class EncoderDecoderSpec(_TransformerSpec):
+class EncoderDecoderSpec(TransformerSpec):
     """A fresh encoder-decoder for rows of a source, a separator and a target.
 
     Its blocks have about as many weights as those of a DiT with the same `size` or `layers`: the encoder has half of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.data.rows import TEXT_TOKENS
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.cross_entropy import scatter_rows, weighted_cross_entropy
+from unmask.models.cross_entropy import scatter_rows
 from unmask.process import Batch, mask_tokens
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
@@ -222,19 +222,6 @@ def hidden_states(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> T
         z_BL = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
     assert corruption.mask_rate is not None
     return denoiser.hidden(z_BL, alpha=1.0 - corruption.mask_rate, attention_mask=batch.key_padding_mask)
-
-
-def masked_cross_entropy(
-    denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False
-) -> tuple[Tensor, Tensor]:
-    """-log x_theta(x) at the masked rows under SUBS: the sum weighted as in the bound (or unweighted), and [N] values.
-
-    Zero-masking: the head has no output for the mask token. Carry-over: visible rows are not predicted at all, and only
-    masked rows are projected to the vocabulary.
-    """
-    hidden_BLD = hidden_states(denoiser, batch, corruption)
-    weights_N = corruption.row_mask.to(torch.float32) if flat else corruption.row_weight
-    return weighted_cross_entropy(denoiser, hidden_BLD, corruption.rows, batch.input_ids, weights_N)
 
 
 def time_grid(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, masked_cross_entropy, time_grid
+from unmask.models.cross_entropy import weighted_cross_entropy
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states, time_grid
 from unmask.process import MAX_STEPS, Batch, reveal_probability, sample_mask, sample_mask_of_size
 from unmask.schedules import MIN_TIME, Schedule
 
@@ -89,8 +90,14 @@ class MaskCount(Objective):
 
 
 def diffusion_loss(denoiser: Denoiser, batch: Batch, corruption: Corruption, flat: bool = False) -> LossTerms:
-    """weight * -log x_theta(x) at masked tokens, the only non-zero term of SUBS; `flat` trains without the weight."""
-    loss, nll_N = masked_cross_entropy(denoiser, batch, corruption, flat)
-    nll_BL = corruption.scatter(nll_N)
+    """weight * -log x_theta(x) at masked tokens, the only non-zero term of SUBS; `flat` trains without the weight.
+
+    Zero-masking: the head has no output for the mask token. Carry-over: visible tokens are not predicted at all, and
+    only masked rows are projected to the vocabulary.
+    """
     assert corruption.weight is not None
+    hidden_BLD = hidden_states(denoiser, batch, corruption)
+    weights_N = corruption.row_mask.to(torch.float32) if flat else corruption.row_weight
+    loss, nll_N = weighted_cross_entropy(denoiser, hidden_BLD, corruption.rows, batch.input_ids, weights_N)
+    nll_BL = corruption.scatter(nll_N)
     return LossTerms.diffusion_only(corruption.weight[:, None] * nll_BL, nll_BL, loss, batch.target_mask, corruption)
