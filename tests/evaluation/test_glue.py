@@ -30,7 +30,7 @@ from unmask.evaluation.glue import (
     glue_table,
     score,
 )
-from unmask.evaluation.tables.base import Workspace
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.pipeline import build_pipeline, load
 
 pytest.importorskip("sklearn")
@@ -244,33 +244,35 @@ def test_encoders_of_transformers_read_pairs_as_they_were_trained(kind, tmp_path
     assert all(weight.grad is None for weight in lm.denoiser.parameters())
 
 
+def measured(folder):
+    """The kept measurements with their times."""
+    return {path: path.stat().st_mtime_ns for path in (folder / "measurements").glob("glue-a-*.json")}
+
+
 def test_finished_fine_tunings_are_kept(tmp_path):
     lm, tasks = small_lm("dit"), [make_task("SST-2", 20), make_task("RTE", 20)]
     settings = GlueSettings(learning_rates=(1e-3, 2e-3), seeds=2, epochs=1)
-    done, measured = [], []
+    workspace, done, seen = Workspace(tmp_path), [], []
 
-    def stop_after(count):
-        def measure(name):
-            if len(measured) == count:
-                raise KeyboardInterrupt
-            measured.append(name)
-
-        return measure
+    def stop_in_the_sixth(examples):
+        seen.append(examples)
+        if sum(seen) > 5 * 20:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_glue(lm, "runs/a", tasks, settings, Workspace(tmp_path, on_measure=stop_after(5)))
-    assert len(list((tmp_path / "measurements").glob("glue-a-*.json"))) == 5
-    results = evaluate_glue(lm, "runs/a", tasks, settings, Workspace(tmp_path, on_measure=stop_after(8)), done.append)
-    assert len(measured) == len(results) == 8
+        evaluate_glue(lm, "runs/a", tasks, settings, workspace, stop_in_the_sixth)
+    first = measured(tmp_path)
+    assert len(first) == 5
+    results = evaluate_glue(lm, "runs/a", tasks, settings, workspace, done.append)
+    assert len(measured(tmp_path)) == len(results) == 8
+    assert first.items() <= measured(tmp_path).items()
     assert sum(done) == 2 * 2 * 2 * 20
     fresh = evaluate_glue(lm, "runs/a", tasks, settings, Workspace(tmp_path / "fresh"))
     assert fresh == results
     with torch.no_grad():
         lm.denoiser.blocks[0].norm1.weight += 1
-    other = evaluate_glue(
-        lm, "runs/a", tasks[:1], settings, Workspace(tmp_path, on_measure=lambda n: measured.append(n))
-    )
-    assert len(measured) == 12
+    other = evaluate_glue(lm, "runs/a", tasks[:1], settings, workspace)
+    assert len(measured(tmp_path)) == 12
     assert len(other) == 4
 
 
@@ -279,10 +281,12 @@ def test_fine_tunings_side_by_side_give_the_same_scores(tmp_path):
     lm, tasks = load(folder, device="cpu", dtype="float32"), [make_task("SST-2", 20), make_task("RTE", 20)]
     settings = GlueSettings(learning_rates=(1e-3,), seeds=2, epochs=1)
     alone = evaluate_glue(lm, "runs/a", tasks, settings, Workspace(tmp_path / "alone"))
-    workspace, repeated = Workspace(tmp_path / "together", on_measure=lambda name: repeated.append(name)), []
+    workspace = Workspace(tmp_path / "together")
     fine_tune_side_by_side([(lm, "runs/a")], tasks, settings, workspace, jobs=2)
+    before = measured(workspace.folder)
     assert evaluate_glue(lm, "runs/a", tasks, settings, workspace) == alone
-    assert not repeated
+    assert len(before) == 4
+    assert measured(workspace.folder) == before
 
 
 def result(checkpoint, task, rate, seed, **scores):

@@ -24,7 +24,8 @@ from tests.evaluation.tables.conftest import SMALLEST
 from tests.runs import assert_same_tensors, read_log_without_times, write_cats
 from unmask.config import Recipe, parse_recipe
 from unmask.evaluation.tables import get_experiment
-from unmask.evaluation.tables.base import Scale, Workspace, merge, run_experiment
+from unmask.evaluation.tables.base import Scale, merge
+from unmask.evaluation.tables.workspace import Workspace, run_experiment
 from unmask.training import train
 from unmask.training.checkpointing import find_latest
 

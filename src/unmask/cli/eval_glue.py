@@ -99,7 +99,7 @@ def glue(
         common.error_console.print(sentence, soft_wrap=True, markup=False)
 
     from unmask.evaluation.glue import GlueSettings, count_work, evaluate_glue, fine_tune_side_by_side, glue_table
-    from unmask.evaluation.tables.base import Workspace, write_table
+    from unmask.evaluation.tables.workspace import Workspace, write_table
     from unmask.pipeline import load
 
     settings = GlueSettings(rates, seeds, epochs, batch_size, limit)

@@ -89,8 +89,7 @@ def _run(
     report: bool,
 ) -> None:
     from unmask.evaluation.tables import get_experiment
-    from unmask.evaluation.tables.base import Workspace, run_experiment
-    from unmask.evaluation.tables.report import write_report
+    from unmask.evaluation.tables.workspace import Workspace, run_experiment, write_report
     from unmask.training import Callback, Interrupted, make_progress
 
     def on_run(label: str) -> list[Callback]:
@@ -127,7 +126,7 @@ def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
     """Print every experiment with its runs, and how long they take at this machine's measured speed."""
     from unmask.data.protocols import get_protocol
     from unmask.evaluation.tables import experiments
-    from unmask.evaluation.tables.base import measure_speed, training_flops
+    from unmask.evaluation.tables.workspace import measure_speed, training_flops
 
     speed = measure_speed()
     rows: list[dict[str, Any]] = []

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from unmask.data.glue import Task, TaskData
 from unmask.data.rows import permute
 from unmask.errors import UnmaskError
-from unmask.evaluation.tables.base import Cell, Table, Workspace
+from unmask.evaluation.tables.base import Cell, Table
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.optimizers.base import AdamW
 from unmask.pipeline import MaskedDiffusionLM, load
 
@@ -371,7 +372,7 @@ class _FineTuning:
         self, lm: MaskedDiffusionLM, settings: GlueSettings, workspace: Workspace, progress: Progress | None = None
     ) -> dict[str, float]:
         return workspace.measure(
-            self.label, lambda _: fine_tune(lm, self.encoded, self.rate, self.seed, settings, progress), **self.inputs
+            self.label, lambda: fine_tune(lm, self.encoded, self.rate, self.seed, settings, progress), **self.inputs
         )
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from unmask.evaluation.tables import get_experiment
-from unmask.evaluation.tables.base import TINY, Scale, Workspace, merge, run_experiment
+from unmask.evaluation.tables.base import TINY, Scale, merge
+from unmask.evaluation.tables.workspace import Workspace, run_experiment
 
 SMALLEST = merge(
     TINY,
@@ -20,22 +21,30 @@ SMALLEST = merge(
 )
 
 
+def make_table(folder, name, scale):
+    """The table of an experiment, and the runs trained for it. A second time nothing is trained or measured."""
+    trained = []
+    workspace = Workspace(folder, lambda label: trained.append(label) or ())
+    experiment = replace(get_experiment(name), scales={"tiny": scale})
+
+    def measured():
+        return {path: path.stat().st_mtime_ns for path in folder.glob("measurements/*.json")}
+
+    table, labels = run_experiment(experiment, "tiny", None, workspace), list(trained)
+    before = measured()
+    assert run_experiment(experiment, "tiny", None, workspace).markdown() == table.markdown()
+    assert (trained, measured()) == (labels, before)
+    assert (folder / name / "figure.png").stat().st_size > 1000
+    return table, labels
+
+
 @pytest.fixture(scope="module")
 def reproduce(tmp_path_factory):
-    """Make the table of an experiment twice; the second time nothing is trained or measured."""
+    """Make the table of an experiment at a size below `tiny`."""
     folder = tmp_path_factory.mktemp("reproduced")
 
     def make(name, **options):
-        done = []
-        scale = Scale("stdlib", SMALLEST, **{"documents": 2, "samples": 4, **options})
-        experiment = replace(get_experiment(name), scales={"tiny": scale})
-        workspace = Workspace(folder, lambda label: done.append(label) or (), lambda label: done.append(label))
-        table = run_experiment(experiment, "tiny", None, workspace)
-        assert done
-        done.clear()
-        assert run_experiment(experiment, "tiny", None, workspace).markdown() == table.markdown()
-        assert not done
-        assert (folder / name / "figure.png").stat().st_size > 1000
+        table, _ = make_table(folder, name, Scale("stdlib", SMALLEST, **{"documents": 2, "samples": 4, **options}))
         assert all(set(table.columns) & set(row) for label, row in table.rows.items() if "published" not in label)
         return table
 

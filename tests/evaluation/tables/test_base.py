@@ -9,8 +9,8 @@ import pytest
 from tests.runs import StopAt
 from unmask.data.protocols import get_protocol
 from unmask.evaluation.tables import experiments
-from unmask.evaluation.tables.base import TINY, Cell, Table, Workspace, bound_cell, make_run, merge, training_flops
-from unmask.evaluation.tables.report import write_report
+from unmask.evaluation.tables.base import TINY, Cell, Table, bound_cell, make_run, merge
+from unmask.evaluation.tables.workspace import Workspace, training_flops, write_report
 from unmask.likelihood import Bound
 from unmask.training import Callback, Interrupted
 

@@ -7,22 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.evaluation.tables.conftest import make_table
 from unmask.data.protocols import get_protocol
 from unmask.evaluation.glue import GlueSettings
 from unmask.evaluation.tables import get_experiment
-from unmask.evaluation.tables.base import Workspace, run_experiment
+from unmask.evaluation.tables.base import seeded_runs
 from unmask.evaluation.tables.dna import (
     HYENA,
     MAMBA,
     MDLM,
     MLM,
+    MODELS,
     PLAID,
     SEDD,
     TABLE6,
     TABLE6_SCALES,
     TABLE7,
     DNAScale,
-    dna_runs,
     dna_tasks,
 )
 
@@ -44,36 +45,25 @@ SCALE = DNAScale(
 )
 
 
-def make(folder, name, scale=SCALE):
-    done = []
-    workspace = Workspace(folder, lambda label: done.append(label) or (), lambda label: done.append(label))
-    experiment = replace(get_experiment(name), scales={"tiny": scale})
-    return run_experiment(experiment, "tiny", None, workspace), done
-
-
 def test_both_tables_share_runs_and_are_resumed(tmp_path):
-    table, done = make(tmp_path, "table6")
-    assert [label for label in done if "seed" in label] == [f"{name}, seed 0" for name in TABLE6]
+    table, trained = make_table(tmp_path, "table6", SCALE)
+    assert trained == [f"{name}, seed 0" for name in TABLE6]
     assert list(table.rows) == [MAMBA, HYENA, PLAID, SEDD, MDLM]
     assert table.rows[PLAID] == {}
     assert [table.rows[name]["perplexity"].bound for name in TABLE6] == [False, False, True, True]
     assert table.columns == ["perplexity", "bits per base", "parameters, millions"]
     assert {label: row["perplexity"] for label, row in table.published.items()}[MDLM] == 3.199
-    again, repeated = make(tmp_path, "table6")
-    assert (again.markdown(), repeated) == (table.markdown(), [])
 
-    table, done = make(tmp_path, "table7")
-    assert [label for label in done if "seed" in label] == [f"{MLM}, seed 0"], "AR and MDLM are those of table6"
+    table, trained = make_table(tmp_path, "table7", SCALE)
+    assert trained == [f"{MLM}, seed 0"], "AR and MDLM are those of table6"
     assert table.columns == list(TABLE7)
     assert list(table.rows) == ["motif, Matthews", "motif, accuracy"]
     assert "Percent on the test set" in " ".join(table.notes)
-    again, repeated = make(tmp_path, "table7")
-    assert (again.markdown(), repeated) == (table.markdown(), [])
 
 
 def test_the_models_have_equal_parameters_batches_and_steps():
     scale = TABLE6_SCALES["small"]
-    runs = dna_runs((*TABLE6, MLM), scale, get_protocol("chr20"))
+    runs = seeded_runs(MODELS, scale, get_protocol("chr20"))
     assert len(runs) == 15
     assert len({run.folder for run in runs}) == 15
     assert len({(run.recipe.training.steps, run.recipe.training.batch_size) for run in runs}) == 1

@@ -7,8 +7,9 @@ import pytest
 
 from unmask.data.protocols import get_protocol
 from unmask.evaluation.tables import get_experiment
-from unmask.evaluation.tables.base import Workspace, merge, training_flops
+from unmask.evaluation.tables.base import merge
 from unmask.evaluation.tables.scaling import ScarceScale, fit_power_law, fit_scaling, optimum
+from unmask.evaluation.tables.workspace import Workspace, training_flops
 
 SIZES = np.log(np.array([1e5, 2e5, 4e5, 8e5]))
 BUDGETS = np.array([1e15, 4e15, 1.6e16])

@@ -1,7 +1,7 @@
 """The tables and figures of the paper as experiments: `unmask reproduce`.
 
-An experiment names the runs that it needs and makes a table of them; `base` has what all experiments share. A module
-of experiments has a tuple `EXPERIMENTS` and is named in `MODULES`.
+An experiment names the runs that it needs and makes a table of them. `base` has what experiments are made of, and
+`workspace` trains, measures and writes. A module of experiments has a tuple `EXPERIMENTS` and is named in `MODULES`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unmask.errors import UnmaskError, did_you_mean
 if TYPE_CHECKING:
     from unmask.evaluation.tables.base import Experiment
 
-MODULES = ("language_modeling", "estimators", "sampling", "scaling", "translation", "glue", "dna")
+MODULES = ("language_modeling", "estimators", "sampling", "scaling", "translation", "encoders", "dna")
 
 
 def experiments() -> dict[str, Experiment]:

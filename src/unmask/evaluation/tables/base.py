@@ -1,34 +1,22 @@
-"""Experiments: the runs that a table needs, a workspace that trains and measures each of them once, and the table.
-
-Everything that a workspace does is kept in its folder: runs in `runs/`, measurements in `measurements/`. A second
-call finds what is there and goes on with the rest, whenever the first one was stopped.
-"""
+"""What experiments are made of: scales, runs, cells, curves and tables; `workspace` trains and measures them."""
 
 from __future__ import annotations
 
-import json
 import math
-import platform
-import shlex
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from unmask import __version__
-from unmask.config import Recipe, parse_recipe, with_overrides
-from unmask.data.protocols import Protocol, get_protocol
+from unmask.config import Recipe, parse_recipe
+from unmask.data.protocols import Protocol
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
-from unmask.io import atomic_text
-from unmask.likelihood import OFFSETS, Bound, estimate_bound
+from unmask.likelihood import Bound
 
 if TYPE_CHECKING:
-    from unmask.pipeline import MaskedDiffusionLM
-    from unmask.training import Callback
+    from unmask.evaluation.tables.workspace import Workspace
 
 ScaleName = Literal["tiny", "small", "paper"]
 SCALES = get_args(ScaleName)
@@ -121,6 +109,21 @@ def make_run(label: str, protocol: Protocol, *parts: Mapping[str, Any], seed: in
     recipe = merge({"data": data}, *parts, {"training": {"seed": seed}})
     recipe["model"] = {"name": "dit", **recipe["model"]}
     return Run(label, parse_recipe(recipe), seed)
+
+
+def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: Protocol) -> list[Run]:
+    """A run for each row, which says what it changes in the scale's recipe, and each training seed."""
+    return [
+        make_run(label, protocol, scale.recipe, row, seed=seed)
+        for label, row in rows.items()
+        for seed in range(scale.seeds)
+    ]
+
+
+def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each row."""
+    labels = dict.fromkeys(run.label for run in runs)
+    return {label: [run for run in runs if run.label == label] for label in labels}
 
 
 @dataclass(frozen=True)
@@ -255,8 +258,8 @@ class Table:
 class Experiment:
     """A table of the paper, or of a claim in it.
 
-    runs: what it trains, for a scale and a protocol. measure: the table, of trained runs. protocols: scales that it
-    supports with their sizes. translates: whether its data are pairs of texts.
+    scales: its size at each scale that it has. runs: what it trains, for a size and a protocol. measure: the table, of
+    trained runs. translates: whether its data are pairs of texts.
     """
 
     name: str
@@ -276,209 +279,55 @@ class Experiment:
         return self.scales[name]
 
 
-class Workspace:
-    """A folder in which runs are trained and measured once.
-
-    on_run: called with the label before a run is trained, and returns the callbacks of its training. on_measure: called
-    with the name of a measurement before it is made, and returns a function that is told how many draws are done.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        on_run: Callable[[str], Sequence[Callback]] = lambda label: (),
-        on_measure: Callable[[str], Callable[[float], None] | None] = lambda name: None,
-        device: str | None = None,
-    ) -> None:
-        self.folder = folder
-        self.device = device
-        self._on_run, self._on_measure = on_run, on_measure
-        self.seconds: dict[str, float] = {}
-
-    def train(self, run: Run) -> Path:
-        """Train a run, or finish one that was stopped, and return its folder."""
-        from unmask.training import train
-        from unmask.training.checkpointing import find_latest, read_trainer_state
-
-        path = self.folder / "runs" / run.folder
-        latest = find_latest(path)
-        if latest is None or read_trainer_state(latest).step < run.recipe.training.steps:
-            recipe = run.recipe
-            if run.start is not None:
-                model = recipe.model.model_copy(update={"path": str(self.train(run.start))})
-                recipe = recipe.model_copy(update={"model": model})
-            train(recipe, path, resume="auto", callbacks=self._on_run(f"{run.label}, seed {run.seed}"))
-        latest = find_latest(path)
-        assert latest is not None
-        self.seconds[run.folder] = read_trainer_state(latest).seconds
-        return path
-
-    def load(self, run: Run) -> MaskedDiffusionLM:
-        from unmask.pipeline import load
-
-        return load(self.train(run), device=self.device)
-
-    def count_parameters(self, run: Run) -> Cell:
-        """Millions of parameters of a run's network."""
-
-        def count(_: Any) -> dict[str, Any]:
-            return {"millions": sum(one.numel() for one in self.load(run).denoiser.parameters()) / 1e6}
-
-        return Cell(self.measure("parameters", count, run=run.folder)["millions"])
-
-    def measure(
-        self, name: str, compute: Callable[[Callable[[float], None] | None], dict[str, Any]], **inputs: Any
-    ) -> dict[str, Any]:
-        """The result of `compute(progress)`, a JSON object, kept under `name` and its inputs."""
-        path = self._measurement(name, inputs)
-        if path.is_file():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            start = time.perf_counter()
-            result = compute(self._on_measure(name))
-            kept = {"inputs": inputs, "seconds": time.perf_counter() - start, "result": result}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_text(path, json.dumps(kept, indent=1) + "\n")
-        self.seconds[path.stem] = kept["seconds"]
-        return kept["result"]
-
-    def has_measured(self, name: str, **inputs: Any) -> bool:
-        """Return whether a result is kept."""
-        return self._measurement(name, inputs).is_file()
-
-    def _measurement(self, name: str, inputs: dict[str, Any]) -> Path:
-        digest = blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=5).hexdigest()
-        return self.folder / "measurements" / f"{name}-{digest}.json"
-
-    def bound(
-        self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
-    ) -> Bound:
-        """The bound of a run on the test part of a protocol, or that of its process in so many steps."""
-        from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
-        from unmask.objectives.subs import Subs
-
-        def compute(progress: Callable[[float], None] | None) -> dict[str, Any]:
-            lm = self.load(run)
-            rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
-            if steps is None:
-                return lm.evaluate(rows, seed=seed, progress=progress).headline.as_dict()
-            denoiser, estimator = lm.prepare_denoiser(rows.length * len(rows) * OFFSETS), Subs(steps=steps)
-            return estimate_bound(denoiser, estimator, lm.config.schedule, rows, seed=seed, progress=progress).as_dict()
-
-        self.train(run)
-        inputs = {"run": run.folder, "protocol": protocol.name, "documents": documents, "seed": seed}
-        inputs |= {} if steps is None else {"steps": steps}
-        return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
+# ---- tables of likelihoods -------------------------------------------------------------------------------------------
 
 
-def run_experiment(
-    experiment: Experiment,
-    scale_name: ScaleName,
-    on: str | None,
+def units(protocol: Protocol) -> dict[str, str]:
+    """The columns of a likelihood table and their units: bits per character where characters are the tokens."""
+    if protocol.tokenizer["name"] == "dna":
+        return {"perplexity": "perplexity", "bits per base": "bits_per_char"}
+    if protocol.tokenizer["name"] == "char":
+        return {"bits per character": "bits_per_char"}
+    return {"perplexity": "perplexity", "bits per byte": "bits_per_byte"}
+
+
+def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> Table:
+    """A table of runs with a column for the parameters of their networks."""
+    column = "parameters, millions"
+    sizes = {label: workspace.count_parameters(seeds[0]) for label, seeds in by_label(runs).items()}
+    rows = {
+        label: {**cells, **({column: sizes[label]} if label in sizes else {})} for label, cells in table.rows.items()
+    }
+    return replace(table, columns=[*table.columns, column], rows=rows)
+
+
+def bounds_table(
     workspace: Workspace,
-    settings: Sequence[str] = (),
-    seeds: int | None = None,
+    scale: Scale,
+    protocol: Protocol,
+    runs: Sequence[Run],
+    title: str,
+    published: Mapping[str, float] | None = None,
+    published_on: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Table:
-    """Train what is missing, measure, and write the table as JSON, Markdown and a picture.
-
-    settings: KEY=VALUE for the recipe that the runs share. seeds: training seeds of each run, instead of the scale's.
-    """
-    scale = experiment.scale(scale_name)
-    scale = replace(scale, recipe=with_overrides(scale.recipe, settings), seeds=seeds or scale.seeds)
-    protocol = get_protocol(on or scale.protocol)
-    if not experiment.fits(protocol):
-        kind = "pairs of texts, such as multi30k" if experiment.translates else "plain text"
-        raise UnmaskError(f"'{experiment.name}' needs {kind}, got the protocol '{protocol.name}'; choose another.")
-    workspace.seconds.clear()
-    table = experiment.measure(workspace, scale, protocol, experiment.runs(scale, protocol))
-    options = ["--scale", scale_name, *(["--on", on] if on else []), *(["--seeds", str(seeds)] if seeds else [])]
-    command = shlex.join(["unmask", "reproduce", experiment.name, *options, *settings])
-    report = {
-        "experiment": experiment.name,
-        "command": command,
-        "scale": scale_name,
-        "protocol": protocol.name,
-        "stand_in": protocol.stand_in,
-        "seconds_by_part": dict(workspace.seconds),
-    }
-    write_table(workspace.folder / experiment.name, table, report, f"`{command}`, protocol `{protocol.name}`")
-    return table
+    """The bound of each row on the test part of the protocol, averaged over training seeds."""
+    columns = units(protocol)
+    rows = {}
+    for label, seeds in by_label(runs).items():
+        bounds = [workspace.bound(run, protocol, scale.documents) for run in seeds]
+        rows[label] = {column: bound_cell(bounds, unit) for column, unit in columns.items()}
+    return Table(
+        title,
+        list(columns),
+        rows,
+        {label: {"perplexity": value} for label, value in (published or {}).items()},
+        [*notes, error_note(scale)],
+        comparable=protocol.name == published_on,
+    )
 
 
-def write_table(folder: Path, table: Table, report: Mapping[str, Any], heading: str) -> dict[str, Any]:
-    """Write table.json (the report, versions and the table), table.md and figure.png, and return the JSON object."""
-    from unmask.plots.tables import draw_table
-
-    full = {**report, "versions": versions(), **table.as_dict()}
-    folder.mkdir(parents=True, exist_ok=True)
-    draw_table(table, folder / "figure.png")
-    atomic_text(folder / "table.md", f"{table.markdown()}\n{heading}\n")
-    atomic_text(folder / "table.json", json.dumps(full, indent=1, ensure_ascii=False) + "\n")
-    return full
-
-
-def versions() -> dict[str, str]:
-    """The versions and the device behind a result."""
-    import torch
-    import transformers
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    return {
-        "unmask": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": device,
-    }
-
-
-# ---- how long an experiment takes -----------------------------------------------------------------------------------
-
-VOCABULARIES = {"dna": 6, "char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
-"""Tokens of the protocols' tokenizers, the mask included."""
-SPEED_SECONDS = 2.0
-
-
-def measure_speed() -> float:
-    """Floating-point operations per second of training steps on this machine, measured for two seconds."""
-    import torch
-
-    from unmask.models.inference import select_device
-    from unmask.objectives.base import Noise
-    from unmask.process import Batch
-    from unmask.training.metrics import flops_per_token
-
-    device = select_device(None)
-    on_gpu = device.type == "cuda"
-    recipe = parse_recipe({"model": {"name": "dit", "size": "small" if on_gpu else "nano", "dropout": 0.0}})
-    rows, length, vocabulary = (64 if on_gpu else 8), recipe.data.length, 1024
-    network = recipe.model.build(vocabulary, vocabulary - 1, length).to(device)
-    batch = Batch.of(torch.randint(vocabulary - 1, (rows, length), device=device))
-    noise = Noise.draw(0, 0, torch.arange(rows, device=device), torch.rand(rows, device=device), length)
-    times: list[float] = []
-    while sum(times) < SPEED_SECONDS or len(times) < 3:
-        start = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            terms = recipe.objective.loss(network, batch, recipe.schedule, noise)
-        terms.loss.sum().backward()
-        if on_gpu:
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    flops = flops_per_token(network.config, length, recipe.objective, recipe.schedule)
-    assert flops is not None
-    return flops * rows * length / statistics.median(times)
-
-
-def training_flops(recipe: Recipe, model: Any = None) -> float:
-    """Floating-point operations of a training run; NaN for an unknown architecture. model: replaces the recipe's."""
-    import torch
-
-    from unmask.training.metrics import flops_per_token
-
-    data = recipe.data
-    tokenizer = data.tokenizer.model_dump()
-    vocabulary = tokenizer.get("vocab_size") or VOCABULARIES.get(tokenizer.get("path", tokenizer["name"]), 50_258)
-    with torch.device("meta"):
-        config = (model or recipe.model).build(vocabulary, vocabulary - 1, data.length).config
-    flops = flops_per_token(config, data.length, recipe.objective, recipe.schedule) or math.nan
-    return flops * recipe.training.steps * recipe.training.batch_size * data.length
+def error_note(scale: Scale) -> str:
+    """What the errors of a table are."""
+    seeds = f", ± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else ""
+    return f"± Monte-Carlo error (bounds only), ± data error over documents (unknown for one document){seeds}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,20 @@ from unmask.data.glue import TaskData
 from unmask.data.protocols import DATA_VARIABLE, Protocol
 from unmask.errors import UnmaskError
 from unmask.evaluation.glue import GlueResult, GlueSettings, glue_table
-from unmask.evaluation.tables.base import TINY, Experiment, Run, Scale, ScaleName, Table, Workspace, make_run, merge
-from unmask.evaluation.tables.glue import fine_tune_run
-from unmask.evaluation.tables.language_modeling import bounds_table, with_parameters
+from unmask.evaluation.tables.base import (
+    TINY,
+    Experiment,
+    Run,
+    Scale,
+    ScaleName,
+    Table,
+    bounds_table,
+    merge,
+    seeded_runs,
+    with_parameters,
+)
+from unmask.evaluation.tables.encoders import fine_tune_run
+from unmask.evaluation.tables.workspace import Workspace
 
 MAMBA, HYENA, SEDD, MDLM, MLM = "Mamba AR", "HyenaDNA AR", "SEDD", "MDLM", "MLM"
 PLAID = "Plaid, published only"
@@ -28,7 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
     MLM: CADUCEUS | {"objective": "mlm"},
 }
 """What each model changes in the shared recipe. A new model is one more entry."""
-TABLE6, TABLE7 = (MAMBA, HYENA, SEDD, MDLM), (MAMBA, MLM, MDLM)
+TABLE6 = {label: MODELS[label] for label in (MAMBA, HYENA, SEDD, MDLM)}
+TABLE7 = {label: MODELS[label] for label in (MAMBA, MLM, MDLM)}
 TABLE6_PUBLISHED = {MAMBA: 3.067, HYENA: 3.153, PLAID: 3.240, SEDD: 3.216, MDLM: 3.199}
 TABLE7_PUBLISHED = {
     "dummy_mouse_enhancers_ensembl": 79.5,
@@ -49,15 +62,6 @@ class DNAScale(Scale):
 
     settings: GlueSettings = field(default_factory=GlueSettings)
     files: bool = True
-
-
-def dna_runs(labels: Sequence[str], scale: DNAScale, protocol: Protocol) -> list[Run]:
-    """A run for each model and training seed, all with equal steps and batches."""
-    return [
-        make_run(label, protocol, merge(scale.recipe, MODELS[label]), seed=seed)
-        for label in labels
-        for seed in range(scale.seeds)
-    ]
 
 
 def measure_table6(workspace: Workspace, scale: DNAScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
@@ -160,14 +164,14 @@ EXPERIMENTS = (
         "table6",
         "Perplexity of DNA per base: Mamba AR, Hyena AR, SEDD and MDLM",
         TABLE6_SCALES,
-        lambda scale, protocol: dna_runs(TABLE6, scale, protocol),
+        partial(seeded_runs, TABLE6),
         measure_table6,
     ),
     Experiment(
         "table7",
         "Classification of DNA after pre-training as AR, MLM and MDLM",
         TABLE7_SCALES,
-        lambda scale, protocol: dna_runs(TABLE7, replace(scale, seeds=1), protocol),
+        lambda scale, protocol: seeded_runs(TABLE7, replace(scale, seeds=1), protocol),
         measure_table7,
     ),
 )

@@ -22,17 +22,15 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
-    Workspace,
     bound_cell,
-)
-from unmask.evaluation.tables.language_modeling import (
-    STEPS,
     by_label,
     error_note,
     seeded_runs,
     units,
 )
-from unmask.evaluation.tables.sampling import judged_cells, one_seed
+from unmask.evaluation.tables.language_modeling import STEPS, one_seed
+from unmask.evaluation.tables.sampling import judged_cells
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
 from unmask.likelihood import Bound, estimate_bound
 from unmask.objectives.base import Noise, Objective
@@ -210,12 +208,12 @@ def _measure_estimator(
 ) -> dict[str, Any]:
     """The bound and the variances of one estimator on the network of a run."""
 
-    def compute(progress: Any) -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         denoiser, rows, batches = _open(workspace, run, protocol, scale.documents)
         torch.manual_seed(0)
         setting = denoiser, estimator, schedule, batches
         return {
-            "bound": estimate_bound(denoiser, estimator, schedule, rows, progress=progress).as_dict(),
+            "bound": estimate_bound(denoiser, estimator, schedule, rows).as_dict(),
             "variance": loss_variance(*setting, scale.samples),
             "iid": gradient_variance(*setting, scale.samples // 2, stratified=False),
             "stratified": gradient_variance(*setting, scale.samples // 2, stratified=True),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from unmask.data.protocols import Protocol, get_protocol
@@ -19,11 +20,22 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
-    Workspace,
     bound_cell,
-    make_run,
+    bounds_table,
+    by_label,
+    error_note,
     merge,
+    seeded_runs,
+    units,
+    with_parameters,
 )
+from unmask.evaluation.tables.workspace import Workspace
+
+STDLIB = Scale("stdlib", TINY, documents=6)
+WIKI = Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_size": 64}}), seeds=2)
+
+
+# ---- the baselines: Tables 1 and 2 -----------------------------------------------------------------------------------
 
 BASELINES: dict[str, dict[str, Any]] = {
     "AR": {"model": {"name": "causal"}, "objective": "ar"},
@@ -32,175 +44,62 @@ BASELINES: dict[str, dict[str, Any]] = {
     "MDLM": {"objective": "subs"},
 }
 """The rows of Tables 1 and 2: what each model changes in the shared recipe. A new baseline is one more entry."""
-BIMAMBA_SIZES: dict[str, dict[str, int]] = {
-    "nano": {"hidden_size": 64, "layers": 4},
-    "tiny": {"hidden_size": 352, "layers": 16},
-    "small": {"hidden_size": 704, "layers": 24},
-}
-"""A bidirectional Mamba with about the parameters of the DiT of each scale, by the size that its recipe names."""
-STEPS = 1000
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "MDLM": {"objective": "subs"},
-    "w/o continuous time": {"objective": {"name": "subs", "steps": STEPS}},
-    "& w/o carry-over": {"objective": {"name": "d3pm", "steps": STEPS, "zero_masking": True}},
-    "& w/o zero-masking": {"objective": {"name": "d3pm", "steps": STEPS}},
-}
-"""The rows of Table 8."""
-ENGINEERING: dict[str, dict[str, Any]] = {
-    "all of them": {},
-    "bytes instead of BPE": {"data": {"tokenizer": {"name": "byte"}}},
-    "learned instead of rotary positions": {"model": {"learned_positions": True}},
-    "i.i.d. instead of low-discrepancy t": {"training": {"times": "iid"}},
-    "none of them": {
-        "data": {"tokenizer": {"name": "byte"}},
-        "model": {"learned_positions": True},
-        "training": {"times": "iid"},
-    },
-}
-"""What MDLM changed besides the objective, each undone alone and all together."""
-BPE_SIZE = 1024
-"""Vocabulary of `engineering` where the protocol has characters or bytes."""
-EVALUATION_SEEDS = 5
 LM1B_PUBLISHED = {"AR": 22.32, "D3PM": 76.90, "SEDD": 32.79, "MDLM": 27.04}
 OWT_PUBLISHED = {"AR": 17.54, "SEDD": 24.10, "MDLM": 23.21}
-TABLE8_PUBLISHED = dict(zip(ABLATIONS, (27.04, 27.19, 28.56, 28.51), strict=True))
+
+
+def baseline_runs(labels: Iterable[str], scale: Scale, protocol: Protocol) -> list[Run]:
+    """Runs of some baselines. AR takes half of the steps, in which it predicts as many tokens."""
+    halved = {"training": {"steps": scale.recipe["training"]["steps"] // 2}}
+    rows = {label: merge(BASELINES[label], halved if label == "AR" else {}) for label in labels}
+    return seeded_runs(rows, scale, protocol)
+
+
+def one_seed(*labels: str) -> Callable[[Scale, Protocol], list[Run]]:
+    """The runs of some baselines with the first training seed."""
+    return lambda scale, protocol: baseline_runs(labels, replace(scale, seeds=1), protocol)
+
+
+def compare_baselines(
+    name: str, published: Mapping[str, float], published_on: str, small: Scale, paper: Scale
+) -> Experiment:
+    """An experiment that compares all baselines by their bound."""
+    note = (
+        "Equal parameters, optimiser and predicted tokens: AR predicts every token of a row and takes half of the "
+        f"steps. Published: perplexities of the paper's models on {published_on}."
+    )
+
+    def measure(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+        title = f"AR, D3PM, SEDD and MDLM on {protocol.name}"
+        return bounds_table(workspace, scale, protocol, runs, title, published, published_on, [note])
+
+    return Experiment(
+        name,
+        f"AR, D3PM, SEDD and MDLM side by side; in the paper on {published_on}",
+        {"tiny": STDLIB, "small": small, "paper": paper},
+        partial(baseline_runs, BASELINES),
+        measure,
+    )
+
+
+TABLE1 = compare_baselines("table1", LM1B_PUBLISHED, "lm1b", Scale("text8-74m", SMALL, seeds=2), Scale("lm1b", PAPER))
+TABLE2 = compare_baselines("table2", OWT_PUBLISHED, "openwebtext", WIKI, Scale("openwebtext", PAPER))
+
+
+# ---- zero-shot: Table 3 ----------------------------------------------------------------------------------------------
+
 TABLE3_SETS = ("ptb", "wikitext-103-raw", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 TABLE3_PUBLISHED = {
     "AR": (82.05, 25.75, 51.25, 51.28, 52.09, 49.01, 41.73),
     "SEDD": (100.09, 34.28, 68.20, 49.86, 62.09, 44.53, 38.48),
     "MDLM": (95.26, 32.83, 67.01, 47.52, 61.15, 41.89, 37.37),
 }
-
-
-STDLIB = Scale("stdlib", TINY, documents=6)
-WIKI = Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_size": 64}}), seeds=2)
-
-
-def units(protocol: Protocol) -> dict[str, str]:
-    """The columns of a likelihood table and their units: bits per character where characters are the tokens."""
-    if protocol.tokenizer["name"] == "dna":
-        return {"perplexity": "perplexity", "bits per base": "bits_per_char"}
-    if protocol.tokenizer["name"] == "char":
-        return {"bits per character": "bits_per_char"}
-    return {"perplexity": "perplexity", "bits per byte": "bits_per_byte"}
-
-
-def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: Protocol) -> list[Run]:
-    """A run for each row and training seed. AR takes half of the steps, in which it predicts as many tokens."""
-    runs = []
-    for label, row in rows.items():
-        recipe = merge(scale.recipe, row)
-        if recipe.get("objective") == "ar":
-            recipe = merge(recipe, {"training": {"steps": recipe["training"]["steps"] // 2}})
-        runs += [make_run(label, protocol, recipe, seed=seed) for seed in range(scale.seeds)]
-    return runs
-
-
-def trunk_runs(scale: Scale, protocol: Protocol) -> list[Run]:
-    """MDLM with the DiT and with a bidirectional Mamba of twice the blocks and as many parameters."""
-    rest = {name: part for name, part in scale.recipe.items() if name != "model"}
-    dit = scale.recipe["model"]
-    bimamba = {"name": "bimamba", "dropout": dit["dropout"], **BIMAMBA_SIZES[dit["size"]]}
-    rows = {"MDLM": {"model": dit}, "MDLM, bimamba": {"model": bimamba}}
-    return seeded_runs(
-        {label: merge(BASELINES["MDLM"], row) for label, row in rows.items()}, replace(scale, recipe=rest), protocol
-    )
-
-
-def measure_trunks(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
-    """The bound and the parameters of every trunk."""
-    table = bounds_table(workspace, scale, protocol, runs, f"MDLM with two trunks on {protocol.name}")
-    return with_parameters(table, workspace, runs)
-
-
-def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> Table:
-    """A table of runs with a column for the parameters of their networks."""
-    column = "parameters, millions"
-    sizes = {label: workspace.count_parameters(seeds[0]) for label, seeds in by_label(runs).items()}
-    rows = {
-        label: {**cells, **({column: sizes[label]} if label in sizes else {})} for label, cells in table.rows.items()
-    }
-    return replace(table, columns=[*table.columns, column], rows=rows)
-
-
-def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each row."""
-    labels = dict.fromkeys(run.label for run in runs)
-    return {label: [run for run in runs if run.label == label] for label in labels}
-
-
-def bounds_table(
-    workspace: Workspace,
-    scale: Scale,
-    protocol: Protocol,
-    runs: Sequence[Run],
-    title: str,
-    published: Mapping[str, float] | None = None,
-    published_on: str | None = None,
-    notes: Sequence[str] = (),
-) -> Table:
-    """The bound of each row on the test part of the protocol, averaged over training seeds."""
-    columns = units(protocol)
-    rows = {}
-    for label, seeds in by_label(runs).items():
-        bounds = [workspace.bound(run, protocol, scale.documents) for run in seeds]
-        rows[label] = {column: bound_cell(bounds, unit) for column, unit in columns.items()}
-    return Table(
-        title,
-        list(columns),
-        rows,
-        {label: {"perplexity": value} for label, value in (published or {}).items()},
-        [*notes, error_note(scale)],
-        comparable=protocol.name == published_on,
-    )
-
-
-def error_note(scale: Scale) -> str:
-    """What the errors of a table are."""
-    seeds = f", ± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else ""
-    return f"± Monte-Carlo error (bounds only), ± data error over documents (unknown for one document){seeds}."
-
-
-def _comparison(
-    name: str, published: Mapping[str, float], published_on: str, scales: Mapping[ScaleName, Scale]
-) -> Experiment:
-    note = (
-        "Equal parameters, optimiser and predicted tokens: AR predicts every token of a row and takes half of the "
-        f"steps. Published: perplexities of the paper's models on {published_on}."
-    )
-    return Experiment(
-        name,
-        f"AR, D3PM, SEDD and MDLM side by side; in the paper on {published_on}",
-        scales,
-        lambda scale, protocol: seeded_runs(BASELINES, scale, protocol),
-        lambda workspace, scale, protocol, runs: bounds_table(
-            workspace,
-            scale,
-            protocol,
-            runs,
-            f"AR, D3PM, SEDD and MDLM on {protocol.name}",
-            published,
-            published_on,
-            [note],
-        ),
-    )
-
-
-def _options(name: str, about: str, rows: Mapping[str, Mapping[str, Any]]) -> Experiment:
-    """An experiment that compares variants of MDLM by their bound."""
-    return Experiment(
-        name,
-        about,
-        {
-            "tiny": STDLIB,
-            "small": Scale("text8-74m", SMALL, seeds=3),
-            "paper": Scale("openwebtext", PAPER),
-        },
-        lambda scale, protocol: seeded_runs(rows, scale, protocol),
-        lambda workspace, scale, protocol, runs: bounds_table(
-            workspace, scale, protocol, runs, f"{about}, on {protocol.name}"
-        ),
-    )
+ZERO_SHOT_SETS = {
+    "stdlib": ["functions"],
+    "wiki": ["ptb", "wikitext-2", "lambada", "ag_news", "pubmedqa", "scitldr"],
+    "openwebtext": list(TABLE3_SETS),
+}
+"""The data sets of Table 3 by the protocol of a scale."""
 
 
 def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
@@ -223,6 +122,29 @@ def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
         notes.append("The published models were trained on OpenWebText.")
     comparable = protocol.name == "openwebtext"
     return Table(f"Zero-shot perplexity of models trained on {protocol.name}", sets, rows, published, notes, comparable)
+
+
+TABLE3 = Experiment(
+    "table3",
+    "Zero-shot perplexity of AR, SEDD and MDLM",
+    {"tiny": Scale("stdlib", TINY, documents=40), "small": WIKI, "paper": Scale("openwebtext", PAPER)},
+    partial(baseline_runs, TABLE3_PUBLISHED),
+    measure_table3,
+)
+
+
+# ---- ablations: Table 8 ----------------------------------------------------------------------------------------------
+
+STEPS = 1000
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "MDLM": {"objective": "subs"},
+    "w/o continuous time": {"objective": {"name": "subs", "steps": STEPS}},
+    "& w/o carry-over": {"objective": {"name": "d3pm", "steps": STEPS, "zero_masking": True}},
+    "& w/o zero-masking": {"objective": {"name": "d3pm", "steps": STEPS}},
+}
+"""The rows of Table 8."""
+TABLE8_PUBLISHED = dict(zip(ABLATIONS, (27.04, 27.19, 28.56, 28.51), strict=True))
+EVALUATION_SEEDS = 5
 
 
 def measure_table8(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
@@ -249,6 +171,37 @@ def measure_table8(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
     published = {label: {"perplexity": value} for label, value in TABLE8_PUBLISHED.items()}
     comparable = protocol.name == "lm1b"
     return Table(f"Ablations of MDLM on {protocol.name}", list(columns), rows, published, notes, comparable)
+
+
+TABLE8 = Experiment(
+    "table8",
+    "MDLM without continuous time, carry-over and zero-masking",
+    {
+        "tiny": Scale("stdlib", TINY, seeds=2, documents=6),
+        "small": Scale("text8-74m", SMALL, seeds=3),
+        "paper": Scale("lm1b", PAPER, seeds=2),
+    },
+    partial(seeded_runs, ABLATIONS),
+    measure_table8,
+)
+
+
+# ---- what changed besides the objective ------------------------------------------------------------------------------
+
+ENGINEERING: dict[str, dict[str, Any]] = {
+    "all of them": {},
+    "bytes instead of BPE": {"data": {"tokenizer": {"name": "byte"}}},
+    "learned instead of rotary positions": {"model": {"learned_positions": True}},
+    "i.i.d. instead of low-discrepancy t": {"training": {"times": "iid"}},
+    "none of them": {
+        "data": {"tokenizer": {"name": "byte"}},
+        "model": {"learned_positions": True},
+        "training": {"times": "iid"},
+    },
+}
+"""What MDLM changed besides the objective, each undone alone and all together."""
+BPE_SIZE = 1024
+"""Vocabulary of `engineering` where the protocol has characters or bytes."""
 
 
 def engineering_runs(scale: Scale, protocol: Protocol) -> list[Run]:
@@ -294,91 +247,77 @@ def measure_engineering(workspace: Workspace, scale: Scale, protocol: Protocol, 
     )
 
 
-ZERO_SHOT_SETS = {
-    "stdlib": ["functions"],
-    "wiki": ["ptb", "wikitext-2", "lambada", "ag_news", "pubmedqa", "scitldr"],
-    "openwebtext": list(TABLE3_SETS),
-}
-"""The data sets of Table 3 by the protocol of a scale."""
-
-EXPERIMENTS = (
-    _comparison(
-        "table1",
-        LM1B_PUBLISHED,
-        "lm1b",
-        {
-            "tiny": STDLIB,
-            "small": Scale("text8-74m", SMALL, seeds=2),
-            "paper": Scale("lm1b", PAPER),
-        },
-    ),
-    _comparison(
-        "table2",
-        OWT_PUBLISHED,
-        "openwebtext",
-        {
-            "tiny": STDLIB,
-            "small": WIKI,
-            "paper": Scale("openwebtext", PAPER),
-        },
-    ),
-    Experiment(
-        "table3",
-        "Zero-shot perplexity of AR, SEDD and MDLM",
-        {
-            "tiny": Scale("stdlib", TINY, documents=40),
-            "small": WIKI,
-            "paper": Scale("openwebtext", PAPER),
-        },
-        lambda scale, protocol: seeded_runs(
-            {label: BASELINES[label] for label in ("AR", "SEDD", "MDLM")}, scale, protocol
-        ),
-        measure_table3,
-    ),
-    Experiment(
-        "table8",
-        "MDLM without continuous time, carry-over and zero-masking",
-        {
-            "tiny": Scale("stdlib", TINY, seeds=2, documents=6),
-            "small": Scale("text8-74m", SMALL, seeds=3),
-            "paper": Scale("lm1b", PAPER, seeds=2),
-        },
-        lambda scale, protocol: seeded_runs(ABLATIONS, scale, protocol),
-        measure_table8,
-    ),
-    Experiment(
-        "engineering",
-        "What made the old D3PM weak: tokenizer, positions and times, for MDLM and D3PM",
-        {
-            "tiny": STDLIB,
-            "small": WIKI,
-            "paper": Scale("lm1b-packed", PAPER),
-        },
-        engineering_runs,
-        measure_engineering,
-    ),
-    Experiment(
-        "trunks",
-        "MDLM with the DiT and with a bidirectional Mamba of as many parameters",
-        {
-            "tiny": Scale("stdlib", TINY, documents=6),
-            "small": Scale("text8-74m", SMALL, seeds=2),
-            "paper": Scale("lm1b", PAPER),
-        },
-        trunk_runs,
-        measure_trunks,
-    ),
-    _options(
-        "time-conditioning",
-        "MDLM with and without time conditioning",
-        {"not conditioned": {}, "conditioned": {"model": {"conditioned": True}}},
-    ),
-    _options(
-        "weights",
-        "Training on the bound and on the flat cross-entropy",
-        {
-            "bound": {"objective": {"name": "subs", "weight": "bound"}},
-            "flat": {"objective": {"name": "subs", "weight": "flat"}},
-        },
-    ),
+CHANGES = Experiment(
+    "engineering",
+    "What made the old D3PM weak: tokenizer, positions and times, for MDLM and D3PM",
+    {"tiny": STDLIB, "small": WIKI, "paper": Scale("lm1b-packed", PAPER)},
+    engineering_runs,
+    measure_engineering,
 )
+
+
+# ---- trunks and options of MDLM --------------------------------------------------------------------------------------
+
+BIMAMBA_SIZES: dict[str, dict[str, int]] = {
+    "nano": {"hidden_size": 64, "layers": 4},
+    "tiny": {"hidden_size": 352, "layers": 16},
+    "small": {"hidden_size": 704, "layers": 24},
+}
+"""A bidirectional Mamba with about the parameters of the DiT of each scale, by the size that its recipe names."""
+
+
+def trunk_runs(scale: Scale, protocol: Protocol) -> list[Run]:
+    """MDLM with the DiT and with a bidirectional Mamba of twice the blocks and as many parameters."""
+    rest = {name: part for name, part in scale.recipe.items() if name != "model"}
+    dit = scale.recipe["model"]
+    bimamba = {"name": "bimamba", "dropout": dit["dropout"], **BIMAMBA_SIZES[dit["size"]]}
+    rows = {"MDLM": {"model": dit}, "MDLM, bimamba": {"model": bimamba}}
+    return seeded_runs(
+        {label: merge(BASELINES["MDLM"], row) for label, row in rows.items()}, replace(scale, recipe=rest), protocol
+    )
+
+
+def measure_trunks(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """The bound and the parameters of every trunk."""
+    table = bounds_table(workspace, scale, protocol, runs, f"MDLM with two trunks on {protocol.name}")
+    return with_parameters(table, workspace, runs)
+
+
+TRUNKS = Experiment(
+    "trunks",
+    "MDLM with the DiT and with a bidirectional Mamba of as many parameters",
+    {"tiny": STDLIB, "small": Scale("text8-74m", SMALL, seeds=2), "paper": Scale("lm1b", PAPER)},
+    trunk_runs,
+    measure_trunks,
+)
+
+
+def compare_variants(name: str, about: str, rows: Mapping[str, Mapping[str, Any]]) -> Experiment:
+    """An experiment that compares variants of MDLM by their bound; `rows` are what they change in its recipe."""
+
+    def measure(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+        return bounds_table(workspace, scale, protocol, runs, f"{about}, on {protocol.name}")
+
+    scales: dict[ScaleName, Scale] = {
+        "tiny": STDLIB,
+        "small": Scale("text8-74m", SMALL, seeds=3),
+        "paper": Scale("openwebtext", PAPER),
+    }
+    return Experiment(name, about, scales, partial(seeded_runs, rows), measure)
+
+
+TIME_CONDITIONING = compare_variants(
+    "time-conditioning",
+    "MDLM with and without time conditioning",
+    {"not conditioned": {}, "conditioned": {"model": {"conditioned": True}}},
+)
+WEIGHTS = compare_variants(
+    "weights",
+    "Training on the bound and on the flat cross-entropy",
+    {
+        "bound": {"objective": {"name": "subs", "weight": "bound"}},
+        "flat": {"objective": {"name": "subs", "weight": "flat"}},
+    },
+)
+
+EXPERIMENTS = (TABLE1, TABLE2, TABLE3, TABLE8, CHANGES, TRUNKS, TIME_CONDITIONING, WEIGHTS)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,10 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
-    Workspace,
+    by_label,
 )
-from unmask.evaluation.tables.language_modeling import BASELINES, by_label, seeded_runs
+from unmask.evaluation.tables.language_modeling import one_seed
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.token_sampling import TokenSampler
@@ -91,7 +91,7 @@ def judged_texts(
     measured. sampler: options of `MaskedDiffusionLM.sampler`.
     """
 
-    def compute(progress: Any) -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         lm, opened = workspace.load(run), open_run_as_judge(workspace, judge)
         prompts = None if prompts_from is None else cut_rows(lm, prompts_from, samples, PROMPT_SHARE)
         settings = GenerationSettings(
@@ -106,7 +106,7 @@ def judged_texts(
         def generate() -> Texts:
             if lm.causal and length is not None and length > lm.row_length:
                 return generate_beyond_context(lm, samples, length)
-            return generate_texts(lm, None if lm.causal else lm.sampler(**sampler), settings, progress)
+            return generate_texts(lm, None if lm.causal else lm.sampler(**sampler), settings)
 
         if timed and lm.device.type == "cuda":
             generate()
@@ -216,12 +216,6 @@ def generate_beyond_context(lm: MaskedDiffusionLM, n: int, length: int) -> Texts
     return Texts([lm.decode(ids) for ids in texts], np.full(n, float(length)), seconds)
 
 
-def one_seed(*labels: str) -> Callable[[Scale, Protocol], list[Run]]:
-    """The runs of some rows of Table 1 with the first training seed."""
-    rows = {label: BASELINES[label] for label in labels}
-    return lambda scale, protocol: seeded_runs(rows, replace(scale, seeds=1), protocol)
-
-
 def _judge_note(scale: Scale) -> str:
     return (
         f"{scale.samples} texts per row; 95% bootstrap intervals. The judge is the AR model of the same data and "
@@ -237,7 +231,7 @@ def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, run
     """Continuations of test rows, sampled in several ways."""
     network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
 
-    def measure_data(progress: Any) -> dict[str, Any]:
+    def measure_data() -> dict[str, Any]:
         lm = workspace.load(network)
         texts, prompts = (cut_rows(lm, protocol, scale.samples, divisor) for divisor in (1, PROMPT_SHARE))
         return judge_texts(open_run_as_judge(workspace, judge), Texts(texts, prompts=prompts))
@@ -345,7 +339,7 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
     context = network.recipe.data.length
 
     def measure(label: str, contexts: int) -> dict[str, Any]:
-        def measure_data(progress: Any) -> dict[str, Any]:
+        def measure_data() -> dict[str, Any]:
             texts = cut_rows(workspace.load(network), protocol, scale.samples, contexts=contexts)
             return judge_texts(open_run_as_judge(workspace, judge), Texts(texts), contexts * context)
 

@@ -21,12 +21,11 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
-    Workspace,
     make_run,
     merge,
-    training_flops,
 )
 from unmask.evaluation.tables.language_modeling import BASELINES
+from unmask.evaluation.tables.workspace import Workspace, training_flops
 
 Values = npt.NDArray[np.float64]
 

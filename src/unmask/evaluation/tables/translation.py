@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from unmask.data.protocols import Protocol
@@ -17,11 +18,11 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
-    Workspace,
-    make_run,
+    by_label,
     merge,
+    seeded_runs,
 )
-from unmask.evaluation.tables.language_modeling import by_label
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.translation import measure, read_pairs, translate
 
 MASKED: dict[str, Any] = {"model": {"absolute_positions": True}, "objective": {"name": "subs", "weight": "flat"}}
@@ -37,15 +38,6 @@ MODELS: dict[str, dict[str, Any]] = {
 STEPS = {"1 step": 1, "4 steps": 4, "16 steps": 16, "one token per call": None}
 COLUMNS = {"BLEU": "bleu", "chrF": "chrf", "length": "length_ratio", "calls": "calls", "seconds": "seconds"}
 PARAMETERS = "millions"
-
-
-def translation_runs(scale: Scale, protocol: Protocol) -> list[Run]:
-    """A run for each model and training seed, with equal steps and batches."""
-    return [
-        make_run(label, protocol, merge(scale.recipe, row), seed=seed)
-        for label, row in MODELS.items()
-        for seed in range(scale.seeds)
-    ]
 
 
 def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
@@ -82,10 +74,10 @@ def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, 
 def _figures(
     workspace: Workspace, run: Run, protocol: Protocol, count: int | None, steps: int | None
 ) -> dict[str, Estimate]:
-    def compute(progress: Callable[[float], None] | None) -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         lm = workspace.load(run)
         pairs = read_pairs(lm, protocol.name, count=count)
-        done = translate(lm, [source for source, _ in pairs], steps, progress=progress)
+        done = translate(lm, [source for source, _ in pairs], steps)
         return {name: one.as_dict() for name, one in measure(done, [target for _, target in pairs]).items()}
 
     workspace.train(run)
@@ -115,7 +107,7 @@ EXPERIMENTS = (
                 "multi30k", merge(SMALL, {"model": {"dropout": 0.2}, "training": {"validate_every": 500}}), seeds=2
             ),
         },
-        translation_runs,
+        partial(seeded_runs, MODELS),
         measure_translation,
         translates=True,
     ),

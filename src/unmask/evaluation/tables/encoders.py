@@ -29,13 +29,13 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
-    Workspace,
     bound_cell,
     make_run,
     merge,
+    units,
 )
-from unmask.evaluation.tables.language_modeling import units
 from unmask.evaluation.tables.sampling import cells_of, cut_rows, judge_texts, judged_cells, open_run_as_judge
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.models.inference import select_device
 from unmask.pipeline import load
 
@@ -169,8 +169,8 @@ def fine_tune_run(
 
 def _judge_data(
     workspace: Workspace, scale: GlueScale, protocol: Protocol, runs: Sequence[Run]
-) -> Callable[[Any], dict[str, Any]]:
-    def compute(_: Any) -> dict[str, Any]:
+) -> Callable[[], dict[str, Any]]:
+    def compute() -> dict[str, Any]:
         texts = cut_rows(workspace.load(runs[0]), protocol, scale.samples)
         return judge_texts(open_run_as_judge(workspace, runs[0]), Texts(texts))
 

@@ -1,0 +1,283 @@
+"""A workspace: a folder in which the runs of experiments are trained and measured once, and their tables written.
+
+Runs are in `runs/`, measurements in `measurements/`. A second call finds what is there and goes on with the rest,
+whenever the first one was stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import platform
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unmask import __version__
+from unmask.config import Recipe, parse_recipe, with_overrides
+from unmask.data.protocols import Protocol, get_protocol
+from unmask.errors import UnmaskError
+from unmask.evaluation.tables.base import Cell, Experiment, Run, ScaleName, Table
+from unmask.io import atomic_text
+from unmask.likelihood import OFFSETS, Bound, estimate_bound
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
+    from unmask.training import Callback
+
+
+class Workspace:
+    """A folder in which runs are trained and measured once.
+
+    on_run: called with the label before a run is trained, and returns the callbacks of its training.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        on_run: Callable[[str], Sequence[Callback]] = lambda label: (),
+        device: str | None = None,
+    ) -> None:
+        self.folder = folder
+        self.device = device
+        self._on_run = on_run
+        self.seconds: dict[str, float] = {}
+
+    def train(self, run: Run) -> Path:
+        """Train a run, or finish one that was stopped, and return its folder."""
+        from unmask.training import train
+        from unmask.training.checkpointing import find_latest, read_trainer_state
+
+        path = self.folder / "runs" / run.folder
+        latest = find_latest(path)
+        if latest is None or read_trainer_state(latest).step < run.recipe.training.steps:
+            recipe = run.recipe
+            if run.start is not None:
+                model = recipe.model.model_copy(update={"path": str(self.train(run.start))})
+                recipe = recipe.model_copy(update={"model": model})
+            train(recipe, path, resume="auto", callbacks=self._on_run(f"{run.label}, seed {run.seed}"))
+        latest = find_latest(path)
+        assert latest is not None
+        self.seconds[run.folder] = read_trainer_state(latest).seconds
+        return path
+
+    def load(self, run: Run) -> MaskedDiffusionLM:
+        from unmask.pipeline import load
+
+        return load(self.train(run), device=self.device)
+
+    def count_parameters(self, run: Run) -> Cell:
+        """Millions of parameters of a run's network."""
+
+        def count() -> dict[str, Any]:
+            return {"millions": sum(one.numel() for one in self.load(run).denoiser.parameters()) / 1e6}
+
+        return Cell(self.measure("parameters", count, run=run.folder)["millions"])
+
+    def measure(self, name: str, compute: Callable[[], dict[str, Any]], **inputs: Any) -> dict[str, Any]:
+        """The result of `compute`, a JSON object, kept under `name` and its inputs."""
+        path = self._measurement(name, inputs)
+        if path.is_file():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            start = time.perf_counter()
+            result = compute()
+            kept = {"inputs": inputs, "seconds": time.perf_counter() - start, "result": result}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_text(path, json.dumps(kept, indent=1) + "\n")
+        self.seconds[path.stem] = kept["seconds"]
+        return kept["result"]
+
+    def has_measured(self, name: str, **inputs: Any) -> bool:
+        """Return whether a result is kept."""
+        return self._measurement(name, inputs).is_file()
+
+    def _measurement(self, name: str, inputs: dict[str, Any]) -> Path:
+        digest = blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=5).hexdigest()
+        return self.folder / "measurements" / f"{name}-{digest}.json"
+
+    def bound(
+        self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
+    ) -> Bound:
+        """The bound of a run on the test part of a protocol, or that of its process in so many steps."""
+        from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+        from unmask.objectives.subs import Subs
+
+        def compute() -> dict[str, Any]:
+            lm = self.load(run)
+            rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
+            if steps is None:
+                return lm.evaluate(rows, seed=seed).headline.as_dict()
+            denoiser = lm.prepare_denoiser(rows.length * len(rows) * OFFSETS)
+            return estimate_bound(denoiser, Subs(steps=steps), lm.config.schedule, rows, seed=seed).as_dict()
+
+        self.train(run)
+        inputs = {"run": run.folder, "protocol": protocol.name, "documents": documents, "seed": seed}
+        inputs |= {} if steps is None else {"steps": steps}
+        return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
+
+
+def run_experiment(
+    experiment: Experiment,
+    scale_name: ScaleName,
+    on: str | None,
+    workspace: Workspace,
+    settings: Sequence[str] = (),
+    seeds: int | None = None,
+) -> Table:
+    """Train what is missing, measure, and write the table as JSON, Markdown and a picture.
+
+    settings: KEY=VALUE for the recipe that the runs share. seeds: training seeds of each run, instead of the scale's.
+    """
+    scale = experiment.scale(scale_name)
+    scale = replace(scale, recipe=with_overrides(scale.recipe, settings), seeds=seeds or scale.seeds)
+    protocol = get_protocol(on or scale.protocol)
+    if not experiment.fits(protocol):
+        kind = "pairs of texts, such as multi30k" if experiment.translates else "plain text"
+        raise UnmaskError(f"'{experiment.name}' needs {kind}, got the protocol '{protocol.name}'; choose another.")
+    workspace.seconds.clear()
+    table = experiment.measure(workspace, scale, protocol, experiment.runs(scale, protocol))
+    options = ["--scale", scale_name, *(["--on", on] if on else []), *(["--seeds", str(seeds)] if seeds else [])]
+    command = shlex.join(["unmask", "reproduce", experiment.name, *options, *settings])
+    report = {
+        "experiment": experiment.name,
+        "command": command,
+        "scale": scale_name,
+        "protocol": protocol.name,
+        "stand_in": protocol.stand_in,
+        "seconds_by_part": dict(workspace.seconds),
+    }
+    write_table(workspace.folder / experiment.name, table, report, f"`{command}`, protocol `{protocol.name}`")
+    return table
+
+
+def write_table(folder: Path, table: Table, report: Mapping[str, Any], heading: str) -> dict[str, Any]:
+    """Write table.json (the report, versions and the table), table.md and figure.png, and return the JSON object."""
+    from unmask.plots.tables import draw_table
+
+    full = {**report, "versions": versions(), **table.as_dict()}
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_table(table, folder / "figure.png")
+    atomic_text(folder / "table.md", f"{table.markdown()}\n{heading}\n")
+    atomic_text(folder / "table.json", json.dumps(full, indent=1, ensure_ascii=False) + "\n")
+    return full
+
+
+def versions() -> dict[str, str]:
+    """The versions and the device behind a result."""
+    import torch
+    import transformers
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "unmask": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": device,
+    }
+
+
+# ---- one page with every table ---------------------------------------------------------------------------------------
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
+th, td { padding: 0.25rem 0.8rem; border-bottom: 1px solid #e6e9ed; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+img { max-width: 100%; } code { background: #f3f5f7; padding: 0.1rem 0.3rem; } .note { color: #727b85; }
+@media (prefers-color-scheme: dark) {
+  body { background: #15181c; color: #e6e9ed; } code { background: #252a31; } th, td { border-color: #333a42; }
+}
+"""
+
+
+def write_report(folder: Path, names: Sequence[str]) -> Path:
+    """Write report.html from the tables in a workspace's folder."""
+    sections = [_section(folder / name) for name in names]
+    title = "unmask: reproduced tables"
+    contents = " ".join(f'<a href="#{name}">{name}</a>' for name in names)
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        f'<meta name="viewport" content="width=device-width">\n<style>{STYLE}</style>\n<h1>{title}</h1>\n'
+        f"<nav>{contents}</nav>\n{''.join(sections)}</html>\n"
+    )
+    path = folder / "report.html"
+    atomic_text(path, page)
+    return path
+
+
+def _section(folder: Path) -> str:
+    report: dict[str, Any] = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+    header, *lines = report["text"]
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>\n" for line in lines)
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in report["notes"])
+    picture = base64.b64encode((folder / "figure.png").read_bytes()).decode()
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    return (
+        f'<h2 id="{folder.name}">{folder.name}: {escape(report["title"])}</h2>\n'
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>\n"
+        f'{notes}<img alt="{escape(report["title"])}" src="data:image/png;base64,{picture}">\n'
+        f'<p><code>{escape(report["command"])}</code></p>\n<p class="note">Data: {escape(report["protocol"])}. '
+        f"Training and measurements took {sum(report['seconds_by_part'].values()):.0f} s. {escape(versions)}.</p>\n"
+    )
+
+
+# ---- how long an experiment takes -----------------------------------------------------------------------------------
+
+VOCABULARIES = {"dna": 6, "char": 28, "byte": 258, "bert-base-uncased": 30_522, "gpt2": 50_258}
+"""Tokens of the protocols' tokenizers, the mask included."""
+SPEED_SECONDS = 2.0
+
+
+def measure_speed() -> float:
+    """Floating-point operations per second of training steps on this machine, measured for two seconds."""
+    import torch
+
+    from unmask.models.inference import select_device
+    from unmask.objectives.base import Noise
+    from unmask.process import Batch
+    from unmask.training.metrics import flops_per_token
+
+    device = select_device(None)
+    on_gpu = device.type == "cuda"
+    recipe = parse_recipe({"model": {"name": "dit", "size": "small" if on_gpu else "nano", "dropout": 0.0}})
+    rows, length, vocabulary = (64 if on_gpu else 8), recipe.data.length, 1024
+    network = recipe.model.build(vocabulary, vocabulary - 1, length).to(device)
+    batch = Batch.of(torch.randint(vocabulary - 1, (rows, length), device=device))
+    noise = Noise.draw(0, 0, torch.arange(rows, device=device), torch.rand(rows, device=device), length)
+    times: list[float] = []
+    while sum(times) < SPEED_SECONDS or len(times) < 3:
+        start = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            terms = recipe.objective.loss(network, batch, recipe.schedule, noise)
+        terms.loss.sum().backward()
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    flops = flops_per_token(network.config, length, recipe.objective, recipe.schedule)
+    assert flops is not None
+    return flops * rows * length / statistics.median(times)
+
+
+def training_flops(recipe: Recipe, model: Any = None) -> float:
+    """Floating-point operations of a training run; NaN for an unknown architecture. model: replaces the recipe's."""
+    import torch
+
+    from unmask.training.metrics import flops_per_token
+
+    data = recipe.data
+    tokenizer = data.tokenizer.model_dump()
+    vocabulary = tokenizer.get("vocab_size") or VOCABULARIES.get(tokenizer.get("path", tokenizer["name"]), 50_258)
+    with torch.device("meta"):
+        config = (model or recipe.model).build(vocabulary, vocabulary - 1, data.length).config
+    flops = flops_per_token(config, data.length, recipe.objective, recipe.schedule) or math.nan
+    return flops * recipe.training.steps * recipe.training.batch_size * data.length
