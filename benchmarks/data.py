@@ -62,7 +62,7 @@ def measure_preparation(path: str, tokenizer: dict[str, Any]) -> dict[str, float
     """Measure reading, splitting and encoding, without training the tokenizer."""
     import shutil
 
-    from unmask.data.build_once import cache_dir
+    from unmask.io import cache_dir
 
     corpus_of(path, tokenizer)
     shutil.rmtree(cache_dir() / "tokens")

@@ -15,9 +15,8 @@ import torch
 
 from unmask.checkpoint import read_checkpoint_config
 from unmask.config import Recipe, read_recipe
-from unmask.data.cache import Tokens
 from unmask.data.length_policies import Packed, SpecialTokens
-from unmask.data.rows import Rows
+from unmask.data.rows import Rows, Tokens
 from unmask.errors import UnmaskError, is_out_of_memory
 from unmask.models import CausalConfig, CausalLM, CheckpointSpec, DiT, DiTConfig, DiTSpec
 from unmask.models.build import read_config

@@ -13,7 +13,7 @@ from unmask.checkpoint import CheckpointConfig
 from unmask.data import stdlib
 from unmask.data.encoding import encode
 from unmask.data.sources import Document
-from unmask.data.stdlib import FunctionsSource
+from unmask.data.sources.stdlib import FunctionsSource
 from unmask.errors import UnmaskError
 from unmask.evaluation.code import (
     SIZES,

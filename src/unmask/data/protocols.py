@@ -24,7 +24,7 @@ from unmask.data.sources import Document, Source, numbered
 from unmask.data.sources.files import InputFile, find_file
 from unmask.data.sources.genome import INTERVAL
 from unmask.data.sources.parallel import SEPARATOR, join_pairs
-from unmask.data.stdlib import StdlibSource
+from unmask.data.sources.stdlib import StdlibSource
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build
 

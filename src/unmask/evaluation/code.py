@@ -15,7 +15,7 @@ import numpy as np
 
 from unmask.data.encoding import encode
 from unmask.data.sources import Document
-from unmask.data.stdlib import FunctionsSource, parse_function, parse_module
+from unmask.data.sources.stdlib import FunctionsSource, parse_function, parse_module
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate
 from unmask.evaluation.tasks import (

@@ -1,6 +1,7 @@
 """Sources of text: documents, the base class of sources, a digest that identifies a corpus, and sources by argument.
 
-The sources are in `text` (files and folders in many formats, standard input), `fasta` and `huggingface`.
+The sources are in `text` (files and folders in many formats, standard input), `huggingface`, `parallel` (pairs),
+`fasta`, `genome` and `stdlib`; those of made-up puzzles are in `unmask.data.puzzles`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unmask.data.sources import Document, Source
+from unmask.data.sources.stdlib import FunctionsSource, StdlibSource, functions_of, parse_function, sysconfig
 from unmask.data.split import split_source
-from unmask.data.stdlib import FunctionsSource, StdlibSource, functions_of, parse_function, sysconfig
 from unmask.errors import UnmaskError
 
 DOCSTRINGS, FUNCTIONS = StdlibSource(), FunctionsSource()
