@@ -22,7 +22,7 @@ from unmask.errors import UnmaskError, did_you_mean
 from unmask.random import MAX_SEED, MIN_SEED, is_integer
 from unmask.registry import build, explain, get
 from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Sampler, State, run_sampler
-from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.eos import EosTokenSampler
 from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser, SourceDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.samplers.windows import Windows, run_windows

@@ -19,7 +19,7 @@ from unmask.laws.chains import BLANK, MASK, output_distribution
 from unmask.laws.tables import TableDenoiser, all_canvases, random_table
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, JointTokenSampler, ParticleWeights, State, sample
-from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.eos import EosTokenSampler
 from unmask.samplers.token_sampling import TokenSampler
 
 

@@ -18,7 +18,7 @@ from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.autoregressive import AutoregressiveSampler
 from unmask.samplers.base import Canvas, Positions, Sampler, State, run_sampler, sample
-from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.eos import EosTokenSampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
 from unmask.samplers.remasking import CorrectorSampler, ReMDMSampler
 from unmask.samplers.token_sampling import TokenSampler

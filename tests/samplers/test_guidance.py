@@ -16,7 +16,7 @@ from unmask.models import DiTSpec
 from unmask.pipeline import load
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, sample
-from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.eos import EosTokenSampler
 from unmask.samplers.guidance import BosDenoiser, GuidedDenoiser, MaskPaddedDenoiser, NoEosDenoiser
 from unmask.samplers.token_sampling import TokenSampler
 

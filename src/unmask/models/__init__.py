@@ -14,7 +14,7 @@ from unmask.models.decoder import AdaptedSpec, Decoder, DecoderConfig
 from unmask.models.dit import DiT
 from unmask.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from unmask.models.hyena import CausalHyena, CausalHyenaConfig, Hyena, HyenaConfig
-from unmask.models.ssm import BiMamba, BiMambaConfig, Mamba, MambaConfig
+from unmask.models.mamba import BiMamba, BiMambaConfig, Mamba, MambaConfig
 
 __all__ = [
     "EPSILON",

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from unmask.data.tokenizers import complement_map
 from unmask.errors import UnmaskError
-from unmask.models.ssm import BiMamba, BiMambaConfig, BiMambaSpec, TrunkSize
+from unmask.models.mamba import AttentionFreeSize, BiMamba, BiMambaConfig, BiMambaSpec
 
 DNA_COMPLEMENTS = (3, 2, 1, 0)
 """The complements of the tokens A, C, G, T of the tokenizer `dna`."""
@@ -145,7 +145,7 @@ class CaduceusPSSpec(BiMambaSpec):
     symmetry: ClassVar[Literal["ps", "ph"]] = "ps"
 
     name: Literal["caduceus-ps"] = "caduceus-ps"  # type: ignore[assignment]
-    size: TrunkSize = Field(default="dna")
+    size: AttentionFreeSize = Field(default="dna")
 
     def token_options(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         """The options of `build` that depend on the tokenizer."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -33,7 +32,7 @@ from unmask.models.build import (
 from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.dit import DiT
-from unmask.models.layers import rows_at, shifted_rows
+from unmask.models.layers import continue_with_masks, exclude_token, product_dtype, rows_at, shifted_rows
 from unmask.registry import Component
 
 ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
@@ -174,19 +173,13 @@ class Decoder(PreTrainedModel):
         layer: Any = self.decoder.get_output_embeddings()
         logits = layer(rows.to(layer.weight.dtype))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if mask_logit:
-            return logits
-        tokens = torch.arange(logits.shape[-1], device=logits.device)
-        return logits.masked_fill(tokens == self.config.mask_token_id, -torch.inf)
+        return exclude_token(logits, None if mask_logit else self.config.mask_token_id)
 
     def projection(self) -> Projection:
         """Weight and bias of `head`, without the mask token, for losses that never store all logits."""
         weight = self.decoder.get_output_embeddings().weight
-        tokens = torch.arange(len(weight), device=weight.device)
-        bias = weight.new_zeros(len(weight)).masked_fill(tokens == self.config.mask_token_id, -torch.inf)
-        device = weight.device.type
-        casts = device != "meta" and torch.is_autocast_enabled(device)
-        return Projection(weight, bias, torch.get_autocast_dtype(device) if casts else weight.dtype, self.fused)
+        bias = exclude_token(weight.new_zeros(len(weight)), self.config.mask_token_id)
+        return Projection(weight, bias, product_dtype(weight), self.fused)
 
     def cast_trunk(self, dtype: torch.dtype) -> None:
         """Cast everything but the output layer, which is untied from the embedding if it shared weights."""
@@ -206,12 +199,9 @@ class Decoder(PreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
     ) -> MaskedLMOutput:
         """Logits [B, L, V] of the tokens at every position; with ``labels`` their mean cross-entropy where not -100."""
-        length, width = self.config.row_length, input_ids.shape[1]
-        ids = input_ids
+        ids, length, width = input_ids, self.config.row_length, input_ids.shape[1]
         if length is not None:
-            if attention_mask is not None:
-                ids, attention_mask = ids.masked_fill(~attention_mask.bool(), self.config.mask_token_id), None
-            ids = F.pad(ids, (0, max(0, length - width)), value=self.config.mask_token_id)
+            ids, attention_mask = continue_with_masks(ids, attention_mask, length, self.config.mask_token_id), None
         logits = self.head(self._rows(ids, attention_mask, None)[:, :width], self.config.mask_logit)
         loss = None
         if labels is not None:

@@ -26,7 +26,10 @@ from unmask.models.layers import (
     PositionEmbedding,
     TimestepEmbedder,
     TokenEmbedding,
+    continue_with_masks,
     draw_dropout_seeds,
+    exclude_token,
+    product_dtype,
     shifted_rows,
 )
 
@@ -58,11 +61,13 @@ class Network(PreTrainedModel):
 
     def projection(self) -> Projection:
         """Weight and bias of `head`, without the mask token, for losses that never store all logits."""
-        return Projection(*self._output_weights(self.config.mask_token_id), self._compute_dtype(), self.fused)
+        dtype = product_dtype(self.vocab_embed.embedding)
+        return Projection(*self._output_weights(self.config.mask_token_id), dtype, self.fused)
 
     def _output_weights(self, excluded_token: int | None) -> tuple[Tensor, Tensor]:
         """Weight and bias of the projection; the logit of the excluded token is -inf."""
-        return self.output_layer.linear.weight, self.output_layer.bias(excluded_token)
+        linear = self.output_layer.linear
+        return linear.weight, exclude_token(linear.bias, excluded_token)
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding."""
@@ -113,7 +118,7 @@ class Network(PreTrainedModel):
         result are appended to ``states``.
         """
         shared = self._block_inputs(mask, input_ids.shape[1], past)
-        x = self._embed(input_ids).to(self._compute_dtype())
+        x = self._embed(input_ids).to(product_dtype(self.vocab_embed.embedding))
         block_cond = cond if cond is None else cond.to(x.dtype)
         seeds = self._dropout_seeds(x.device)
         for block, block_seeds in zip(self.blocks[:-1], seeds, strict=False):
@@ -147,13 +152,6 @@ class Network(PreTrainedModel):
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         return self.vocab_embed(input_ids)
-
-    def _compute_dtype(self) -> torch.dtype:
-        """The dtype of matrix products in the blocks: autocast's where it is enabled, else that of the weights."""
-        embedding = self.vocab_embed.embedding
-        device = embedding.device.type
-        casts = device != "meta" and torch.is_autocast_enabled(device)
-        return torch.get_autocast_dtype(device) if casts else embedding.dtype
 
     def _dropout_seeds(self, device: torch.device, blocks: nn.ModuleList | None = None) -> Sequence[Tensor | None]:
         """Seeds for each block if the blocks are compiled for a GPU and use dropout, else None for each."""
@@ -247,9 +245,7 @@ class MaskedNetwork(Network):
         states = self._requested_states(output_hidden_states, output_attentions)
         ids, length, width = input_ids, self.config.row_length, input_ids.shape[1]
         if length is not None:
-            if attention_mask is not None:
-                ids, attention_mask = ids.masked_fill(~attention_mask.bool(), self.config.mask_token_id), None
-            ids = F.pad(ids, (0, max(0, length - width)), value=self.config.mask_token_id)
+            ids, attention_mask = continue_with_masks(ids, attention_mask, length, self.config.mask_token_id), None
         rows = self._rows(ids, alpha, attention_mask, states=states)
         logits = self.head(rows[:, :width], self.config.mask_logit)
         loss = None

@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from unmask.errors import UnmaskError
 from unmask.models.cross_entropy import Projection
+from unmask.models.layers import exclude_token, product_dtype, rows_at
 from unmask.registry import Component
 
 Architecture = Literal["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"]
@@ -169,8 +170,7 @@ class Encoder(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> Tensor:
         """`hidden` at positions [B, K] of each sequence, [B, K, D]."""
-        rows = self.hidden(input_ids, alpha, attention_mask)
-        return rows.gather(1, positions[..., None].expand(-1, -1, rows.shape[-1]))
+        return rows_at(self.hidden(input_ids, alpha, attention_mask), positions)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
@@ -180,9 +180,7 @@ class Encoder(nn.Module):
     def projection(self) -> Projection:
         """Weight and bias of `head`, without the mask token, for losses that never store all logits."""
         weight, bias = self._weight_and_bias(mask_logit=False)
-        device = weight.device.type
-        casts = device != "meta" and torch.is_autocast_enabled(device)
-        return Projection(weight, bias, torch.get_autocast_dtype(device) if casts else weight.dtype, self.fused)
+        return Projection(weight, bias, product_dtype(weight), self.fused)
 
     def forward(
         self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None
@@ -219,10 +217,7 @@ class Encoder(nn.Module):
     def _weight_and_bias(self, mask_logit: bool) -> tuple[Tensor, Tensor]:
         weight, bias = getattr(self, "_kept_projection", None) or _output_projection(self.network)
         bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
-        if mask_logit:
-            return weight, bias
-        is_mask = torch.arange(len(bias), device=bias.device) == self.config.mask_token_id
-        return weight, bias.masked_fill(is_mask, -torch.inf)
+        return weight, exclude_token(bias, None if mask_logit else self.config.mask_token_id)
 
 
 def add_frame(input_ids: Tensor, attention_mask: Tensor | None, first: int, last: int) -> tuple[Tensor, Tensor | None]:

@@ -20,7 +20,7 @@ from unmask.models.attention import AttentionMask, Rotary, attend_at, bidirectio
 from unmask.models.build import TransformerSpec
 from unmask.models.config import MaskedConfig, TransformerConfig
 from unmask.models.dit import MaskedNetwork, Transformer
-from unmask.models.layers import Block, LayerNorm, PositionEmbedding, ZeroLinear, rms_norm, rows_at
+from unmask.models.layers import Block, LayerNorm, PositionEmbedding, ZeroLinear, product_dtype, rms_norm, rows_at
 
 SOURCE_STRIDE = 16
 """A sampler's encoded source has a multiple of this many positions, so that the network sees few shapes."""
@@ -180,7 +180,7 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         keys = torch.arange(input_ids.shape[1], device=input_ids.device) < self._source_size(input_ids)[:, None]
         keys = keys if attention_mask is None else keys & attention_mask.bool()
         rotary, mask = super()._block_inputs(bidirectional_mask(keys), input_ids.shape[1], 0)
-        x = self._embed(input_ids).to(self._compute_dtype())
+        x = self._embed(input_ids).to(product_dtype(self.vocab_embed.embedding))
         blocks: Any = self.encoder["blocks"]
         for block, seeds in zip(blocks, self._dropout_seeds(x.device, blocks), strict=True):
             x = block(x, None, rotary, mask, seeds=seeds)

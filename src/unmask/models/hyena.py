@@ -16,7 +16,7 @@ from unmask.models.causal import RecurrentCache, RecurrentNetwork
 from unmask.models.config import AutoregressiveConfig, MaskedConfig, NetworkConfig
 from unmask.models.dit import MaskedNetwork
 from unmask.models.layers import Dropout, Gelu, LayerNorm, Mlp, ZeroLinear, rows_at
-from unmask.models.ssm import TrunkSize, TrunkSpec, zero_padding
+from unmask.models.mamba import AttentionFreeSize, AttentionFreeSpec, zero_padding
 
 SHORT_WIDTH = 3
 """Tokens that the convolution before the gates covers."""
@@ -27,7 +27,7 @@ FREQUENCY = 10.0
 SLOW, FAST = math.log(100) / 1.5, math.log(100) / 0.3
 """The filters decay to 1/100 within 1.5 (first channel) to 0.3 (last channel) of `filter_length`."""
 
-HYENA_SIZES: dict[TrunkSize, dict[str, int]] = {
+HYENA_SIZES: dict[AttentionFreeSize, dict[str, int]] = {
     "dna": {"num_hidden_layers": 2, "hidden_size": 128},
     "nano": {"num_hidden_layers": 4, "hidden_size": 128},
     "tiny": {"num_hidden_layers": 8, "hidden_size": 512},
@@ -236,7 +236,7 @@ class CausalHyena(RecurrentNetwork):
     block_class = CausalHyenaBlock
 
 
-class HyenaSpec(TrunkSpec):
+class HyenaSpec(AttentionFreeSpec):
     """A fresh Hyena network: a bidirectional denoiser or, with `causal`, an autoregressive model as HyenaDNA."""
 
     sizes = HYENA_SIZES

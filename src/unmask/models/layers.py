@@ -230,6 +230,13 @@ def rows_at(x: Tensor, positions: Tensor) -> Tensor:
     return x.gather(1, positions[:, :, None].expand(-1, -1, x.shape[-1]))
 
 
+def continue_with_masks(input_ids: Tensor, attention_mask: Tensor | None, length: int, mask_token_id: int) -> Tensor:
+    """Rows [B, L] with masks at padding, and after their end up to `length` tokens: the text may go on there."""
+    if attention_mask is not None:
+        input_ids = input_ids.masked_fill(~attention_mask.bool(), mask_token_id)
+    return F.pad(input_ids, (0, max(0, length - input_ids.shape[1])), value=mask_token_id)
+
+
 def shifted_rows(
     run: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
     begin_token_id: int | None,
@@ -361,12 +368,19 @@ class OutputLayer(nn.Module):
         shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
         return x * (1 + scale) + shift
 
-    def bias(self, excluded_token: int | None) -> Tensor:
-        """[V] the bias of the projection; -inf at the excluded token, so that its probability is 0."""
-        bias: Tensor = self.linear.bias
-        if excluded_token is None:
-            return bias
-        return bias.masked_fill(torch.arange(bias.shape[0], device=bias.device) == excluded_token, -math.inf)
+
+def exclude_token(logits: Tensor, token: int | None) -> Tensor:
+    """Logits (or a bias) [..., V] with -inf at a token, so that its probability is 0; None excludes no token."""
+    if token is None:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) == token, -math.inf)
+
+
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of matrix products with a weight: autocast's where it is enabled, else that of the weight."""
+    device = weight.device.type
+    casts = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if casts else weight.dtype
 
 
 class PlannerHead(nn.Module):

@@ -115,16 +115,30 @@ def scan_chunks(
         h = inputs[:, :, 0] * b[:, :, 0]
         for q in steps[1:]:
             h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
-        factors = torch.exp(dt.sum(dim=2) * decay)
-        first = torch.addcmul(h[:, :1], factors[:, :1], starts)
-        ends = scan_pairs(factors, torch.cat([first, h[:, 1:]], dim=1))
-        starts = torch.cat([starts, ends[:, :-1]], dim=1)
+        starts, _ = chunk_boundaries(h, dt[:, :, :, 0], decay, state)
     h = starts
     outputs = []
     for q in steps:
         h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
         outputs.append((h * c[:, :, q]).sum(dim=2))
     return torch.stack(outputs, dim=2), h[:, -1], starts
+
+
+def chunk_boundaries(own_ends: Tensor, dt: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The states in which the chunks begin and end, from those in which they would end if they began with zero."""
+    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
+    first = torch.addcmul(own_ends[:, :1], factors[:, :1], state[:, None])
+    ends = scan_pairs(factors, torch.cat([first, own_ends[:, 1:]], dim=1))
+    return torch.cat([state[:, None], ends[:, :-1]], dim=1), ends
+
+
+def boundary_gradients(own_starts: Tensor, dt: Tensor, decay: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
+    """The results of `end_gradients`, from the gradients of the starts of the chunks by their own outputs."""
+    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
+    last = torch.addcmul(own_starts[:, -1:], factors[:, -1:], grad_last[:, None])
+    backwards = torch.cat([last, own_starts[:, :-1].flip(1)], dim=1)
+    grad_starts = scan_pairs(factors.flip(1), backwards).flip(1)
+    return torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1), grad_starts[:, 0]
 
 
 def scan_pairs(factors: Tensor, values: Tensor) -> Tensor:
@@ -144,11 +158,7 @@ def end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_las
     g = torch.zeros_like(c[:, :, 0] * grad_y[:, :, 0])
     for q in reversed(range(dt.shape[2])):
         g = torch.exp(dt[:, :, q] * decay) * torch.addcmul(g, c[:, :, q], grad_y[:, :, q])
-    factors = torch.exp(dt.sum(dim=2) * decay)
-    last = torch.addcmul(g[:, -1:], factors[:, -1:], grad_last[:, None])
-    backwards = torch.cat([last, g[:, :-1].flip(1)], dim=1)
-    grad_starts = scan_pairs(factors.flip(1), backwards).flip(1)
-    return torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1), grad_starts[:, 0]
+    return boundary_gradients(g, dt[:, :, :, 0], decay, grad_last)
 
 
 def chunk_gradients(

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unmask.models.scan import scan_pairs
+from unmask.models.scan import boundary_gradients, chunk_boundaries
 
 CHANNELS = 64
 """Channels of a program."""
@@ -140,10 +140,7 @@ def scan_chunks(
     x, dt, decay, b, c = (one.contiguous() for one in (x, dt, decay, b, c))
     own_ends = x.new_empty(*x.shape[:2], *decay.shape)
     _launch(_ends_kernel, x, decay, (x, dt, decay, b, own_ends))
-    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
-    first = torch.addcmul(own_ends[:, :1], factors[:, :1], state[:, None])
-    ends = scan_pairs(factors, torch.cat([first, own_ends[:, 1:]], dim=1))
-    starts = torch.cat([state[:, None], ends[:, :-1]], dim=1)
+    starts, ends = chunk_boundaries(own_ends, dt, decay, state)
     outputs = torch.empty_like(x)
     _launch(_outputs_kernel, x, decay, (x, dt, decay, b, c, starts, outputs))
     return outputs, ends[:, -1], starts
@@ -154,11 +151,7 @@ def end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_las
     dt, decay, c, grad_y = (one.contiguous() for one in (dt, decay, c, grad_y))
     own = dt.new_empty(*dt.shape[:2], *decay.shape)
     _launch(_end_gradients_kernel, dt, decay, (dt, decay, c, grad_y, own))
-    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
-    last = torch.addcmul(own[:, -1:], factors[:, -1:], grad_last[:, None])
-    backwards = torch.cat([last, own[:, :-1].flip(1)], dim=1)
-    grad_starts = scan_pairs(factors.flip(1), backwards).flip(1)
-    return torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1), grad_starts[:, 0]
+    return boundary_gradients(own, dt, decay, grad_last)
 
 
 def chunk_gradients(

@@ -4,7 +4,7 @@ Under SUBS the time at which a position is unmasked does not depend on the netwo
 first. Positions with a time in the same one of T steps are revealed together, from the canvas before that step. A step
 that reveals nothing leaves the canvas unchanged, so its network call is skipped. With `steps=None` positions are
 revealed one at a time in decreasing order of their times, which is exactly the limit T -> infinity if tokens are drawn
-as the network predicts them; see `unmask.samplers.ending` for models with learnt padding.
+as the network predicts them; see `unmask.samplers.eos` for models with learnt padding.
 """
 
 from __future__ import annotations

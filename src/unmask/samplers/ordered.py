@@ -27,7 +27,7 @@ from unmask.samplers.base import (
     predict_masked,
     write_selected,
 )
-from unmask.samplers.ending import TextEnds
+from unmask.samplers.eos import TextEnds
 from unmask.schedules import LogLinear, Schedule
 
 Score = Literal["confidence", "margin", "entropy", "planner"]

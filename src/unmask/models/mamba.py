@@ -21,9 +21,9 @@ from unmask.registry import Component
 MIN_STEP, MAX_STEP = 1e-3, 1e-1
 """The range of the initial step sizes dt."""
 
-TrunkSize = Literal["dna", "nano", "tiny", "small", "medium"]
+AttentionFreeSize = Literal["dna", "nano", "tiny", "small", "medium"]
 
-MAMBA_SIZES: dict[TrunkSize, dict[str, int]] = {
+MAMBA_SIZES: dict[AttentionFreeSize, dict[str, int]] = {
     "dna": {"num_hidden_layers": 4, "hidden_size": 128},
     "nano": {"num_hidden_layers": 8, "hidden_size": 128},
     "tiny": {"num_hidden_layers": 16, "hidden_size": 512},
@@ -218,12 +218,12 @@ class BiMamba(MaskedNetwork):
 # ---- specs ----------------------------------------------------------------------------------------------------------
 
 
-class TrunkSpec(Component):
+class AttentionFreeSpec(Component):
     """A size and overrides of its fields."""
 
-    sizes: ClassVar[dict[TrunkSize, dict[str, int]]]
+    sizes: ClassVar[dict[AttentionFreeSize, dict[str, int]]]
 
-    size: TrunkSize = "small"
+    size: AttentionFreeSize = "small"
     hidden_size: int | None = Field(default=None, ge=1)
     layers: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.0, ge=0, le=1)
@@ -240,7 +240,7 @@ class TrunkSpec(Component):
         }
 
 
-class MambaSpec(TrunkSpec):
+class MambaSpec(AttentionFreeSpec):
     """A fresh autoregressive Mamba, whose sequences begin with the mask token."""
 
     sizes = MAMBA_SIZES
@@ -255,7 +255,7 @@ class MambaSpec(TrunkSpec):
         return Mamba(MambaConfig(state_size=self.state_size, **fields))
 
 
-class BiMambaSpec(TrunkSpec):
+class BiMambaSpec(AttentionFreeSpec):
     """A fresh bidirectional Mamba denoiser, unconditioned by default."""
 
     sizes = BIMAMBA_SIZES

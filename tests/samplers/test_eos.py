@@ -27,7 +27,7 @@ from unmask.pipeline import load
 from unmask.samplers import token_sampling
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import AnyTokenSampler, Canvas, State, predict_masked, sample
-from unmask.samplers.ending import EosTokenSampler
+from unmask.samplers.eos import EosTokenSampler
 from unmask.samplers.ordered import (
     EntropyBoundedSampler,
     OrderedSampler,
