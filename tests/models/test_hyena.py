@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from unmask import registry
 from unmask.models import CausalHyena, Hyena
 from unmask.models.build import LoraConfig, add_lora, merged_state_dict
 from unmask.models.hyena import FAST, SLOW, HyenaBlock, ImplicitFilter, long_convolution
+from unmask.models.inference import cast_trunk_to_bf16
 
 torch.set_num_threads(1)
 
@@ -133,6 +135,18 @@ def test_adapters_leave_the_filters_alone() -> None:
     merged = Hyena(network.config).eval()
     merged.load_state_dict(merged_state_dict(adapted))
     torch.testing.assert_close(merged.hidden(ids), adapted.hidden(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bf16_trunk_keeps_its_filters(causal: bool, tmp_path: Path) -> None:
+    network = build(causal=causal)
+    expected = network.blocks[0].filter(L)
+    cast_trunk_to_bf16(network)
+    assert network.blocks[0].in_proj.weight.dtype == torch.bfloat16
+    assert torch.equal(network.blocks[0].filter(L), expected)
+    network.save_pretrained(tmp_path)
+    opened = type(network).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(opened.blocks[0].filter(L), expected)
 
 
 def test_the_spec_builds_both_directions() -> None:

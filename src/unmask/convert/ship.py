@@ -9,7 +9,6 @@ from math import hypot
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -19,6 +18,7 @@ from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import atomic_folder, check_new_folder, unique_names
 from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_tokens, format_with_errors
+from unmask.models.inference import cast_to_bf16
 from unmask.training.callbacks import LOG, read_log
 from unmask.training.checkpointing import RECIPE, TrainerState, find_latest, read_trainer_state
 
@@ -319,7 +319,8 @@ def ship(
         others = [path for path in checkpoint.path.iterdir() if path.is_file() and ".safetensors" not in path.name]
         for file in (*others, run / RECIPE):
             shutil.copyfile(file, folder / file.name)
-        network = checkpoint.model.to(torch.bfloat16)
+        network: Any = checkpoint.model
+        cast_to_bf16(network, getattr(network, "_keep_in_fp32_modules_strict", None))
         write_checkpoint(
             folder, network, checkpoint.tokenizer, checkpoint.config, max_shard_size=f"{shard_megabytes}MB"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.errors import UnmaskError
 from unmask.models.cross_entropy import Projection
@@ -69,9 +69,16 @@ def cast_trunk_to_bf16(network: Any) -> Any:
     if hasattr(network, "cast_trunk"):
         network.cast_trunk(torch.bfloat16)
         return network
-    network.vocab_embed.to(torch.bfloat16)
-    network.blocks.to(torch.bfloat16)
+    cast_to_bf16(network.vocab_embed)
+    cast_to_bf16(network.blocks, network._keep_in_fp32_modules_strict)
     return network
+
+
+def cast_to_bf16(module: nn.Module, kept: Collection[str] | None = None) -> None:
+    """Cast the parameters of a module to bf16, except those of its submodules with the names `kept`."""
+    for name, parameter in module.named_parameters():
+        if not set(name.split(".")) & set(kept or ()):
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 # ---- compiled blocks ------------------------------------------------------------------------------------------------
