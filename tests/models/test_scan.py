@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
 from unmask.models import scan
+from unmask.models.inference import has_triton
 from unmask.models.scan import CHUNK, selective_scan
 
 torch.set_num_threads(1)
@@ -59,6 +64,12 @@ def test_scan_and_its_gradients_equal_the_loop_over_tokens(
         assert error < tolerance, name
 
 
+@pytest.mark.parametrize("length", [1, CHUNK + 1])
+def test_gradients_equal_finite_differences(length: int) -> None:
+    inputs = random_inputs(length, batch=1, width=2, size=2)
+    assert torch.autograd.gradcheck(selective_scan, inputs, fast_mode=True)
+
+
 @pytest.mark.parametrize("rate", [1e-4, 1e3])
 def test_very_slow_and_very_fast_decays_neither_overflow_nor_lose_precision(rate: float) -> None:
     inputs = random_inputs(3 * CHUNK, rate)
@@ -101,6 +112,28 @@ def test_saved_numbers_grow_with_the_length_and_not_with_the_states() -> None:
         saved[length] = sum(numbers)
         assert saved[length] < 1.5 * sum(tensor.numel() for tensor in inputs)
     assert saved[8 * CHUNK] < 2.05 * saved[4 * CHUNK]
+
+
+@pytest.mark.skipif(not has_triton(), reason="triton is not installed")
+def test_triton_kernels_equal_the_loops_in_triton_s_interpreter() -> None:
+    """Without a GPU, in a process of its own, since triton decides at its import whether it interprets."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+INTERPRETED = """
+import torch
+from tests.models.test_scan import random_inputs, results, selective_scan, sequential_scan
+from unmask.models import scan, scan_triton
+scan._loops = lambda x: scan_triton
+for length, width, size in ((1, 5, 3), (45, 66, 16), (101, 7, 5)):
+    inputs = random_inputs(length, width=width, size=size)
+    found = results(selective_scan, [one.detach().float().requires_grad_() for one in inputs])
+    for name, value in results(sequential_scan, inputs).items():
+        error = (found[name] - value).abs().max() / value.abs().max()
+        assert error < 2e-6, (length, name, error)
+"""
 
 
 @pytest.mark.gpu

@@ -60,18 +60,25 @@ class _SelectiveScan(torch.autograd.Function):
         length = x.shape[1]
         chunk = min(GPU_CHUNK if x.is_cuda else CHUNK, length)
         x, dt, b, c = (_split(tensor, chunk) for tensor in (x, dt, b, c))
-        outputs, last, starts = _loops(x).scan_chunks(x, dt, decay, b, c, state)
+        loops = _loops(x)
+        starts = state[:, None]
+        if x.shape[1] > 1:
+            ends = _carry(_chunk_factors(dt, decay), loops.chunk_ends(x, dt, decay, b), state)
+            starts = torch.cat([starts, ends[:, :-1]], dim=1)
+        outputs, ends = loops.chunk_outputs(x, dt, decay, b, c, starts)
         ctx.save_for_backward(x, dt, decay, b, c, starts)
         ctx.length = length
-        return outputs.flatten(1, 2)[:, :length], last
+        return outputs.flatten(1, 2)[:, :length], ends[:, -1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         x, dt, decay, b, c, starts = ctx.saved_tensors
-        grad_y = _split(gradients[0], x.shape[2])
+        grad_y, grad_last = _split(gradients[0], x.shape[2]), gradients[1]
         loops = _loops(x)
-        grad_ends, grad_state = loops.end_gradients(dt, decay, c, grad_y, gradients[1])
+        own = loops.chunk_start_gradients(dt, decay, c, grad_y)
+        grad_starts = _carry(_chunk_factors(dt, decay).flip(1), own.flip(1), grad_last).flip(1)
+        grad_ends = torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1)
         numbers = x.shape[0] * x.shape[2] * decay.numel()
         size = max(1, STATES_IN_BACKWARD.get(x.device.type, 1 << 22) // numbers)
         grad_decay = torch.zeros_like(decay)
@@ -84,14 +91,14 @@ class _SelectiveScan(torch.autograd.Function):
             grad_decay += grad
             parts.append(grads)
         joined = [torch.cat(part, dim=1).flatten(1, 2)[:, : ctx.length] for part in zip(*parts, strict=True)]
-        return joined[0], joined[1], grad_decay, joined[2], joined[3], grad_state
+        return joined[0], joined[1], grad_decay, joined[2], joined[3], grad_starts[:, 0]
 
 
 def _split(tensor: Tensor, chunk: int) -> Tensor:
     """[B, L, ...] as chunks [B, n, chunk, ...]. Zeros behind the end: with dt = 0 they do not change the state."""
     missing = -tensor.shape[1] % chunk
     padded = F.pad(tensor, (0, 0, 0, missing)) if missing else tensor
-    return padded.unflatten(1, (-1, chunk))
+    return padded.unflatten(1, (-1, chunk)).contiguous()
 
 
 def _loops(x: Tensor) -> Any:
@@ -100,49 +107,15 @@ def _loops(x: Tensor) -> Any:
     return import_module("unmask.models.scan_triton" if kernels else __name__)
 
 
-# The functions below take chunks [B, n, Q, ...]. States are [B, n, N, D], one for each chunk.
+def _chunk_factors(dt: Tensor, decay: Tensor) -> Tensor:
+    """[B, n, N, D] by how much a state decays in each chunk."""
+    return torch.exp(dt.sum(dim=2)[:, :, None] * decay)
 
 
-def scan_chunks(
-    x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs [B, n, Q, D], the last state [B, N, D], and the states in which the chunks begin."""
-    dt, b, c = dt[:, :, :, None], b[..., None], c[..., None]
-    inputs = dt * x[:, :, :, None]
-    steps = range(x.shape[2])
-    starts = state[:, None]
-    if x.shape[1] > 1:
-        h = inputs[:, :, 0] * b[:, :, 0]
-        for q in steps[1:]:
-            h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
-        starts, _ = chunk_boundaries(h, dt[:, :, :, 0], decay, state)
-    h = starts
-    outputs = []
-    for q in steps:
-        h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
-        outputs.append((h * c[:, :, q]).sum(dim=2))
-    return torch.stack(outputs, dim=2), h[:, -1], starts
-
-
-def chunk_boundaries(own_ends: Tensor, dt: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The states in which the chunks begin and end, from those in which they would end if they began with zero."""
-    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
-    first = torch.addcmul(own_ends[:, :1], factors[:, :1], state[:, None])
-    ends = scan_pairs(factors, torch.cat([first, own_ends[:, 1:]], dim=1))
-    return torch.cat([state[:, None], ends[:, :-1]], dim=1), ends
-
-
-def boundary_gradients(own_starts: Tensor, dt: Tensor, decay: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
-    """The results of `end_gradients`, from the gradients of the starts of the chunks by their own outputs."""
-    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
-    last = torch.addcmul(own_starts[:, -1:], factors[:, -1:], grad_last[:, None])
-    backwards = torch.cat([last, own_starts[:, :-1].flip(1)], dim=1)
-    grad_starts = scan_pairs(factors.flip(1), backwards).flip(1)
-    return torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1), grad_starts[:, 0]
-
-
-def scan_pairs(factors: Tensor, values: Tensor) -> Tensor:
-    """h_i = factor_i h_{i-1} + value_i along dimension 1, from h = 0, in log2(n) steps."""
+def _carry(factors: Tensor, values: Tensor, state: Tensor) -> Tensor:
+    """h_i = factor_i h_{i-1} + value_i along dimension 1, from h = state, in log2(n) steps."""
+    first = torch.addcmul(values[:, :1], factors[:, :1], state[:, None])
+    values = torch.cat([first, values[:, 1:]], dim=1)
     distance = 1
     while distance < values.shape[1]:
         later = torch.addcmul(values[:, distance:], factors[:, distance:], values[:, :-distance])
@@ -152,13 +125,37 @@ def scan_pairs(factors: Tensor, values: Tensor) -> Tensor:
     return values
 
 
-def end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the states in which the chunks end, and of the state before the first token."""
+# The functions below take chunks [B, n, Q, ...]. States are [B, n, N, D], one for each chunk.
+
+
+def chunk_ends(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor) -> Tensor:
+    """The states in which the chunks end if they begin with zero."""
+    dt, b = dt[:, :, :, None], b[..., None]
+    inputs = dt * x[:, :, :, None]
+    h = inputs[:, :, 0] * b[:, :, 0]
+    for q in range(1, x.shape[2]):
+        h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
+    return h
+
+
+def chunk_outputs(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [B, n, Q, D] of chunks that begin with the states `starts`, and the states in which they end."""
+    dt, b, c = dt[:, :, :, None], b[..., None], c[..., None]
+    inputs = dt * x[:, :, :, None]
+    h, outputs = starts, []
+    for q in range(x.shape[2]):
+        h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
+        outputs.append((h * c[:, :, q]).sum(dim=2))
+    return torch.stack(outputs, dim=2), h
+
+
+def chunk_start_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor) -> Tensor:
+    """The gradients of the states in which the chunks begin, from the outputs of their own chunk."""
     dt, c, grad_y = dt[:, :, :, None], c[..., None], grad_y[:, :, :, None]
     g = torch.zeros_like(c[:, :, 0] * grad_y[:, :, 0])
     for q in reversed(range(dt.shape[2])):
         g = torch.exp(dt[:, :, q] * decay) * torch.addcmul(g, c[:, :, q], grad_y[:, :, q])
-    return boundary_gradients(g, dt[:, :, :, 0], decay, grad_last)
+    return g
 
 
 def chunk_gradients(

@@ -13,22 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unmask.models.scan import boundary_gradients, chunk_boundaries
-
 CHANNELS = 64
 """Channels of a program."""
 
 
 @triton.jit
-def _ends_kernel(
-    x, dt, decay, b, ends, tokens, channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr
-):  # the state in which each chunk ends if it begins with zero
-    chunk = tl.program_id(0).to(tl.int64)
+def _places(channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr):
+    """The channels and numbers of a program, whether they exist, and where they are in the state of a chunk."""
     d = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, NUMBERS)
     at_d, at_n = d < channels, n < numbers
-    at_state = at_n[:, None] & at_d[None, :]
-    place = n[:, None] * channels + d[None, :]
+    return d, n, at_d, at_n, at_n[:, None] & at_d[None, :], n[:, None] * channels + d[None, :]
+
+
+@triton.jit
+def _ends_kernel(x, dt, decay, b, ends, tokens, channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr):
+    """The state in which each chunk ends if it begins with zero."""
+    chunk = tl.program_id(0).to(tl.int64)
+    d, n, at_d, at_n, at_state, place = _places(channels, numbers, CHANNELS, NUMBERS)
     rate = tl.load(decay + place, at_state, 0.0)
     h = tl.zeros((NUMBERS, CHANNELS), tl.float32)
     for q in range(tokens):
@@ -42,14 +44,10 @@ def _ends_kernel(
 
 @triton.jit
 def _outputs_kernel(
-    x, dt, decay, b, c, starts, y, tokens, channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr
+    x, dt, decay, b, c, starts, y, ends, tokens, channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr
 ):
     chunk = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    n = tl.arange(0, NUMBERS)
-    at_d, at_n = d < channels, n < numbers
-    at_state = at_n[:, None] & at_d[None, :]
-    place = n[:, None] * channels + d[None, :]
+    d, n, at_d, at_n, at_state, place = _places(channels, numbers, CHANNELS, NUMBERS)
     rate = tl.load(decay + place, at_state, 0.0)
     h = tl.load(starts + chunk * numbers * channels + place, at_state, 0.0)
     for q in range(tokens):
@@ -60,18 +58,16 @@ def _outputs_kernel(
         read = tl.load(c + row * numbers + n, at_n, 0.0)
         h = tl.exp(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
         tl.store(y + row * channels + d, tl.sum(h * read[:, None], axis=0), at_d)
+    tl.store(ends + chunk * numbers * channels + place, h, at_state)
 
 
 @triton.jit
-def _end_gradients_kernel(
+def _start_gradients_kernel(
     dt, decay, c, grad_y, grad_starts, tokens, channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr
-):  # the gradient of the state in which each chunk begins, from its own outputs
+):
+    """The gradient of the state in which each chunk begins, from its own outputs."""
     chunk = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    n = tl.arange(0, NUMBERS)
-    at_d, at_n = d < channels, n < numbers
-    at_state = at_n[:, None] & at_d[None, :]
-    place = n[:, None] * channels + d[None, :]
+    d, n, at_d, at_n, at_state, place = _places(channels, numbers, CHANNELS, NUMBERS)
     rate = tl.load(decay + place, at_state, 0.0)
     g = tl.zeros((NUMBERS, CHANNELS), tl.float32)
     for step in range(tokens):
@@ -90,11 +86,7 @@ def _gradients_kernel(
     tokens, channels, numbers, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     chunk, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    d = block * CHANNELS + tl.arange(0, CHANNELS)
-    n = tl.arange(0, NUMBERS)
-    at_d, at_n = d < channels, n < numbers
-    at_state = at_n[:, None] & at_d[None, :]
-    place = n[:, None] * channels + d[None, :]
+    d, n, at_d, at_n, at_state, place = _places(channels, numbers, CHANNELS, NUMBERS)
     rate = tl.load(decay + place, at_state, 0.0)
     h = tl.load(starts + chunk * numbers * channels + place, at_state, 0.0)
     for q in range(tokens):
@@ -133,25 +125,25 @@ def _gradients_kernel(
 # The functions below replace those of `scan` with the same names. Chunks are [B, n, Q, ...], states [B, n, N, D].
 
 
-def scan_chunks(
-    x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs [B, n, Q, D], the last state [B, N, D], and the states in which the chunks begin."""
-    x, dt, decay, b, c = (one.contiguous() for one in (x, dt, decay, b, c))
-    own_ends = x.new_empty(*x.shape[:2], *decay.shape)
-    _launch(_ends_kernel, x, decay, (x, dt, decay, b, own_ends))
-    starts, ends = chunk_boundaries(own_ends, dt, decay, state)
-    outputs = torch.empty_like(x)
-    _launch(_outputs_kernel, x, decay, (x, dt, decay, b, c, starts, outputs))
-    return outputs, ends[:, -1], starts
+def chunk_ends(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor) -> Tensor:
+    """The states in which the chunks end if they begin with zero."""
+    ends = x.new_empty(*x.shape[:2], *decay.shape)
+    _launch(_ends_kernel, x, decay, (x, dt, decay, b, ends))
+    return ends
 
 
-def end_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the states in which the chunks end, and of the state before the first token."""
-    dt, decay, c, grad_y = (one.contiguous() for one in (dt, decay, c, grad_y))
-    own = dt.new_empty(*dt.shape[:2], *decay.shape)
-    _launch(_end_gradients_kernel, dt, decay, (dt, decay, c, grad_y, own))
-    return boundary_gradients(own, dt, decay, grad_last)
+def chunk_outputs(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [B, n, Q, D] of chunks that begin with the states `starts`, and the states in which they end."""
+    outputs, ends = x.new_empty(x.shape), starts.new_empty(starts.shape)
+    _launch(_outputs_kernel, x, decay, (x, dt, decay, b, c, starts, outputs, ends))
+    return outputs, ends
+
+
+def chunk_start_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor) -> Tensor:
+    """The gradients of the states in which the chunks begin, from the outputs of their own chunk."""
+    grad_starts = dt.new_empty(*dt.shape[:2], *decay.shape)
+    _launch(_start_gradients_kernel, dt, decay, (dt, decay, c, grad_y, grad_starts))
+    return grad_starts
 
 
 def chunk_gradients(
@@ -165,19 +157,27 @@ def chunk_gradients(
     decay: Tensor,
 ) -> tuple[Tensor, ...]:
     """The gradients of x, dt, b, c, all [B, n, Q, ...], and of the decay [N, D]."""
-    inputs = [one.contiguous() for one in (x, dt, decay, b, c, starts, grad_y, grad_ends)]
     blocks = triton.cdiv(decay.shape[1], CHANNELS)
     states = x.new_empty(*x.shape[:3], *decay.shape)
     grad_x, grad_dt = x.new_empty(x.shape), x.new_empty(x.shape)
     grad_b, grad_c = (x.new_empty(*x.shape[:3], blocks, len(decay)) for _ in range(2))
     grad_decay = x.new_empty(*x.shape[:2], *decay.shape)
+    inputs = (x, dt, decay, b, c, starts, grad_y, grad_ends)
     _launch(_gradients_kernel, x, decay, (*inputs, states, grad_x, grad_dt, grad_b, grad_c, grad_decay))
     return grad_x, grad_dt, grad_b.sum(dim=3), grad_c.sum(dim=3), grad_decay.sum(dim=(0, 1))
 
 
 def _launch(kernel: triton.JITFunction, x: Tensor, decay: Tensor, tensors: tuple[Tensor, ...]) -> None:
+    """Run a program for every chunk and block of channels. The kernels expect contiguous tensors."""
     batch, chunks, tokens, channels = x.shape
     grid = (batch * chunks, triton.cdiv(channels, CHANNELS))
     numbers = len(decay)
     with torch.cuda.device_of(x):
-        kernel[grid](*tensors, tokens, channels, numbers, CHANNELS=CHANNELS, NUMBERS=triton.next_power_of_2(numbers))
+        kernel[grid](
+            *(one.contiguous() for one in tensors),
+            tokens,
+            channels,
+            numbers,
+            CHANNELS=CHANNELS,
+            NUMBERS=triton.next_power_of_2(numbers),
+        )
