@@ -101,7 +101,7 @@ class CrossBlock(Block):
             mixed = attend_at(query, key_value, place, rotary, source.mask) * source.exists.to(query.dtype)
             return x + self.dropout(self.cross_out(mixed), seeds)
 
-        return self._residuals(x, cond, rotary, mask, past_key_values, positions, seeds, read_source)
+        return super().forward(x, cond, rotary, mask, past_key_values, positions, seeds, between=read_source)
 
 
 class EncoderDecoder(MaskedNetwork, Transformer):

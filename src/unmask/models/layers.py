@@ -295,26 +295,14 @@ class Block(GradientCheckpointingLayer):
         past_key_values: Cache | StaticCache | None = None,
         positions: Tensor | None = None,
         seeds: Tensor | None = None,
+        between: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> Tensor:
         """The residual stream [B, L, D] after this block; ``cond`` is [B or 1, C], or None without conditioning.
 
-        With positions [B, K], compute only those rows, [B, K, D]; the others are only attended to. ``seeds`` [2, 2] are
-        the dropout seeds of the branches; without them dropout uses torch's generator.
+        With positions [B, K], compute only those rows, [B, K, D]; the others are only attended to. ``seeds``
+        [branches, 2] are the dropout seeds of the branches; without them dropout uses torch's generator. A subclass
+        adds a third branch with ``between``, a function of the residual stream after attention and of the seeds [2].
         """
-        return self._residuals(x, cond, rotary, mask, past_key_values, positions, seeds)
-
-    def _residuals(
-        self,
-        x: Tensor,
-        cond: Tensor | None,
-        rotary: Rotary,
-        mask: AttentionMask,
-        past_key_values: Cache | StaticCache | None,
-        positions: Tensor | None,
-        seeds: Tensor | None,
-        between: Callable[[Tensor, Tensor | None], Tensor] | None = None,
-    ) -> Tensor:
-        """The branches of `forward`; ``between`` adds the third one, between attention and MLP, with its seeds."""
         for_attention = for_mlp = None
         if self.adaLN_modulation is not None:
             parts = self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
