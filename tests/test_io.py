@@ -9,9 +9,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from safetensors import SafetensorError
 
+from unmask.data.sources.huggingface import HuggingFaceSource
 from unmask.errors import UnmaskError
+from unmask.evaluation.judge import open_judge
 from unmask.io import (
     atomic_folder,
     atomic_text,
@@ -21,6 +24,7 @@ from unmask.io import (
     check_output_file,
     check_writable,
     find_damage,
+    offline_if_unreachable,
     write_checksums,
 )
 
@@ -211,3 +215,17 @@ def test_devices_and_pipes_are_never_replaced(tmp_path: Path):
             write()
     assert pipe.is_fifo()
     assert [*tmp_path.iterdir()] == [pipe]
+
+
+def test_without_a_connection_judges_and_datasets_fail_at_once(monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with offline_if_unreachable():
+        assert constants.is_offline_mode()
+    assert not constants.is_offline_mode()
+    pytest.importorskip("datasets")
+    start = time.monotonic()
+    with pytest.raises(UnmaskError, match="judge 'org/none' cannot be opened"):
+        open_judge("org/none")
+    with pytest.raises(UnmaskError, match="dataset 'org/none' could not be read"):
+        list(HuggingFaceSource(path="org/none").documents())
+    assert time.monotonic() - start < 10, "no retries"

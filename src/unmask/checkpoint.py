@@ -189,7 +189,7 @@ def load_checkpoint(
 
     With `as_stored` converted diffusion language models keep the dtype of their files, which are memory-mapped.
 
-    Nothing in the folder is run. Weights and tokenizer.json must match their checksums, if these are recorded; the
+    No code in the folder is run. Weights and tokenizer.json must match their checksums, if these are recorded; the
     other files may be edited, with a warning.
     """
     from unmask.models.build import load_network

@@ -260,12 +260,12 @@ def choose_sampler(
     steps: int | None = None,
     order: str | None = None,
     sampler: SamplerSpec | None = None,
-    scores: bool = False,
+    predicts_scores: bool = False,
 ) -> Sampler:
     """The sampler of a masked model: a named `order`, a `sampler` by its options, or ancestral sampling.
 
-    Options of the sampler that are not given default to `steps` and to the `schedule` of the model. `scores`: whether
-    the network was trained to output scores.
+    Options of the sampler that are not given default to `steps` and to the `schedule` of the model.
+    `predicts_scores`: whether the network was trained to output scores (SEDD).
     """
     if order is not None and sampler is not None:
         raise UnmaskError(f"order='{order}' and sampler={sampler!r} exclude each other; give one of them.")
@@ -273,7 +273,7 @@ def choose_sampler(
     chosen: Sampler = spec if isinstance(spec, Sampler) else build("sampler", _with_defaults(spec, schedule, steps))
     if chosen.causal:
         raise UnmaskError("The sampler 'ar' needs an autoregressive model, and this one is masked; choose another.")
-    if chosen.needs_scores and not scores:
+    if chosen.needs_scores and not predicts_scores:
         raise UnmaskError(
             "The sampler 'analytic' needs scores, which only the objective 'sedd' trains; use 'ancestral', which is "
             "the same for normalised predictions."

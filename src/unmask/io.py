@@ -1,6 +1,7 @@
-"""Atomic writes: a file or folder is there as a whole, or as it was before. Cached folders are built once.
+"""Files and folders: atomic writes, checksums, cached folders that are built once, and checks of paths.
 
-A checkpoint folder has the checksums of its files in checksums.json.
+A file or folder is there as a whole, or as it was before. A checkpoint folder has the checksums of its files in
+checksums.json.
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
+# ---- bounds and their errors ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Bound:
     """An upper bound on -log p of some text in nats (for an autoregressive model, -log p itself), with its errors.
@@ -144,7 +147,7 @@ class Bound:
         return len(self.each)
 
     def __bool__(self) -> bool:
-        return True
+        return True  # also without bounds of single documents
 
     def __iter__(self) -> Iterator[Bound]:
         return iter(self.each)
@@ -217,6 +220,9 @@ def _bits_per(nats: float, units: int) -> float:
     return nats / units / math.log(2.0) if units else math.nan
 
 
+# ---- estimators -----------------------------------------------------------------------------------------------------
+
+
 def evaluate(
     denoiser: Denoiser,
     objective: Objective,
@@ -238,9 +244,8 @@ def evaluate(
     that disagree are all drawn once more, with as many passes each. `each` adds the bound of every document;
     `progress` is called with the number of new draws.
     """
-    (first_name, first), *others = objective.estimators().items()
-    discrete_steps = () if objective.exact else steps
-    others += [(f"discrete T={T}", build("objective", {"name": "subs", "steps": T})) for T in discrete_steps]
+    estimators = objective.estimators()
+    (first_name, first), *others = estimators.items()
     estimate = partial(
         estimate_bound,
         denoiser,
@@ -256,14 +261,15 @@ def evaluate(
     if precision is not None and not first.exact:
         headline = _refine(headline, precision, partial(estimate, first, name=first_name), offsets)
     passes = max(1, headline.draws // offsets // OTHER_ESTIMATORS_SHARE)
-    bounds = {first_name: headline}
-    bounds |= {name: estimate(estimator, name=name, passes=passes, stream=1) for name, estimator in others}
-    discrete = {T: bounds.pop(f"discrete T={T}") for T in discrete_steps}
+    estimate_other = partial(estimate, passes=passes, stream=1)
+    bounds = {first_name: headline} | {name: estimate_other(one, name=name) for name, one in others}
+    in_steps = {T: build("objective", {"name": "subs", "steps": T}) for T in steps if not objective.exact}
+    discrete = {T: estimate_other(one, name=f"discrete T={T}") for T, one in in_steps.items()}
     evaluation = Evaluation(bounds, discrete)
     if evaluation.disagreement:  # by chance, once in a thousand times: with 16 offsets the errors are rough
         again = partial(estimate, passes=OTHER_ESTIMATORS_SHARE * passes)
-        named = [(first_name, first), *others[: len(bounds) - 1]]
-        bounds = {name: again(one, name=name, stream=2 + number) for number, (name, one) in enumerate(named)}
+        named = enumerate(estimators.items(), start=2)
+        bounds = {name: again(one, name=name, stream=stream) for stream, (name, one) in named}
         evaluation = Evaluation(bounds, discrete)
     return evaluation
 
@@ -348,6 +354,9 @@ def draw_nats(
         return accumulate_nats(
             terms, corrupt, rows, draws, device_of(denoiser), progress, denominator=estimator.denominator
         )
+
+
+# ---- sums over draws ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

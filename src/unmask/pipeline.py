@@ -452,7 +452,8 @@ class MaskedDiffusionLM:
     def rewrite(self, text: str, keep: str | Sequence[str], **options: Any) -> str:
         """Rewrite all of a text but the words to `keep`, wherever they occur, with the same number of tokens between.
 
-        A kept word that ends in the text ends in the result too. A string is one word; an empty list keeps nothing.
+        Where a kept word ends in the text, it also ends in the result. A string is one word; an empty list keeps
+        nothing.
         `options` are those of `edit`.
         """
         if keep is None:

@@ -154,7 +154,7 @@ def check_options(axis: str, spec: str | Mapping[str, Any], section: str = "") -
     """Return a name or a mapping as a mapping, after checking its keys; this does not import the member, or torch.
 
     With the `section` of a recipe, such as "data.source", messages name keys in it, and values are checked as far as
-    the annotations of the fields tell.
+    the annotations of the fields allow.
     """
     if isinstance(spec, str):
         spec = {"name": spec}

@@ -206,7 +206,7 @@ class TextProcessor:
             return denoiser
         if self.config.policy.supervises_padding:
             return MaskPaddedDenoiser(denoiser, self.row_length)
-        begin = self.begin_token_id if self.config.policy.begins_with_bos else None
+        begin = self.begin_token_id
         return denoiser if begin is None else BosDenoiser(denoiser, begin, self.max_length)
 
     # -- from texts to rows of token ids

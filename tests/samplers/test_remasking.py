@@ -15,7 +15,7 @@ from unmask.laws.tables import ConstantDenoiser, DataDistribution, RecordingDeno
 from unmask.registry import build
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.base import Canvas, State, run_sampler
-from unmask.samplers.remasking import CorrectorSampler, ReMDMConfSampler, ReMDMSampler, doubt
+from unmask.samplers.remasking import CorrectorSampler, ReMDMConfSampler, ReMDMSampler, remask_shares
 
 V, L, MASK = 4, 3, 1
 BLANK = torch.full((L,), MASK)
@@ -109,7 +109,7 @@ def test_published_remasking_by_confidence():
     state = State.start(Canvas.of(torch.tensor([[MASK] * 4 + [2]]), MASK), torch.tensor([4]), 4, plan)
     state = replace(state, ids=torch.tensor([[0, 2, 3, MASK, 2]]), confidence=torch.tensor([[0.9, 0.4, 0.1, 0, 1]]))
     weights = [math.exp(-0.9), math.exp(-0.4), math.exp(-0.1)]
-    assert doubt(state)[0].tolist() == pytest.approx([*(w / sum(weights) for w in weights), 0, 0])
+    assert remask_shares(state)[0].tolist() == pytest.approx([*(w / sum(weights) for w in weights), 0, 0])
 
 
 def test_earlier_configs_keep_their_meaning():

@@ -28,6 +28,9 @@ MAX_SHOWN = 160
 """Characters of a constraint that an error message shows."""
 
 
+# ---- automata over tokens -------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Automaton:
     """A DFA that reads the tokens of a canvas from state 0 and accepts it if it ends in an accepting state.
@@ -188,6 +191,8 @@ def _merge_token_classes(automaton: Automaton) -> Automaton:
     return Automaton(token_class, automaton.transitions[:, first], automaton.accepting, automaton.allowed[:, first])
 
 
+# ---- automata over characters ---------------------------------------------------------------------------------------
+
 UNICODE = 0x110000
 SURROGATES = slice(0xD800, 0xE000)
 BLOCKS = ((0x100, 0x800, 0x40), (0x800, 0x40000, 0x1000))
@@ -223,15 +228,6 @@ class CharacterDFA:
     transitions: Ints
     accepting: Bools
     word_class: int = OTHER
-
-
-@dataclass(frozen=True)
-class ByteDFA:
-    """A DFA over UTF-8 bytes: `byte_class` [256], `transitions` [S, C], `accepting` [S] only between characters."""
-
-    byte_class: bytes
-    transitions: Ints
-    accepting: Bools
 
 
 class NFA:
@@ -352,6 +348,18 @@ def count_dfa(characters: str, low: int, high: int | None) -> CharacterDFA:
     more = stay + 1
     more[last] = last if high is None else -1
     return CharacterDFA(dict.fromkeys(characters, 1), np.stack([stay, more], axis=1), stay >= low)
+
+
+# ---- automata over bytes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByteDFA:
+    """A DFA over UTF-8 bytes: `byte_class` [256], `transitions` [S, C], `accepting` [S] only between characters."""
+
+    byte_class: bytes
+    transitions: Ints
+    accepting: Bools
 
 
 def to_byte_dfa(dfa: CharacterDFA) -> ByteDFA:

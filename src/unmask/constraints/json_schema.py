@@ -91,7 +91,7 @@ class _Writer:
         self.root, self.validator, self.nfa = root, validator, NFA()
 
     def value(self, at: int, schema: Any, place: str, references: tuple[str, ...]) -> int:
-        """A value of the schema at a place of the root, inside of some references."""
+        """A value of the schema; `place` is its path in the root, and `references` are the $refs that lead to it."""
         if not isinstance(schema, dict):
             raise _refusal(place, f"is {json.dumps(schema)}", "describe the value by its type")
         types = schema.get("type", [])

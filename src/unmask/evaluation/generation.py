@@ -94,7 +94,7 @@ def make_plan(
         if config.objective.causal:
             plans.append(CheckpointPlan(name, path, (GenerationRun(name, None, tokens),)))
             continue
-        choose = partial(choose_sampler, config.schedule, scores=config.objective.predicts_scores)
+        choose = partial(choose_sampler, config.schedule, predicts_scores=config.objective.predicts_scores)
         runs = []
         for label, options in (strategies or {"": {}}).items():
             spec = options.get("sampler")

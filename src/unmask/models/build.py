@@ -256,9 +256,12 @@ def merged_state_dict(network: nn.Module, state: Mapping[str, Tensor] | None = N
 
 WEIGHTS = "model.safetensors"
 WEIGHT_INDEX = "model.safetensors.index.json"
+RESTORE = "restore the file, fetch it again, or go back to an earlier checkpoint"
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 MAX_LENGTH = 1 << 24
 """Tokens of the longest sequence that a config.json may ask for."""
+VALUES_AT_ONCE = 1 << 24
+"""Weights that are checked for finite values at a time."""
 
 
 def read_config(path: Path) -> Any:
@@ -422,10 +425,6 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
         safe_open(file, framework="pt") as opened,
     ):
         return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
-
-
-VALUES_AT_ONCE = 1 << 24
-RESTORE = "restore the file, fetch it again, or go back to an earlier checkpoint"
 
 
 def _common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:

@@ -39,7 +39,7 @@ UNDECLARED = (
 
 @dataclass
 class EncoderConfig:
-    """What a denoiser's configuration tells, for a network of transformers; `network` is the content of config.json."""
+    """The configuration of a denoiser that is a network of transformers; `network` is the content of config.json."""
 
     network: PretrainedConfig
     mask_token_id: int
@@ -115,7 +115,7 @@ class Encoder(nn.Module):
 
     @property
     def input_names(self) -> list[str]:
-        """What the network takes of a tokenizer's output: segments only if it was trained with two."""
+        """The outputs of a tokenizer that the network takes: segments only if it was trained with two."""
         segments = getattr(self.config.network, "type_vocab_size", 0) > 1
         return ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
 

@@ -20,7 +20,7 @@ from unmask.models.config import NetworkConfig, TransformerConfig
 
 TIME_FEATURES = 256
 DROPOUT_LEVELS = 1 << 16
-MIN_DOUBT = 1e-6
+MIN_COMPLEMENT = 1e-6
 """The smallest 1 - p that float32 logits distinguish from 0."""
 
 
@@ -394,4 +394,4 @@ class PlannerHead(nn.Module):
 
 def log_odds(log_p: Tensor) -> Tensor:
     """log p - log(1 - p) from log p; always finite."""
-    return log_p - torch.log((-torch.expm1(log_p)).clamp_min(MIN_DOUBT))
+    return log_p - torch.log((-torch.expm1(log_p)).clamp_min(MIN_COMPLEMENT))

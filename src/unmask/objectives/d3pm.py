@@ -69,7 +69,7 @@ class D3PM(Objective):
     def step_loss(
         self, log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor
     ) -> Tensor:
-        """[N] the KL of one reverse step at masked tokens; see `diffusion_loss`."""
+        """[N] the KL of one reverse step at masked tokens; see `diffusion_loss`. Ablations override it."""
         return diffusion_loss(log_x, mask_probability, reveal, rate_s, rate_t)
 
     def _log_probabilities(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> tuple[Tensor, Tensor]:

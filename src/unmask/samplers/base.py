@@ -1,4 +1,4 @@
-"""The sampler protocol: `begin` plans on a masked canvas, `step` is one network call, `run_sampler` is the loop."""
+"""The sampler protocol: `begin` plans the calls for a canvas, `step` is one network call, `run_sampler` is the loop."""
 
 from __future__ import annotations
 

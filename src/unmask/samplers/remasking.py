@@ -94,7 +94,7 @@ class ReMDMSampler(RemaskingSampler):
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         rho = state.at_own_call(state.plan.remask)
         if self.strategy == "cap_conf":
-            shared = rho * state.written.sum(dim=1, keepdim=True) * doubt(state)
+            shared = rho * state.written.sum(dim=1, keepdim=True) * remask_shares(state)
             rho = shared.minimum(state.at_own_call(state.plan.limit))
         return remasking_step(denoiser, state, token_sampler, rho)
 
@@ -111,7 +111,8 @@ class ReMDMConfSampler(RemaskingSampler):
         return ReMDMSampler(steps=self.steps, schedule=self.schedule, eta=0.0).plan()
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
-        return remasking_step(denoiser, state, token_sampler, state.at_own_call(state.plan.limit) * doubt(state))
+        rho = state.at_own_call(state.plan.limit) * remask_shares(state)
+        return remasking_step(denoiser, state, token_sampler, rho)
 
 
 def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, rho: Tensor) -> State:
@@ -124,8 +125,8 @@ def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, 
     return write_selected(denoiser, state, prediction, selected, token_sampler).remask(remasked)
 
 
-def doubt(state: State) -> Tensor:
-    """[B, L] the softmax of minus the confidence over the written tokens of each sequence, 0 elsewhere."""
+def remask_shares(state: State) -> Tensor:
+    """[B, L] how written tokens share the probability rho: the softmax of minus their confidence; 0 elsewhere."""
     return (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
 
 
