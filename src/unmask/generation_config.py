@@ -213,15 +213,15 @@ class GenerationConfig(BaseModel):
             return torch.tensor([self.score_text(text) for text in texts], dtype=torch.float64)
 
         return SamplingOptions(
-            self.token_sampler,
-            processor.bind(self.constraint, rows),
-            self.particles,
-            self.guidance,
-            score if self.score is not None and self.particles > 1 else None,
-            windows,
-            processor.end_token_id,
-            processor.config.policy.supervises_padding and self.eos_rule,
-            processor.as_trained if shortest < processor.row_length else None,
+            token_sampler=self.token_sampler,
+            automaton=processor.bind(self.constraint, rows),
+            particles=self.particles,
+            guidance=self.guidance,
+            score=score if self.score is not None and self.particles > 1 else None,
+            windows=windows,
+            eos=processor.end_token_id,
+            eos_padding=processor.config.policy.supervises_padding and self.eos_rule,
+            as_trained=processor.as_trained if shortest < processor.row_length else None,
         )
 
     def with_constraints(self, others: Sequence[Constraint]) -> GenerationConfig:
