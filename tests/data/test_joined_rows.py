@@ -76,13 +76,11 @@ def test_joined_tables_follow_each_other() -> None:
     assert rows[:].input_ids[:, 0].tolist() == [0, 1, 2, 3, 4, 100, 101, 102]
     assert rows[[6, 0, 6]].input_ids[:, 0].tolist() == [101, 0, 101]
     assert rows[[6, 0, 6]].document[:, 0].tolist() == [6, 0, 6]
-    assert (rows.bytes, rows.characters) == (64, 32)
     assert rows.document_bytes.tolist() == [8] * 8
     assert rows.document_characters.tolist() == [4] * 8
     with pytest.raises(IndexError):
         rows[8]
     unknown = JoinedRows([table(0, 5), rows_of_texts(Padded(), [[1]], LENGTH, None)])
-    assert unknown.bytes is unknown.characters is None
     assert unknown.document_bytes.tolist() == [0] * 6, "a part of the bytes must not be taken for all"
 
 

@@ -60,6 +60,11 @@ def shown(rows: Rows) -> list[str]:
     return [f"{' '.join(row)} | {' '.join(map(str, of))}" for row, of in zip(cells, batch.document, strict=True)]
 
 
+def sizes(rows: Rows) -> tuple[int, int, int]:
+    """Counted positions, bytes and characters."""
+    return rows.counted, int(rows.document_bytes.sum()), int(rows.document_characters.sum())
+
+
 def test_packed_joins_documents_by_eos_and_drops_nothing() -> None:
     rows = table(Packed(), 4, texts=TEXTS)
     assert shown(rows) == [
@@ -68,13 +73,13 @@ def test_packed_joins_documents_by_eos_and_drops_nothing() -> None:
         "6 7 8 9 | 3 3 3 3",
         "99 77. 77. 77. | 3 -1 -1 -1",
     ]
-    assert (rows.counted, rows.bytes, rows.characters) == (13, 10, 9)
+    assert sizes(rows) == (13, 10, 9)
     assert shown(table(Packed(), 4, eos=None, pad=None)) == [
         "1 2 3 4 | 0 0 0 2",
         "5 6 7 8 | 3 3 3 3",
         "9 0. 0. 0. | 3 -1 -1 -1",
     ], "without EOS documents are joined directly"
-    assert table(Packed(), 4).bytes is None, "the size of unknown texts is not known"
+    assert table(Packed(), 4).byte_counts is None, "the size of unknown texts is not known"
 
 
 def test_framed_blocks_begin_with_bos_and_end_with_eos() -> None:
@@ -86,7 +91,7 @@ def test_framed_blocks_begin_with_bos_and_end_with_eos() -> None:
         "88 6 7 8 9 99 | 3 3 3 3 3 3",
         "88 99 99 77. 77. 77. | 3 3 3 -1 -1 -1",
     ]
-    assert (rows.counted, rows.bytes, rows.characters) == (13 + 2 * 4, 10, 9)
+    assert sizes(rows) == (13 + 2 * 4, 10, 9)
     assert table(framed, 4, lists=[[5, 6, 7]])[:].input_ids.tolist() == [[EOS, 5, 6, EOS], [EOS, 7, EOS, EOS]]
     with pytest.raises(UnmaskError, match="fewer than one block"):
         table(framed, 20).check_trainable()
@@ -105,24 +110,21 @@ def test_padded_gives_each_document_its_rows() -> None:
         "5 6 7 8 | 3 3 3 3",
         "9 99 77. 77. | 3 3 -1 -1",
     ]
-    assert (rows.counted, rows.bytes, rows.characters) == (13, 10, 9)
-    assert (rows.split_documents, rows.truncated_documents) == (1, 0)
+    assert sizes(rows) == (13, 10, 9)
     without_eos = table(Padded(), 5, eos=None)
     assert shown(without_eos) == [
         "1 2 3 77. 77. | 0 0 0 -1 -1",
         "4 77. 77. 77. 77. | 2 -1 -1 -1 -1",
         "5 6 7 8 9 | 3 3 3 3 3",
     ], "an empty document without EOS has no row"
-    assert without_eos.split_documents == 0
 
 
-def test_truncation_drops_the_end_and_counts_it() -> None:
+def test_truncation_drops_the_end() -> None:
     rows = table(TRUNCATED, 3, texts=TEXTS)
     assert shown(rows) == ["1 2 3 | 0 0 0", "99 77. 77. | 1 -1 -1", "4 99 77. | 2 2 -1", "5 6 7 | 3 3 3"]
-    assert (rows.split_documents, rows.truncated_documents, rows.counted) == (0, 2, 9)
-    assert rows.bytes is rows.characters is None, "the characters of the dropped tokens are not known"
+    assert sizes(rows) == (9, 0, 0), "the characters of the dropped tokens are not known"
     assert rows.document_bytes.tolist() == [0] * 4
-    assert table(TRUNCATED, 6, texts=TEXTS).characters == 9
+    assert sizes(table(TRUNCATED, 6, texts=TEXTS)) == (13, 10, 9)
 
 
 def test_overflow_can_be_an_error() -> None:
@@ -141,7 +143,7 @@ def test_supervised_eos_counts_every_position() -> None:
         "5 6 7 8 | 3 3 3 3",
         "9 99 99 99 | 3 3 3 3",
     ]
-    assert (rows.counted, rows.characters, rows.split_documents) == (20, 9, 1)
+    assert sizes(rows) == (20, 10, 9)
     with pytest.raises(UnmaskError, match="needs a tokenizer with an EOS token"):
         table(SupervisedEOS(), 4, eos=None)
 
@@ -176,7 +178,7 @@ def test_any_rows_in_any_order(policy: Policy) -> None:
             rows[[outside]]
     assert len(table(policy, 4, lists=[])) == 0
     empty = table(policy, 2, lists=[[]], texts=[""])
-    assert (len(empty), empty[0].input_ids[0, 0], empty.characters) == (1, EOS, 0)
+    assert (len(empty), empty[0].input_ids[0, 0]) == (1, EOS)
     with pytest.raises(UnmaskError, match="length must be at least 1, got 0"):
         table(policy, 0)
 
@@ -264,7 +266,7 @@ def test_a_prompted_row_may_be_filled_with_eos_that_counts() -> None:
 
 def test_sizes_of_answers_are_not_those_of_the_whole_text() -> None:
     for rows in (question_rows(Overlaid(), ["1..4=1234"], 4), question_rows(Prompted(), ["12=34"], 5)):
-        assert rows.bytes is rows.characters is None
+        assert rows.byte_counts is rows.character_counts is None
         assert rows.document_bytes.tolist() == rows.document_characters.tolist() == [0]
 
 
@@ -293,7 +295,7 @@ def test_a_cache_gives_the_same_rows_as_memory(tmp_path: Path, monkeypatch: pyte
         stored = policy.rows(cache, 5, SpecialTokens.of(BYTES))
         memory = table(policy, 5, 256, None, [list(text.encode()) for text in texts], texts)
         assert shown(stored) == shown(memory)
-        assert (stored.counted, stored.bytes, stored.characters) == (memory.counted, memory.bytes, memory.characters)
+        assert sizes(stored) == sizes(memory)
     with pytest.raises(UnmaskError, match=r"a longer text\.txt, takes 14"):
         Padded(overflow="error").rows(cache, 5, SpecialTokens(256))
 

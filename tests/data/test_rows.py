@@ -70,8 +70,7 @@ def test_rows_spread_evenly_and_documents_are_renumbered() -> None:
     part = rows.spread(2)
     assert (len(part), part.counted, part.documents) == (2, 16, 1)
     assert np.array_equal(part[[1]].input_ids, rows[[2]].input_ids)
-    assert part.bytes is part.characters is None, "parts of documents have no known size"
-    assert part.document_bytes.tolist() == [0]
+    assert part.document_bytes.tolist() == [0], "parts of documents have no known size"
     assert rows.spread(99) is rows
     padded = rows_of_texts(Padded(), [[number] * 2 for number in range(20)], 4, None).spread(3)
     assert padded[:].input_ids[:, 0].tolist() == [0, 6, 13]

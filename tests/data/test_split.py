@@ -176,7 +176,8 @@ def test_prepare_encodes_both_parts() -> None:
     assert corpus.cut is None
     (train,), (validation,) = texts_of(corpus, "train"), texts_of(corpus, "validation")
     assert sorted(train + validation) == sorted(source.texts.values())
-    assert [int(name[1:]) for name in corpus.validation.names] == np.flatnonzero(flags(source, 0.2)).tolist()
+    held_out = [f"d{number}" for number in np.flatnonzero(flags(source, 0.2))]
+    assert [corpus.validation.name(number) for number in range(len(corpus.validation))] == held_out
     again = prepare(source, corpus.tokenizer, fraction=0.2)
     assert (again.train.folder, again.validation.folder) == (corpus.train.folder, corpus.validation.folder)
     assert again.tokenizer is corpus.tokenizer
@@ -189,7 +190,7 @@ def test_prepare_encodes_both_parts() -> None:
 def test_a_tokenizer_never_sees_validation_text() -> None:
     texts = {"a": "abcd efgh " * 50, "held": "zyxw " * 500, "b": "efgh abcd " * 50}
     corpus = prepare(ListSource(texts=texts, kept="held"), BPETokenizer(vocab_size=400))
-    assert corpus.validation.names == ["held"]
+    assert corpus.validation.name(0) == "held"
     learned = [token for token in corpus.tokenizer.get_vocab() if len(token) > 1]
     assert any("abcd" in token for token in learned)
     assert not [token for token in learned if "z" in token or "xw" in token]

@@ -41,8 +41,9 @@ from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
+from unmask.models.decoder import Decoder
 from unmask.models.dit import DiT
-from unmask.registry import Component, build
+from unmask.registry import build
 
 Which = Literal["ema", "raw"]
 Objective = Literal["subs", "sedd"]
@@ -159,7 +160,10 @@ def convert(
                 f"'{src}' is a {kind} network, for which --heads, --weights, --objective and --time-conditioning have "
                 "no meaning; leave them out."
             )
-        return _convert_decoder(Path(src), Path(dst), tokenizer, length, None if policy is None else length_policy)
+        decoder, config = convert_decoder(
+            Path(src), Path(dst), tokenizer, length, None if policy is None else length_policy
+        )
+        return _report(src, dst, decoder, config, heads=decoder.config.decoder["num_attention_heads"])
     published = read_published(Path(src), weights, heads)
     causal = "cond_dim" not in published.fields
     if causal and time_conditioning:
@@ -193,42 +197,27 @@ def convert(
         },
     )
     save_checkpoint(dst, model, opened, config)
+    return _report(src, dst, model, config, model.config.num_attention_heads, published.heads_assumed)
+
+
+def _report(
+    src: str | Path, dst: str | Path, model: Any, config: CheckpointConfig, heads: int, heads_assumed: bool = False
+) -> ConversionReport:
+    kinds: dict[type, Literal["dit", "causal", "decoder"]] = {DiT: "dit", CausalLM: "causal", Decoder: "decoder"}
     return ConversionReport(
-        source=str(published.path),
+        source=str(src),
         folder=str(dst),
-        network="causal" if causal else "dit",
-        conditioned=conditioned,
-        weights=published.chosen,
+        network=kinds[type(model)],
+        conditioned=config.protocol["conditioned"],
+        weights=config.protocol["weights"],
         objective=config.objective.name,
         parameters=sum(weight.numel() for weight in model.parameters()),
         vocab_size=model.config.vocab_size,
         mask_token_id=model.config.mask_token_id,
         layers=model.config.num_hidden_layers,
         hidden_size=model.config.hidden_size,
-        heads=model.config.num_attention_heads,
-        heads_assumed=published.heads_assumed,
-        length=config.length,
-    )
-
-
-def _convert_decoder(
-    src: Path, dst: Path, tokenizer: Any, length: int | None, policy: Component | None
-) -> ConversionReport:
-    network, config = convert_decoder(src, dst, tokenizer, length, policy)
-    return ConversionReport(
-        source=str(src),
-        folder=str(dst),
-        network="decoder",
-        conditioned=False,
-        weights="as stored",
-        objective=config.objective.name,
-        parameters=sum(weight.numel() for weight in network.parameters()),
-        vocab_size=network.config.vocab_size,
-        mask_token_id=network.config.mask_token_id,
-        layers=network.config.num_hidden_layers,
-        hidden_size=network.config.hidden_size,
-        heads=network.config.decoder["num_attention_heads"],
-        heads_assumed=False,
+        heads=heads,
+        heads_assumed=heads_assumed,
         length=config.length,
     )
 

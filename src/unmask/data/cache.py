@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -86,12 +85,6 @@ class TokenCache(Tokens):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder's path instead of the tokens."""
         return TokenCache.open, (self.folder,)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The names of all documents."""
-        with open(self.folder / "names.jsonl", encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
 
     def name(self, index: int) -> str:
         """Return the name of one document."""

@@ -23,8 +23,6 @@ class JoinedRows(Rows):
         self.tables = tuple(tables)
         self.length = tables[0].length
         self.counted = sum(table.counted for table in tables)
-        self.split_documents = sum(table.split_documents for table in tables)
-        self.truncated_documents = sum(table.truncated_documents for table in tables)
         self._first_rows = np.cumsum([0, *(len(table) for table in tables)])
         self._first_documents = np.cumsum([0, *(table.documents for table in tables)])
 

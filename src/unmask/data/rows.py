@@ -104,14 +104,11 @@ def reverse_complement_rows(rows: RowBatch, chosen_B: Flags, complements: Intege
 class Rows(ABC):
     """A table of rows; ``rows[indices]`` reads some of them.
 
-    length: L, the tokens of a row. counted: attended positions, EOS and supervised padding included. split_documents,
-    truncated_documents: the numbers of documents that are longer than a row.
+    length: L, the tokens of a row. counted: attended positions, EOS and supervised padding included.
     """
 
     length: int
     counted: int
-    split_documents = 0
-    truncated_documents = 0
 
     @abstractmethod
     def __len__(self) -> int:
@@ -135,16 +132,6 @@ class Rows(ABC):
     def character_counts(self) -> Integers | None:
         """[documents] characters of each text; None if the text in the rows is not known."""
         return None
-
-    @property
-    def bytes(self) -> int | None:
-        """UTF-8 bytes of the text in the rows; None if it is not known."""
-        return None if self.byte_counts is None else int(self.byte_counts.sum())
-
-    @property
-    def characters(self) -> int | None:
-        """Characters of the text in the rows; None if it is not known."""
-        return None if self.character_counts is None else int(self.character_counts.sum())
 
     @property
     def document_bytes(self) -> Integers:
@@ -386,10 +373,7 @@ class DocumentRows(TokenRows):
             )
         if overflow == "truncate":
             sizes = np.minimum(sizes, length)
-            self.truncated_documents = long
-        else:
-            self.split_documents = long
-        self.holds_texts = self.holds_texts and not self.truncated_documents
+            self.holds_texts = self.holds_texts and not long
         self._first_row = np.concatenate([[0], np.cumsum(-(-sizes // length))])
         self.counted = len(self) * length if supervises_padding else int(sizes.sum())
 
@@ -434,7 +418,6 @@ class OverlaidRows(TokenRows):
 
     def __init__(self, tokens: Tokens, length: int, asks: bool) -> None:
         super().__init__(tokens, length, None, None)
-        self._asks = asks
         self._size = length if asks else 2 * length + 1
         self.counted = len(self) * length
         wrong = np.flatnonzero(np.diff(self._offsets) != self._size)

@@ -53,9 +53,8 @@ class VariantScore:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by the names in `SHOWN`."""
-        return {
-            name: getattr(self, name, None) if name in vars(self) else getattr(self.variant, name) for name in SHOWN
-        }
+        values = vars(self.variant) | vars(self)
+        return {name: values[name] for name in SHOWN}
 
 
 def read_variants(path: Path, genome: Genome) -> tuple[list[Variant], int]:
