@@ -35,7 +35,7 @@ def few_laws(monkeypatch):
 def test_the_report_has_every_part(doctor, reported, few_laws, mdlm_folder):
     code, out, err = doctor("--checkpoint", mdlm_folder, "--text", "a text of some tokens")
     assert (code, err) == (0, ""), out
-    lines = ("✓ torch: ", "✓ schedule ", "objective: subs", "✓ pads do not matter: ", "All checks passed.")
+    lines = ("✓ torch: ", "✓ schedule ", "objective: subs", "✓ logits do not depend on padding: ", "All checks passed.")
     assert [line for line in lines if line not in out.replace("✓  ", "✓ ")] == []
     assert "✗" not in out
     found = reported("doctor", "--device", "cpu", "--checkpoint", mdlm_folder)
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_fails_a_check_exits_with_1_and_a_remedy(doctor, tmp_p
     save_checkpoint(folder, lm.denoiser, lm.tokenizer, lm.config.model_copy(update={"length": 2 * LENGTH}))
     code, out, _ = doctor("--quick", "--checkpoint", folder)
     assert code == 1
-    assert f"✗ card fits: rows of {2 * LENGTH} tokens for a network of {LENGTH}" in out
+    assert f"✗ unmask.json fits: rows of {2 * LENGTH} tokens for a network of {LENGTH}" in out
     assert "next: correct unmask.json" in out
     assert "checks failed" in out
     code, out, _ = doctor("--quick", "--checkpoint", folder, "--json")

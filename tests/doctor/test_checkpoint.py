@@ -71,7 +71,7 @@ def test_conditioned_and_half_precision_networks_pass(lm, tmp_path):
     lm.denoiser.to(torch.bfloat16)
     found = check(lm)
     assert_passed(found)
-    assert found["company does not matter"].limit >= 0.1
+    assert found["logits do not depend on the batch"].limit >= 0.1
 
 
 def test_likelihood_and_bound_are_enumerated(lm):
@@ -84,7 +84,7 @@ def test_likelihood_and_bound_are_enumerated(lm):
     result = check(lm)["bound is above the likelihood"]
     assert f"-log p = {nll:.4f} exactly, bound {bound:.4f} (8 positions open, 256 canvases)" in result.words
     assert result.value == pytest.approx(nll - bound, abs=1e-6)
-    assert "in 128 draws" in check(lm)["mask count finds the bound"].words
+    assert "in 128 draws" in check(lm)["mask-count estimate agrees"].words
 
 
 def test_an_unlucky_estimate_is_drawn_once_more(lm, monkeypatch):
@@ -107,7 +107,7 @@ def test_weights_that_are_not_finite_are_named(lm):
     assert found["weights are finite"].value == 1
     assert "blocks.1.attn_qkv.weight" in found["weights are finite"].words
     assert failed(lm) == {"weights are finite"}
-    assert found["mask count finds the bound"].words == "the weights are damaged"
+    assert found["mask-count estimate agrees"].words == "the weights are damaged"
     json.dumps([result.as_dict() for result in found.values()], allow_nan=False)
 
 
@@ -141,10 +141,10 @@ def predict_the_mask(head):
 @pytest.mark.parametrize(
     ("method", "damage", "name"),
     [
-        ("hidden", ignore_padding, "pads do not matter"),
-        ("hidden", mix_the_batch, "company does not matter"),
-        ("hidden", keep_state, "answer is the same twice"),
-        ("head", predict_the_mask, "mask is excluded"),
+        ("hidden", ignore_padding, "logits do not depend on padding"),
+        ("hidden", mix_the_batch, "logits do not depend on the batch"),
+        ("hidden", keep_state, "logits are reproducible"),
+        ("head", predict_the_mask, "mask has probability zero"),
     ],
 )
 def test_a_damaged_network_is_found(lm, monkeypatch, method, damage, name):
@@ -164,24 +164,24 @@ def test_a_wrong_weight_is_found(lm, monkeypatch, factor):
 
     monkeypatch.setattr(MaskCount, "terms", wrong)
     below = {"estimates are above the likelihood"} if factor < 1 else set()
-    assert failed(lm) == {"mask count finds the bound"} | below
+    assert failed(lm) == {"mask-count estimate agrees"} | below
 
 
 def test_another_tokenizer_is_found(lm):
     lm.tokenizer.add_tokens(["unheard-of"])
     assert failed(lm) == {"vocabulary fits"}
     lm.tokenizer.mask_token = "[EOS]"
-    found = check(lm, None)["mask token is one"]
+    found = check(lm, None)["mask tokens agree"]
     assert found.passed is False
     assert found.words == "256 in the tokenizer, 257 in config.json"
 
 
 def test_a_tokenizer_that_changes_the_text_is_found(lm, monkeypatch):
     monkeypatch.setattr(lm.tokenizer, "decode", lambda ids, **options: TEXT + "!!")
-    assert check(lm)["text survives the tokenizer"].value == 2
+    assert check(lm)["tokenizer round trip"].value == 2
     monkeypatch.undo()
     lm.tokenizer.backend_tokenizer.decoder = None
-    assert failed(lm) == {"text survives the tokenizer"}
+    assert failed(lm) == {"tokenizer round trip"}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_tokenizer_that_changes_the_text_is_found(lm, monkeypatch):
 )
 def test_a_config_of_another_network_is_found(lm, changes, words):
     lm.tokenizer.eos_token = None
-    result = check(with_card(lm, **changes))["card fits"]
+    result = check(with_card(lm, **changes))["unmask.json fits"]
     assert (result.passed, result.words) == (False, words)
 
 
@@ -209,7 +209,7 @@ def test_objectives_of_another_process_are_not_compared(lm):
     assert "sedd" in found["estimates are above the likelihood"].words
     lm.denoiser.config.mask_logit = True
     found = check(with_card(lm, objective="d3pm"))
-    assert not_applicable(found) == {"mask is excluded", "estimates are above the likelihood"}
+    assert not_applicable(found) == {"mask has probability zero", "estimates are above the likelihood"}
     assert not any(result.passed is False for result in found.values())
 
 
@@ -247,7 +247,7 @@ def test_random_tokens_are_used_without_a_tokenizer(lm):
     checks = CheckpointCheck(bare)
     assert checks.text is None
     assert lm.denoiser.config.mask_token_id not in checks.ids
-    assert not_applicable(check(bare, None)) == {"text survives the tokenizer", "mask token is one", "vocabulary fits"}
+    assert not_applicable(check(bare, None)) == {"tokenizer round trip", "mask tokens agree", "vocabulary fits"}
     with pytest.raises(UnmaskError, match="tokenizer"):
         CheckpointCheck(bare, TEXT)
     lm.denoiser.config.mask_token_id = 100
@@ -256,8 +256,8 @@ def test_random_tokens_are_used_without_a_tokenizer(lm):
 
 
 def test_texts_of_every_length_are_checked(lm, causal):
-    assert check(lm, "x" * LENGTH)["pads do not matter"].passed is None
-    assert "2 pads" in check(lm, "x" * (LENGTH - 2))["pads do not matter"].words
+    assert check(lm, "x" * LENGTH)["logits do not depend on padding"].passed is None
+    assert "2 pads" in check(lm, "x" * (LENGTH - 2))["logits do not depend on padding"].words
     assert "(3 positions open, 8 canvases)" in check(lm, "abc")["bound is above the likelihood"].words
     assert check(causal, "a")["generation agrees with score"].passed is None
     assert check(causal, "a")["score is the sum of conditionals"].passed

@@ -80,14 +80,14 @@ class CheckpointCheck:
         checks: dict[str, Check] = {
             "weights are finite": self.check_weights,
             "logits are finite": self.check_logits,
-            "answer is the same twice": self.check_determinism,
-            "mask is excluded": self.check_mask_probability,
-            "company does not matter": self.check_batch_independence,
-            "pads do not matter": self.check_padding_independence,
-            "text survives the tokenizer": self.check_round_trip,
-            "mask token is one": self.check_mask_token,
+            "logits are reproducible": self.check_determinism,
+            "mask has probability zero": self.check_mask_probability,
+            "logits do not depend on the batch": self.check_batch_independence,
+            "logits do not depend on padding": self.check_padding_independence,
+            "tokenizer round trip": self.check_round_trip,
+            "mask tokens agree": self.check_mask_token,
             "vocabulary fits": self.check_vocabulary,
-            "card fits": self.check_config,
+            "unmask.json fits": self.check_config,
         }
         if self.lm.causal:
             return checks | {
@@ -96,7 +96,7 @@ class CheckpointCheck:
             }
         return checks | {
             "bound is above the likelihood": self.check_exact_bound,
-            "mask count finds the bound": self.check_mask_count,
+            "mask-count estimate agrees": self.check_mask_count,
             "estimates are above the likelihood": self.check_estimates,
         }
 
