@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import make_checkpoint
 from unmask.config import read_recipe
-from unmask.data import stdlib
+from unmask.data.sources import stdlib
 from unmask.evaluation import code as code_evaluation
 from unmask.evaluation import tasks
 from unmask.training import train

@@ -10,9 +10,8 @@ import torch
 
 from unmask import registry
 from unmask.checkpoint import CheckpointConfig
-from unmask.data import stdlib
 from unmask.data.encoding import encode
-from unmask.data.sources import Document
+from unmask.data.sources import Document, stdlib
 from unmask.data.sources.stdlib import FunctionsSource
 from unmask.errors import UnmaskError
 from unmask.evaluation.code import (

@@ -55,6 +55,11 @@ def check_checkpoints(names: list[str] | None) -> list[str]:
     return names or []
 
 
+def checkpoints_argument(help: str) -> Any:
+    """An argument of one or more checkpoints."""
+    return typer.Argument(help=help, metavar="CKPT...", callback=check_checkpoints)
+
+
 # ---- options of several verbs ---------------------------------------------------------------------------------------
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

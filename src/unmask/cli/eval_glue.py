@@ -43,11 +43,7 @@ Limit = Annotated[
 def glue(
     checkpoints: Annotated[
         list[str],
-        typer.Argument(
-            help="Checkpoints to compare: masked encoders, DiTs and autoregressive models.",
-            metavar="CKPT...",
-            callback=common.check_checkpoints,
-        ),
+        common.checkpoints_argument("Checkpoints to compare: masked encoders, DiTs and autoregressive models."),
     ],
     tasks: Tasks = None,
     data: Data = None,

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 @common.option_groups
 def translation(
     checkpoints: Annotated[
-        list[str],
-        typer.Argument(
-            help="Runs of 'unmask train translation' and 'translation-ar'.",
-            metavar="CKPT...",
-            callback=common.check_checkpoints,
-        ),
+        list[str], common.checkpoints_argument("Runs of 'unmask train translation' and 'translation-ar'.")
     ],
     *,
     on: Annotated[

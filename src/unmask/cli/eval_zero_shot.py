@@ -18,12 +18,7 @@ UNITS = {"perplexity": "perplexity per token", "bits_per_byte": "bits per byte"}
 @common.option_groups
 def zero_shot(
     checkpoints: Annotated[
-        list[str],
-        typer.Argument(
-            help="Checkpoints to compare, masked and autoregressive.",
-            metavar="CKPT...",
-            callback=common.check_checkpoints,
-        ),
+        list[str], common.checkpoints_argument("Checkpoints to compare, masked and autoregressive.")
     ],
     *,
     on: Annotated[
