@@ -22,12 +22,71 @@ from unmask.models.inference import cast_to_bf16
 from unmask.training.callbacks import LOG, read_log
 from unmask.training.checkpointing import RECIPE, TrainerState, find_latest, read_trainer_state
 
+README = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 UNITS = {"bits_per_char": "bits/char", "bits_per_token": "bits/token", "perplexity": "perplexity"}
 METRICS = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
 """Columns of the table of generated texts."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A shipped model; `bytes` is the size of the whole folder."""
+
+    path: str
+    parameters: int
+    shards: int
+    bytes: int
+
+
+def ship(
+    run: str | Path,
+    out: str | Path,
+    *,
+    bounds: Sequence[str | Path] = (),
+    judged: str | Path | None = None,
+    entropy: str | Path | None = None,
+    about: str | Path | None = None,
+    shard_megabytes: int = 10,
+) -> Export:
+    """Write the newest checkpoint of a run, without its training state, into a new folder.
+
+    Args:
+        run: A folder written by `unmask train`.
+        out: A new folder, or one written by `ship`, which is replaced.
+        bounds: Files written by `unmask eval --json`; the model card lists them after the run's validation.
+        judged: A file written by `unmask eval generation --json`.
+        entropy: JSON with the `bits_per_char` of the source, and optionally `stderr` and `how` it is known.
+        about: Markdown that describes the data.
+        shard_megabytes: Size of the largest weight file.
+    """
+    run, out = Path(run), Path(out)
+    if (out / "checkpoints").exists():
+        raise UnmaskError(f"'{out}' is the folder of a run; name another one.")
+    if not (is_checkpoint(out) and (out / README).is_file()):
+        check_new_folder(out, "name a new folder, or one written by 'unmask ship'")
+    measured = read_measurements(bounds, judged, entropy, about)
+    record = read_run(run)
+    checkpoint = record.checkpoint
+    with atomic_folder(out) as folder:
+        others = [path for path in checkpoint.path.iterdir() if path.is_file() and ".safetensors" not in path.name]
+        for file in (*others, run / RECIPE):
+            shutil.copyfile(file, folder / file.name)
+        network: Any = checkpoint.model
+        cast_to_bf16(network, getattr(network, "_keep_in_fp32_modules_strict", None))
+        write_checkpoint(
+            folder, network, checkpoint.tokenizer, checkpoint.config, max_shard_size=f"{shard_megabytes}MB"
+        )
+        shards = [path.stat().st_size for path in sorted(folder.glob("*.safetensors"))]
+        (folder / README).write_text(model_card(out.name, record, measured, shards), encoding="utf-8")
+        size = sum(path.stat().st_size for path in folder.iterdir())
+    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    return Export(str(out), parameters, len(shards), size)
+
+
+# ---- what a card is made of ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -139,6 +198,9 @@ def _read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UnmaskError(f"'{path}' is not UTF-8 text; convert it first.") from error
+
+
+# ---- the card --------------------------------------------------------------------------------------------------------
 
 
 def model_card(name: str, run: RunRecord, measured: Measurements, weight_bytes: Sequence[int]) -> str:
@@ -271,61 +333,3 @@ def _component(component: Any) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = (head, ["---"] * len(head), *rows)
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-
-README = "README.md"
-
-
-@dataclass(frozen=True)
-class Export:
-    """A shipped model; `bytes` is the size of the whole folder."""
-
-    path: str
-    parameters: int
-    shards: int
-    bytes: int
-
-
-def ship(
-    run: str | Path,
-    out: str | Path,
-    *,
-    bounds: Sequence[str | Path] = (),
-    judged: str | Path | None = None,
-    entropy: str | Path | None = None,
-    about: str | Path | None = None,
-    shard_megabytes: int = 10,
-) -> Export:
-    """Write the newest checkpoint of a run, without its training state, into a new folder.
-
-    Args:
-        run: A folder written by `unmask train`.
-        out: A new folder, or one written by `ship`, which is replaced.
-        bounds: Files written by `unmask eval --json`; the model card lists them after the run's validation.
-        judged: A file written by `unmask eval generation --json`.
-        entropy: JSON with the `bits_per_char` of the source, and optionally `stderr` and `how` it is known.
-        about: Markdown that describes the data.
-        shard_megabytes: Size of the largest weight file.
-    """
-    run, out = Path(run), Path(out)
-    if (out / "checkpoints").exists():
-        raise UnmaskError(f"'{out}' is the folder of a run; name another one.")
-    if not (is_checkpoint(out) and (out / README).is_file()):
-        check_new_folder(out, "name a new folder, or one written by 'unmask ship'")
-    measured = read_measurements(bounds, judged, entropy, about)
-    record = read_run(run)
-    checkpoint = record.checkpoint
-    with atomic_folder(out) as folder:
-        others = [path for path in checkpoint.path.iterdir() if path.is_file() and ".safetensors" not in path.name]
-        for file in (*others, run / RECIPE):
-            shutil.copyfile(file, folder / file.name)
-        network: Any = checkpoint.model
-        cast_to_bf16(network, getattr(network, "_keep_in_fp32_modules_strict", None))
-        write_checkpoint(
-            folder, network, checkpoint.tokenizer, checkpoint.config, max_shard_size=f"{shard_megabytes}MB"
-        )
-        shards = [path.stat().st_size for path in sorted(folder.glob("*.safetensors"))]
-        (folder / README).write_text(model_card(out.name, record, measured, shards), encoding="utf-8")
-        size = sum(path.stat().st_size for path in folder.iterdir())
-    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
-    return Export(str(out), parameters, len(shards), size)

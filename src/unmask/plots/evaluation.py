@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 SIZE = (8.4, 3.6)
 CORNERS = ((5, 4), (5, -4), (-5, 4), (-5, -4))
 """Offsets of a label from its point, in points, in order of preference."""
+CODE_WIDTH, CODE_HEIGHT = 3.0, 2.5
+CODE_RATES = {"parses": "functions that parse", "exact": "blanks filled exactly"}
+MARKERS: dict[str, dict[str, Any]] = {
+    "greedy": {"marker": "o"},
+    "stochastic": {"marker": "D", "markerfacecolor": "white"},
+}
+OFFSETS = {"greedy": 0.12, "stochastic": -0.12}
+"""Vertical offsets of the two token rules from the line of their strategy."""
+
+
+# ---- generated texts -------------------------------------------------------------------------------------------------
 
 
 def draw_frontier(rows: Sequence[GenerationResult], path: Path) -> None:
@@ -95,14 +106,7 @@ def _label_ends(panel: Any, curves: Sequence[Sequence[GenerationResult]]) -> Non
                 label.remove()
 
 
-CODE_WIDTH, CODE_HEIGHT = 3.0, 2.5
-CODE_RATES = {"parses": "functions that parse", "exact": "blanks filled exactly"}
-MARKERS: dict[str, dict[str, Any]] = {
-    "greedy": {"marker": "o"},
-    "stochastic": {"marker": "D", "markerfacecolor": "white"},
-}
-OFFSETS = {"greedy": 0.12, "stochastic": -0.12}
-"""Vertical offsets of the two token rules from the line of their strategy."""
+# ---- puzzles and code ------------------------------------------------------------------------------------------------
 
 
 def draw_puzzles(rows: Sequence[TaskResult], title: str, path: Path) -> None:

@@ -37,6 +37,8 @@ GIF_FRAMES, GIF_FONT_SIZE, GIF_SECONDS = 60, 16, 6.0
 FIRST, LONGEST, LAST = 700, 400, 3000
 """Milliseconds: the empty canvas, the longest frame between, and the finished text."""
 PNG_PANELS, PNG_FONT_SIZE = 6, 22
+TEMPLATE = "replay.html"
+_ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
 
 class Change(NamedTuple):
@@ -243,8 +245,7 @@ def write_png(frames: Sequence[Frame], path: Path, panels: int = PNG_PANELS) -> 
     atomic_bytes(path, buffer.getvalue())
 
 
-TEMPLATE = "replay.html"
-_ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def check_pictures(**paths: Path | None) -> list[Path]:

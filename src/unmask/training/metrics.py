@@ -140,6 +140,8 @@ class Timer:
             self._lap_start += time.monotonic() - start
 
 
+# ---- throughput ------------------------------------------------------------------------------------------------------
+
 GIB = 2**30
 FORWARD_AND_BACKWARD = 6
 """Floating-point operations per weight and token: a multiplication and an addition, once forward, twice backward."""

@@ -83,17 +83,13 @@ class Genome:
         """Bases of every record; an empty record has none."""
         return {name: entry.rlen for name, entry in self._records.faidx.index.items()}
 
-    def find(self, name: str) -> str | None:
-        """The name of a record in the file, with or without "chr" before it."""
-        other = name.removeprefix("chr") if name.startswith("chr") else f"chr{name}"
-        return next((one for one in (name, other) if one in self.sizes), None)
-
     def record(self, name: str, where: str = "") -> str:
-        """`find`, or an error that begins with `where`."""
-        found = self.find(name)
-        if found is None:
-            raise UnmaskError(f"{where}'{self.path}' has no record '{name}'.{did_you_mean(name, self.sizes)}")
-        return found
+        """The name of a record in the file, with or without "chr" before it; `where` begins the error if it is missing."""
+        other = name.removeprefix("chr") if name.startswith("chr") else f"chr{name}"
+        for one in (name, other):
+            if one in self.sizes:
+                return one
+        raise UnmaskError(f"{where}'{self.path}' has no record '{name}'.{did_you_mean(name, self.sizes)}")
 
     def read(self, name: str, start: int, end: int, soft_masked: SoftMasked = "upper") -> str:
         """The bases start, ..., end - 1 of a record, counted from 0."""
