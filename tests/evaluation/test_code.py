@@ -13,13 +13,11 @@ from unmask.checkpoint import CheckpointConfig
 from unmask.data.encoding import encode
 from unmask.data.sources import Document, stdlib
 from unmask.data.sources.stdlib import FunctionsSource
-from unmask.errors import UnmaskError
 from unmask.evaluation.code import (
     SIZES,
     Blank,
     CodeEvaluation,
     body_spans,
-    code_source,
     fill_blanks,
     filled_text,
     make_blank,
@@ -246,18 +244,3 @@ def test_greedy_tokens_are_the_most_likely_and_stochastic_ones_are_drawn():
     greedy, drawn = (fill_blanks(lm, blanks, Strategy(rule))["right_tokens"] for rule in ("greedy", "stochastic"))
     assert greedy.tolist() == [2.0] * 40
     assert 0.4 < drawn.mean() / 2 < 0.8
-
-
-def test_bad_input_is_refused():
-    tokenizer = registry.build("tokenizer", {"name": "char", "alphabet": "abc"}).build(lambda: iter(()))
-    other = build_pipeline(KnowsBefore(), tokenizer, model(KnowsBefore()).config)
-    evaluation = CodeEvaluation.of(model(Knows()), ["line"])
-    stdlib_model = model(Knows(), protocol={"data": {"source": {"name": "stdlib"}}})
-    for call, words in (
-        (lambda: code_source(stdlib_model), "was trained on the source 'stdlib', not on functions; train one with"),
-        (lambda: code_source(model(Knows(), protocol={})), "does not record its training data"),
-        (lambda: make_blanks(model(Knows(), length=20), "line", 5), "kind 'line' fits into the 20 tokens"),
-        (lambda: evaluation.run(other, [Strategy()]), "was trained on other functions or tokens"),
-    ):
-        with pytest.raises(UnmaskError, match=words):
-            call()

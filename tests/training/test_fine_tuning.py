@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -184,10 +183,3 @@ def test_a_recipe_may_need_its_overrides(text: Path, tmp_path: Path) -> None:
     assert whole.data.source.paths == [str(text)]
     with pytest.raises(UnmaskError, match="paths"):
         recipe_from(str(tmp_path / "half.yaml"), None)
-
-
-def test_the_command_line_trains_from_a_checkpoint(run, text: Path, ar_folder: Path, tmp_path: Path) -> None:
-    code, out, _ = run("train", text, "--from", ar_folder, "--out", tmp_path / "run", "--json", *SHORT)
-    assert code == 0
-    assert json.loads(out)["steps"] == 6
-    assert load_checkpoint(tmp_path / "run").config.objective.name == "ar"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -124,24 +123,11 @@ def print_experiment(table: Table, folder: Path) -> None:
 
 def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
     """Print every experiment with its runs, and how long they take at this machine's measured speed."""
-    from unmask.data.protocols import get_protocol
     from unmask.evaluation.tables import experiments
-    from unmask.evaluation.tables.workspace import measure_speed, training_flops
+    from unmask.evaluation.tables.workspace import estimate_hours, measure_speed
 
     speed = measure_speed()
-    rows: list[dict[str, Any]] = []
-    for name, experiment in experiments().items():
-        if scale not in experiment.scales:
-            continue
-        size = experiment.scale(scale)
-        protocol = get_protocol(on or size.protocol)
-        if not experiment.fits(protocol):
-            continue
-        runs = experiment.runs(size, protocol)
-        flops = sum(training_flops(run.recipe, None if run.start is None else run.start.recipe.model) for run in runs)
-        hours = None if math.isnan(flops) else flops / speed / 3600
-        about = {"name": name, "about": experiment.about, "protocol": protocol.name}
-        rows.append({**about, "runs": len(runs), "hours": hours})
+    rows = estimate_hours(experiments().values(), scale, on, speed)
     if as_json:
         common.print_json({"scale": scale, "flops_per_second": speed, "experiments": rows})
         return

@@ -84,7 +84,7 @@ class Genome:
         return {name: entry.rlen for name, entry in self._records.faidx.index.items()}
 
     def record(self, name: str, where: str = "") -> str:
-        """The name of a record in the file, with or without "chr" before it; `where` begins the error if it is missing."""
+        """The name of a record in the file, with or without "chr"; `where` begins the message if there is none."""
         other = name.removeprefix("chr") if name.startswith("chr") else f"chr{name}"
         for one in (name, other):
             if one in self.sizes:

@@ -146,7 +146,7 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     if protocol.stand_in:
         notes.append(f"{protocol.name} stands in for {protocol.stand_in}.")
     rows = {**glue.rows, **likelihoods, **generated, "parameters, millions": parameters}
-    published = _published(glue.rows) if scale.settings.limit is None else {}
+    published = published_scores(glue.rows) if scale.settings.limit is None else {}
     if published:
         notes.append("Published: Table 4 of the paper, models of 110 million parameters pre-trained on C4.")
     return replace(
@@ -177,7 +177,7 @@ def _judge_data(
     return compute
 
 
-def _published(rows: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def published_scores(rows: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The published scores of the rows that are shown; the average only if it is over all of them."""
     labels = [f"{task.name}, {score}" for task in TASKS.values() for score in task.scores]
     shown = [*labels, AVERAGE] if all(label in rows for label in labels) else labels

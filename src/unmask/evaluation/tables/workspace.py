@@ -13,7 +13,7 @@ import platform
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from html import escape
@@ -266,6 +266,29 @@ def measure_speed() -> float:
     flops = flops_per_token(network.config, length, recipe.objective, recipe.schedule)
     assert flops is not None
     return flops * rows * length / statistics.median(times)
+
+
+def estimate_hours(
+    experiments: Iterable[Experiment], scale_name: ScaleName, on: str | None, speed: float
+) -> list[dict[str, Any]]:
+    """The runs of each experiment that has the scale and suits the data, and their hours at `speed` FLOPs per second.
+
+    hours: None for an unknown architecture.
+    """
+    rows = []
+    for experiment in experiments:
+        if scale_name not in experiment.scales:
+            continue
+        scale = experiment.scale(scale_name)
+        protocol = get_protocol(on or scale.protocol)
+        if not experiment.fits(protocol):
+            continue
+        runs = experiment.runs(scale, protocol)
+        flops = sum(training_flops(run.recipe, None if run.start is None else run.start.recipe.model) for run in runs)
+        hours = None if math.isnan(flops) else flops / speed / 3600
+        about = {"name": experiment.name, "about": experiment.about, "protocol": protocol.name}
+        rows.append({**about, "runs": len(runs), "hours": hours})
+    return rows
 
 
 def training_flops(recipe: Recipe, model: Any = None) -> float:
