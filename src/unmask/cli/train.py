@@ -44,8 +44,8 @@ Overrides = Annotated[
     ),
 ]
 FROM_HELP = (
-    "Fine-tune the weights of this checkpoint: a run, a shipped model, a folder of a Hugging Face language model such as "
-    "BERT or GPT-2, or hf:NAME for one on the hub. A causal one becomes a masked model."
+    "Fine-tune the weights of this checkpoint: a run, a shipped model, a folder of a Hugging Face language model such "
+    "as BERT or GPT-2, or hf:NAME for one on the hub. A causal one becomes a masked model."
 )
 From = Annotated[str | None, typer.Option("--from", help=FROM_HELP, metavar="CKPT")]
 Resume = Annotated[
