@@ -46,6 +46,8 @@ def test_a_text_is_accepted_if_python_matches_it(single, pattern):
         ("(.{0,1000}a){5}.*", "too many states; use fewer repetitions"),
         (".*a.{30}", "too many states"),
         ("|".join(f"w{i}x" for i in range(2000)), r"w0x.*\.\.\. needs too many states"),
+        ("a?" * 8000, "too many states"),
+        ("a" * 20_000, "has 20000 characters, the maximum is 16384; shorten it"),
     ],
 )
 def test_unsupported_and_large_expressions_are_refused_quickly(single, pattern, message):

@@ -50,6 +50,8 @@ BAD = [
     ("/v1/completions", {"constraint": {"match": "(a|b)*a(a|b){30}"}}, "expression"),
     ("/v1/completions", {"constraint": {"match": "((a{1,500}){1,500}){1,500}"}}, "expression"),
     ("/v1/completions", {"constraint": {"match": "(" * 3000 + ")" * 3000}}, "expression"),
+    ("/v1/completions", {"constraint": {"match": "|".join(str(i) * 50 for i in range(400))}}, "expression"),
+    ("/v1/completions", {"constraint": {"with": ["a"] * 65}}, "with"),
     ("/v1/completions", {"constraint": {"characters": [5, 2]}}, "low"),
     ("/v1/completions", {"constraint": {"with": ["x" * 500]}}, ""),
     ("/v1/completions", {"response_format": {"type": "json_schema"}}, "response_format"),
@@ -88,17 +90,23 @@ def test_bad_requests_are_refused_in_one_sentence(client, path, body, names):
     ids=lambda body: repr(body)[:20],
 )
 def test_bodies_that_are_no_object_are_refused(client, body):
-    check_refusal(client.post("/v1/completions", content=body, headers={"content-type": "application/json"}), 400)
+    answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert check_refusal(answer, 400).startswith("The body must be a JSON object")
 
 
 def test_lone_surrogates_and_unusual_numbers_are_refused(client):
     for body in (
         '{"prompt": "\\ud800"}',
+        '{"model": "\\ud800"}',
+        '{"order": "\\ud800"}',
+        '{"sampler": "\\ud800"}',
+        '{"\\ud800": 1}',
         '{"temperature": NaN}',
         '{"temperature": 1e999}',
         '{"n": 1' + "0" * 5000 + "}",
     ):
-        check_refusal(client.post("/v1/completions", content=body, headers={"content-type": "application/json"}), 400)
+        answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        check_refusal(answer, 404 if "model" in body else 400)
 
 
 def test_unknown_things_are_named(client):
@@ -147,9 +155,11 @@ def test_no_other_origin_is_allowed(client):
 
 
 def test_a_local_server_answers_for_its_own_names_only(mdlm):
-    with TestClient(create_app({"mdlm": mdlm}, hosts=["localhost"]), base_url="http://localhost:8000") as client:
-        assert client.get("/health").status_code == 200
-        check_refusal(client.get("/health", headers={"host": "elsewhere.test:8000"}), 403)
+    with TestClient(create_app({"mdlm": mdlm}, hosts=["localhost", "::1"]), base_url="http://localhost:8000") as client:
+        for host in ("localhost", "LocalHost:80", "[::1]", "[::1]:8000"):
+            assert client.get("/health", headers={"host": host}).status_code == 200
+        for host in ("elsewhere.test:8000", "localhost.elsewhere.test", ""):
+            check_refusal(client.get("/health", headers={"host": host}), 403)
 
 
 def test_large_bodies_are_refused(client):
@@ -162,7 +172,7 @@ def test_large_bodies_are_refused(client):
     check_refusal(client.post("/v1/completions", content=pieces()), 413)
 
 
-def call_app(app, messages, wait: float = 0.0) -> list[dict]:
+def call_app(app, messages, wait: float = 0.0, reads: bool = True) -> list[dict]:
     """The messages that an application sends for a request whose body comes in pieces."""
     sent = []
 
@@ -174,8 +184,11 @@ def call_app(app, messages, wait: float = 0.0) -> list[dict]:
 
     async def send(message):
         sent.append(message)
+        if not reads:
+            await asyncio.sleep(60)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
     return sent
 
@@ -184,6 +197,16 @@ def test_a_slow_body_is_refused(client):
     sent = call_app(client.app, [{"type": "http.request", "body": b"{", "more_body": True}], wait=10)
     assert sent[0]["status"] == 408
     assert "within 1 seconds" in json.loads(sent[1]["body"])["error"]["message"]
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_a_client_that_does_not_read_its_answer_leaves(mdlm):
+    app = create_app({"mdlm": mdlm}, limits=Limits(seconds=0.5, body_seconds=0.5))
+    body = [{"type": "http.request", "body": b'{"max_tokens": 2}', "more_body": False}]
+    sent = call_app(app, body, wait=60, reads=False)
+    assert [message["type"] for message in sent] == ["http.response.start"]
+    assert app.state.service.metrics.open_requests._value.get() == 0
+    app.state.service.close()
 
 
 def test_a_full_server_says_when_to_come_back(mdlm):

@@ -79,7 +79,7 @@ def serve(
 
     limits = Limits(requests=max_requests, tokens=max_tokens, steps=max_steps, texts=max_texts, seconds=max_seconds)
     models = {name: model.load(checkpoint) for name, checkpoint in named.items()}
-    hosts = ("localhost", "127.0.0.1", "::1", host) if loopback and api_key is None else None
+    hosts = sorted({"localhost", "127.0.0.1", "::1", host}) if loopback and api_key is None else None
     app = create_app(models, api_key=api_key, limits=limits, hosts=hosts)
     address, number = listener.getsockname()[:2]
     key, who = "with a key" if api_key else "without a key", "this machine only" if loopback else "all who reach it"

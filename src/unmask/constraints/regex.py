@@ -16,6 +16,8 @@ from unmask.errors import UnmaskError
 
 MAX_WORK = 1 << 20
 """Transitions to follow while building one DFA, about a second of work."""
+MAX_LENGTH = 1 << 14
+"""Characters of a pattern, about a second of parsing."""
 MAX_CHARACTERS = 1 << 16
 """Characters that an expression may name, as [a-z] names 26."""
 UNSUPPORTED = {
@@ -95,6 +97,11 @@ def _build_fsm(pattern: str) -> Any:
 def _parse(pattern: str) -> Any:
     from interegular.patterns import InvalidSyntax, REFlags, Unsupported, parse_pattern
 
+    if len(pattern) > MAX_LENGTH:
+        raise UnmaskError(
+            f"The regular expression {shorten(pattern)} has {len(pattern)} characters, the maximum is {MAX_LENGTH}; "
+            "shorten it."
+        )
     reason = _find_fault(pattern)
     if reason is None:
         try:
@@ -159,7 +166,7 @@ def _crawl_within(limit: int) -> Callable[..., Any]:
         for state in states:
             row = transitions[len(transitions)] = {}
             for symbol in alphabet.by_transition:
-                left -= 1 + max(len(initial), len(state))
+                left -= 1 + max(len(initial), len(state), len(initial) * len(state) // 64)  # optional parts skip on
                 if left < 0:
                     raise TooMuchWork
                 try:

@@ -42,8 +42,8 @@ class ConstraintSpec(Body):
     """Conditions on the whole text, as the command line has them."""
 
     match: str | None = Field(default=None, description="A regular expression for the whole text.")
-    with_words: list[str] | None = Field(default=None, alias="with", description="Words in the text.")
-    without: list[str] | None = Field(default=None, description="Words that are not in the text.")
+    with_words: list[str] | None = Field(default=None, alias="with", max_length=64, description="Words in the text.")
+    without: list[str] | None = Field(default=None, max_length=64, description="Words that are not in the text.")
     characters: list[int] | None = Field(default=None, min_length=2, max_length=2, description="[lowest, highest].")
 
     def constraints(self) -> list[Constraint]:

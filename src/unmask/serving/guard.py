@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from unmask.serving.service import ClientGone, Service, UnknownModel
 
 OPEN_PATHS = ("/", "/health", "/playground")
 """Paths that need no key."""
+NO_OBJECT = "The body must be a JSON object with the header Content-Type: application/json."
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 log = logging.getLogger("unmask.serving")
@@ -35,6 +37,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = message.encode("utf-8", "replace").decode()  # a request may have half a surrogate pair
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -65,15 +68,20 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
         first = error.errors()[0]
         reason = requirement(str(first["msg"]).removeprefix("Value error, "))
         param = ".".join(_fields(first["loc"], error.body, missing=first["type"] == "missing"))[:80] or None
-        if first["type"] == "json_invalid":
-            return JSONResponse(error_body(400, "The body is not valid JSON; send a JSON object."), 400)
         shown = f", got {shorten(first.get('input'))}" if param and first["type"] != "missing" else ""
-        message = f"{param} {reason}{shown}." if param and first["type"] != "value_error" else f"{reason}."
-        return JSONResponse(error_body(400, _printable(message[:400]), None, param), 400)
+        if first["type"] == "value_error":
+            message = f"{reason}."
+        else:
+            message = NO_OBJECT if param is None else f"{param} {reason}{shown}."
+        return JSONResponse(error_body(400, message[:400], None, param), 400)
 
     async def http(request: Request, error: HTTPException) -> Response:
-        path = _printable(request.url.path[:80])
-        messages = {404: f"There is no endpoint {path}.", 405: f"{path} does not answer {request.method[:10]}."}
+        path = request.url.path[:80]
+        messages = {
+            400: NO_OBJECT,  # of the parser of the body
+            404: f"There is no endpoint {path}.",
+            405: f"{path} does not answer {request.method[:10]}.",
+        }
         message = messages.get(error.status_code, f"{str(error.detail).rstrip('.')}.")
         return JSONResponse(error_body(error.status_code, message), error.status_code, headers=error.headers)
 
@@ -94,10 +102,6 @@ def _fields(location: Sequence[Any], body: Any, missing: bool) -> list[str]:
             found.append(str(part))
             body = body[part]
     return found
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 class Guard:
@@ -127,8 +131,12 @@ class Guard:
         if works:
             self.open_requests += 1
             metrics.open_requests.set(self.open_requests)
-        try:
-            await self._answer(scope, receive, count, works)
+        limits = self.service.limits
+        answer = self._answer(scope, receive, count, full=works and self.open_requests > limits.requests)
+        try:  # a client may take as long to read an answer as the server to write it
+            await asyncio.wait_for(answer, limits.body_seconds + 2 * limits.seconds)
+        except asyncio.TimeoutError:
+            log.warning("a client did not read its answer")
         finally:
             if works:
                 self.open_requests -= 1
@@ -139,30 +147,31 @@ class Guard:
             if works and status == 200:
                 self.mean_seconds += 0.1 * (time.monotonic() - start - self.mean_seconds)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, works: bool) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, full: bool) -> None:
         async def refuse(status: int, message: str, **headers: str) -> None:
             answer = JSONResponse(error_body(status, message), status, headers=headers)
             await answer(scope, receive, send)  # type: ignore[arg-type]
 
-        host = Headers(scope=scope).get("host", "").rpartition(":")[0] or Headers(scope=scope).get("host", "")
-        if self.hosts is not None and host.strip("[]") not in self.hosts:
+        host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).strip("[]").lower()
+        if self.hosts is not None and host not in self.hosts:
             await refuse(403, f"This server answers for the hosts {', '.join(self.hosts)} alone.")
             return
         if not self._is_allowed(scope):
             await refuse(401, "This server needs a key; send it as 'Authorization: Bearer KEY'.")
             return
-        if works and self.open_requests > self.service.limits.requests:
+        if full:
             again = str(max(1, min(60, math.ceil(self.mean_seconds))))
             await refuse(429, "The server is busy; try again later.", **{"Retry-After": again})
             return
         try:
             body = await self._read_body(scope, receive)
         except asyncio.TimeoutError:
-            await refuse(408, f"The body did not arrive within {self.service.limits.body_seconds:g} seconds.")
+            seconds = self.service.limits.body_seconds
+            await refuse(408, f"The body did not arrive within {seconds:g} seconds.", Connection="close")
             return
         if body is None:
             limit = self.service.limits.body_bytes
-            await refuse(413, f"A body has at most {limit} bytes on this server; send less.")
+            await refuse(413, f"A body has at most {limit} bytes on this server; send less.", Connection="close")
             return
         if body == "gone":
             return

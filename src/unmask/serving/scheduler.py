@@ -254,5 +254,5 @@ def _over(job: Job) -> bool:
     """Whether a request is over; one that ran out of time is told so once."""
     if job.ticket.over and not job.ticket.cancelled:
         job.ticket.cancelled = True
-        job.notify(Failed(Cancelled("The request ran out of time.")))
+        job.notify(Failed(Cancelled("The request ran out of time; ask for less.")))
     return job.ticket.cancelled

@@ -106,7 +106,7 @@ class Service:
         try:
             return await asyncio.wait_for(future, max(0.0, ticket.deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            raise Cancelled("The request ran out of time.") from None
+            raise Cancelled("The request ran out of time; ask for less.") from None
         finally:
             ticket.cancelled = ticket.cancelled or not future.done() or future.cancelled()
 
