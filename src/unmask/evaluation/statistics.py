@@ -110,15 +110,19 @@ def wilson(successes: Values) -> Estimate:
 
 
 def format_estimate(estimate: Estimate | None) -> str:
-    """``20.1 (18.9–21.4)``: three digits and the interval, unless it is unknown or has no width."""
+    """``20.1 (18.9–21.4)``: three digits and the interval, unless it is unknown or has no width.
+
+    There are more digits, at most six, if the ends would look the same.
+    """
     if estimate is None:
         return "-"
-    value = _three_digits(estimate.value)
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return value
-    return f"{value} ({_three_digits(estimate.low)}–{_three_digits(estimate.high)})"
+    value, low, high = estimate.value, estimate.low, estimate.high
+    if low is None or high is None or low == high:
+        return _format(value)
+    more = next((more for more in range(3) if _format(low, more) != _format(high, more)), 3)
+    return f"{_format(value, more)} ({_format(low, more)}–{_format(high, more)})"
 
 
-def _three_digits(value: float) -> str:
+def _format(value: float, more: int = 0) -> str:
     digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{digits}f}"
+    return f"{value:,.{digits + more}f}"

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.plots.style import GREY, INK, colour, dashes, legend, open_figure, plain_log_axis
+from unmask.plots.style import (
+    GREY,
+    INK,
+    PAPER,
+    blend,
+    colour,
+    dashes,
+    legend,
+    open_figure,
+    plain_log_axis,
+    rgb,
+    to_hex,
+)
 
 if TYPE_CHECKING:
     from unmask.evaluation.tables.base import Table
 
 WIDTH = 6.0
+PALEST = 0.65
+"""How far the colour of the last curve of a group is blended into the paper."""
 
 
 def draw_table(table: Table, path: Path) -> None:
@@ -77,7 +92,10 @@ def _draw_bars(figure: Any, table: Table) -> None:
 
 
 def _draw_curves(figure: Any, table: Table) -> None:
-    """A panel for each pair of axes, side by side. A curve has the same colour in all of them."""
+    """A panel for each pair of axes, side by side. A curve has the same colour in all of them.
+
+    The curves of a group, which is named before the comma of their labels, have shades of one colour.
+    """
     x_axis, y_axis = table.axes
     places = [(curve.x_axis or x_axis, curve.axis or y_axis) for curve in table.curves]
     labels = list(dict.fromkeys(curve.label for curve in table.curves))
@@ -86,8 +104,7 @@ def _draw_curves(figure: Any, table: Table) -> None:
     figure.suptitle(table.title, x=0.01, ha="left", fontsize=8.5)
     handles = {}
     for curve, place in zip(table.curves, places, strict=True):
-        number = labels.index(curve.label)
-        style: dict[str, Any] = {"color": colour(number), "linestyle": dashes(number), "marker": "o", "markersize": 3}
+        style: dict[str, Any] = {**_shade(curve.label, labels), "marker": "o", "markersize": 3}
         handles[curve.label] = panels[place].errorbar(curve.x, curve.y, yerr=list(curve.errors) or None, **style)
     for (x_label, y_label), panel in panels.items():
         if table.log_x:
@@ -97,3 +114,13 @@ def _draw_curves(figure: Any, table: Table) -> None:
         panel.set_ylabel(y_label)
     if len(labels) > 1:
         legend(figure, "outside lower center", 4, list(handles.values()), labels)
+
+
+def _shade(label: str, labels: Sequence[str]) -> dict[str, Any]:
+    """The colour and line style of one of several curves."""
+    groups = list(dict.fromkeys(one.partition(",")[0] for one in labels))
+    group = label.partition(",")[0]
+    members = [one for one in labels if one.partition(",")[0] == group]
+    number, place = groups.index(group), members.index(label)
+    pale = PALEST * place / max(1, len(members) - 1)
+    return {"color": to_hex(blend(rgb(colour(number)), rgb(PAPER), pale)), "linestyle": dashes(number)}

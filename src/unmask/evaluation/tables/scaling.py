@@ -21,17 +21,19 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
+    bound_cell,
     make_run,
     merge,
 )
-from unmask.evaluation.tables.language_modeling import BASELINES
+from unmask.evaluation.tables.language_modeling import BASELINES, error_note, units
 from unmask.evaluation.tables.workspace import Workspace, training_flops
+from unmask.likelihood import Bound
+from unmask.training.checkpointing import find_latest, read_trainer_state
 
 Values = npt.NDArray[np.float64]
 
 COMPARED = ("MDLM", "AR")
 RESAMPLES = 1000
-EXAFLOP = 1e18
 
 # ---- compute-optimal scaling ----------------------------------------------------------------------------------------
 
@@ -46,7 +48,7 @@ class SizesScale(Scale):
 
 
 def scaling_runs(scale: SizesScale, protocol: Protocol) -> list[Run]:
-    """Every model, size and budget; the budget decides the number of steps."""
+    """Every model, budget, size and training seed; the budget decides the number of steps."""
     runs = []
     for model in COMPARED:
         for budget in scale.budgets:
@@ -56,7 +58,8 @@ def scaling_runs(scale: SizesScale, protocol: Protocol) -> list[Run]:
                 step = training_flops(make_run("", protocol, recipe, {"training": {"steps": 1}}).recipe)
                 steps = max(2, round(budget / step))
                 schedule = {"training": {"steps": steps, "validate_every": steps, "save_every": max(1, steps // 4)}}
-                runs.append(make_run(f"{model}, width {width}, {budget:.0e} FLOPs", protocol, recipe, schedule))
+                label = f"{model}, width {width}, {budget:.0e} FLOPs"
+                runs += [make_run(label, protocol, recipe, schedule, seed=seed) for seed in range(scale.seeds)]
     return runs
 
 
@@ -81,7 +84,7 @@ def fit_power_law(compute: Values, losses: Values) -> tuple[float, float]:
 
 
 def fit_scaling(log_sizes: Values, budgets: Values, losses: Values, errors: Values) -> dict[str, Any]:
-    """Compute-optimal losses and power laws of two models, and the ratio of their compute at equal loss.
+    """Compute-optimal losses and sizes and power laws of two models, and the ratio of their compute at equal loss.
 
     There is no ratio (None) if the loss of one does not fall. losses, errors: [models, budgets, sizes]. The intervals
     are those of refits to losses drawn from their errors.
@@ -90,139 +93,205 @@ def fit_scaling(log_sizes: Values, budgets: Values, losses: Values, errors: Valu
     noise = generator.standard_normal((RESAMPLES, *losses.shape)) * errors
     fits = [_fit(log_sizes, budgets, losses + drawn) for drawn in [np.zeros_like(losses), *noise]]
 
-    def estimate(values: Sequence[float]) -> Cell:
-        low, high = np.quantile(values[1:], [0.025, 0.975])
-        return Cell(values[0], interval=(float(low), float(high)))
+    def estimate(name: str, *place: int) -> Cell:
+        value, *values = (float(np.asarray(fit[name])[place]) for fit in fits)
+        low, high = np.quantile(values, [0.025, 0.975])
+        return Cell(value, interval=(float(low), float(high)))
 
+    models, places = range(len(losses)), range(len(budgets))
     return {
-        "optimal": [
-            [estimate([fit["optimal"][model][budget] for fit in fits]) for budget in range(len(budgets))]
-            for model in range(len(losses))
-        ],
-        "alpha": [estimate([fit["alpha"][model] for fit in fits]) for model in range(len(losses))],
-        "ratio": None if min(fits[0]["alpha"]) <= 0 else estimate([fit["ratio"] for fit in fits]),
+        "optimal": [[estimate("optimal", model, place) for place in places] for model in models],
+        "sizes": [[estimate("sizes", model, place) for place in places] for model in models],
+        "alpha": [estimate("alpha", model) for model in models],
+        "ratio": None if min(fits[0]["alpha"]) <= 0 else estimate("ratio"),
     }
 
 
 def _fit(log_sizes: Values, budgets: Values, losses: Values) -> dict[str, Any]:
-    optimal = [[optimum(log_sizes, by_size)[1] for by_size in model] for model in losses]
-    laws = [fit_power_law(budgets, np.array(model)) for model in optimal]
+    lowest = np.array([[optimum(log_sizes, by_size) for by_size in model] for model in losses])
+    laws = [fit_power_law(budgets, model) for model in lowest[..., 1]]
     # The loss in the middle of the range that both laws cover, and the compute that each needs for it.
     middle = math.exp((math.log(budgets[0]) + math.log(budgets[-1])) / 2)
     loss = math.exp(sum(a - alpha * math.log(middle) for a, alpha in laws) / len(laws))
     first, second = ((a - math.log(loss)) / alpha for a, alpha in laws)
     ratio = math.exp(min(max(first - second, -700.0), 700.0))
-    return {"optimal": optimal, "alpha": [alpha for _, alpha in laws], "ratio": ratio}
+    sizes = np.exp(lowest[..., 0])
+    return {"optimal": lowest[..., 1], "sizes": sizes, "alpha": [alpha for _, alpha in laws], "ratio": ratio}
 
 
 def measure_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Bits per byte of every size and budget, the compute-optimal ones, and their fits."""
     budgets, widths = scale.budgets, scale.widths
     bounds = [workspace.bound(run, protocol, scale.documents) for run in runs]
-    shape = (len(COMPARED), len(budgets), len(widths))
-    losses = np.array([bound.bits_per_byte for bound in bounds]).reshape(shape)
-    # The Monte-Carlo error alone: all runs are evaluated on the same documents, whose spread they share.
-    errors = np.array([bound.error("bits_per_byte") or 0.0 for bound in bounds]).reshape(shape)
+    shape = (len(COMPARED), len(budgets), len(widths), scale.seeds)
+    by_seed = np.array([bound.bits_per_byte for bound in bounds]).reshape(shape)
+    losses = by_seed.mean(axis=-1)
+    # Not the data error: all runs are evaluated on the same documents, whose spread they share.
+    variance = (np.array([bound.error("bits_per_byte") or 0.0 for bound in bounds]).reshape(shape) ** 2).mean(axis=-1)
+    if scale.seeds > 1:  # the Monte-Carlo error is a part of the spread over seeds, pooled over sizes and budgets
+        variance = np.maximum(variance, by_seed.var(axis=-1, ddof=1).mean(axis=(1, 2), keepdims=True))
+    errors = np.sqrt(variance / scale.seeds)
     parameters = np.array([scale.layers * 12 * width**2 for width in widths], dtype=np.float64)
     fitted = fit_scaling(np.log(parameters), np.array(budgets), losses, errors)
     rows: dict[str, dict[str, Cell | str]] = {}
+    curves, by_size, at_ends = [], [], []
     for number, model in enumerate(COMPARED):
+        optimal = fitted["optimal"][number]
+        curves.append(Curve.of(model, list(budgets), optimal))
         for place, budget in enumerate(budgets):
-            cells = {f"width {width}": Cell(losses[number, place, i]) for i, width in enumerate(widths)}
-            rows[f"{model}, {budget:.0e} FLOPs"] = {**cells, "optimal": fitted["optimal"][number][place]}
+            label = f"{model}, {budget:.0e} FLOPs"
+            cells = [Cell(*one) for one in zip(losses[number, place], _spreads(by_seed[number, place]), strict=True)]
+            size = fitted["sizes"][number][place]
+            rows[label] = {
+                **{f"width {width}": cell for width, cell in zip(widths, cells, strict=True)},
+                "optimal": optimal[place],
+                "parameters, millions": Cell(size.value / 1e6, interval=tuple(end / 1e6 for end in size.interval)),
+            }
+            if any(math.isclose(size.value, end) for end in (parameters[0], parameters[-1])):
+                at_ends.append(label)
+            axes = {"axis": "bits per byte", "x_axis": "parameters in millions"}
+            by_size.append(Curve.of(label, [size / 1e6 for size in parameters], cells, **axes))
     exponents = ", ".join(f"{model} {fitted['alpha'][number]}" for number, model in enumerate(COMPARED))
+    spread = "and the spread over training seeds, pooled" if scale.seeds > 1 else "alone; --seeds 2 adds training"
     notes = [
-        "Bits per byte. Optimal: the lowest point of a parabola in log size (95% interval from the errors of the "
-        "bounds).",
+        f"Bits per byte{f', ± standard deviation over {scale.seeds} training seeds' if scale.seeds > 1 else ''}. "
+        "Optimal: the lowest point of a parabola in log size, and the parameters without embeddings there. 95% "
+        f"intervals of refits: from the Monte-Carlo error of the bounds {spread}.",
+        *([f"No minimum between the sizes, so the best size stands for it: {'; '.join(at_ends)}."] if at_ends else []),
         f"Fits: the loss is proportional to compute^(-alpha), with alpha: {exponents}.",
         "There is no ratio of compute: the loss of a model does not fall."
         if fitted["ratio"] is None
         else f"At equal bits per byte MDLM needs {fitted['ratio']} times the compute of AR, by both laws in the middle "
         "of the budgets.",
     ]
-    curves = [
-        Curve.of(model, [budget / EXAFLOP for budget in budgets], fitted["optimal"][number])
-        for number, model in enumerate(COMPARED)
-    ]
-    columns = [*(f"width {width}" for width in widths), "optimal"]
-    axes = ("training compute in 10^18 FLOPs", "bits per byte at the optimal size")
-    return Table(f"Scaling on {protocol.name}", columns, rows, notes=notes, curves=curves, axes=axes, log_x=True)
+    columns = [*(f"width {width}" for width in widths), "optimal", "parameters, millions"]
+    return Table(
+        f"Scaling on {protocol.name}",
+        columns,
+        rows,
+        notes=notes,
+        curves=[*curves, *by_size],
+        axes=("training compute in FLOPs", "bits per byte at the optimal size"),
+        log_x=True,
+    )
+
+
+def _spreads(by_seed: Values) -> list[dict[str, float]]:
+    """The standard deviation over seeds of each row of [sizes, seeds]."""
+    if by_seed.shape[1] == 1:
+        return [{} for _ in by_seed]
+    return [{"seeds": float(spread)} for spread in by_seed.std(axis=1, ddof=1)]
 
 
 # ---- scarce data ----------------------------------------------------------------------------------------------------
 
-REGULARISED: dict[str, Mapping[str, Any]] = {
+HALF_WIDTH = "half the width"
+TUNED: dict[str, Mapping[str, Any]] = {
     "no regularisation": {},
     "dropout 0.1": {"model": {"dropout": 0.1}, "optimizer": {"weight_decay": 0.03}},
     "dropout 0.3": {"model": {"dropout": 0.3}, "optimizer": {"weight_decay": 0.1}},
+    HALF_WIDTH: {"model": {"dropout": 0.1}, "optimizer": {"weight_decay": 0.03}},
 }
-"""Tried for both models; the best validation counts."""
+"""Tried for both models with every length of training; the best validation counts."""
+LENGTHS = (1 / 64, 1 / 16, 1 / 4, 1)
+"""Lengths of training as shares of the recipe's steps, each with a learning rate that falls to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScarceScale(Scale):
-    """characters: of unique text to train on."""
+    """characters: of unique text to train on. tuned, lengths: what is tried of `TUNED` and `LENGTHS`."""
 
     characters: tuple[int, ...]
+    tuned: tuple[str, ...] = tuple(TUNED)
+    lengths: tuple[float, ...] = LENGTHS
 
 
 def scarce_runs(scale: ScarceScale, protocol: Protocol) -> list[Run]:
-    """Both models with every regularisation on every amount of text."""
-    runs = []
-    for model in COMPARED:
-        for characters in scale.characters:
-            for label, options in REGULARISED.items():
-                limited = {"data": {"source": {"characters": characters}}}
-                recipe = merge(scale.recipe, BASELINES[model], options, limited)
-                runs.append(make_run(f"{model}, {characters:,} characters, {label}", protocol, recipe))
-    return runs
+    """Both models on every amount of text with everything that is tuned."""
+    return [
+        _scarce_run(scale, protocol, model, characters, tuned, length)
+        for model in COMPARED
+        for characters in scale.characters
+        for tuned in scale.tuned
+        for length in scale.lengths
+    ]
+
+
+def _scarce_run(scale: ScarceScale, protocol: Protocol, model: str, characters: int, tuned: str, length: float) -> Run:
+    steps = max(1, round(scale.recipe["training"]["steps"] * length))
+    limited = {
+        "data": {"source": {"characters": characters}},
+        "training": {"steps": steps, "validate_every": steps, "save_every": max(1, steps // 4)},
+    }
+    recipe = merge(scale.recipe, BASELINES[model], TUNED[tuned], limited)
+    if tuned == HALF_WIDTH:
+        size = recipe["model"]
+        half = {name: max(1, size[name] // 2) for name in ("hidden_size", "heads")}
+        recipe = merge(recipe, {"model": half})
+    return make_run(f"{model}, {characters:,} characters, {tuned}, {steps:,} steps", protocol, recipe)
 
 
 def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
-    """The best validation of each model by the amount of unique text, and when it was reached."""
-    found = {run.label: validations(workspace, run) for run in runs}
+    """The best validation of each model by the amount of unique text and by epochs, and the test of that network."""
+    (column, unit), *_ = reversed(units(protocol).items())
     rows: dict[str, dict[str, Cell | str]] = {}
-    curves = []
-    epochs = []
-    length = scale.recipe.get("data", {}).get("length", protocol.length)
-    batch = scale.recipe["training"]["batch_size"] * length
+    best_of_all, by_epochs = [], []
     for model in COMPARED:
-        best_bits = []
+        best_of_model = []
         for characters in scale.characters:
-            of_size = {label: found[f"{model}, {characters:,} characters, {label}"] for label in REGULARISED}
-            label, points = min(of_size.items(), key=lambda item: min(item[1].values()))
-            step, bits = min(points.items(), key=lambda item: item[1])
-            rows[f"{model}, {characters:,} characters"] = {
-                "best validation": Cell(bits, bound=model != "AR"),
-                "epochs": Cell(step * batch / characters),
-                "regularisation": label,
-                "last validation": Cell(list(points.values())[-1], bound=model != "AR"),
+            tried = {
+                (length, tuned): _scarce_run(scale, protocol, model, characters, tuned, length)
+                for length in scale.lengths
+                for tuned in scale.tuned
             }
-            best_bits.append(bits)
-            passed = [at * batch / characters for at in points]
-            epochs.append(
-                Curve(f"{model}, {characters:,}", passed, list(points.values()), axis="bits per token", x_axis="epochs")
-            )
-        curves.append(Curve(model, list(scale.characters), best_bits))
+            found = {key: last_validation(workspace, run) for key, run in tried.items()}
+            best = [min((key for key in found if key[0] == length), key=lambda key: found[key][1].value)
+                    for length in scale.lengths]  # fmt: skip
+            chosen = min(best, key=lambda key: found[key][1].value)
+            epochs, validation = found[chosen]
+            test = workspace.bound(tried[chosen], protocol, scale.documents)
+            rows[f"{model}, {characters:,} characters"] = {
+                "best validation": validation,
+                "epochs": Cell(epochs),
+                "tuned": chosen[1],
+                "longest": found[best[-1]][1],
+                f"test: {column}": bound_cell([test], unit),
+            }
+            best_of_model.append(validation)
+            points = [found[key] for key in best]
+            label, axes = f"{model}, {characters:,}", {"axis": "bits per token", "x_axis": "epochs"}
+            by_epochs.append(Curve.of(label, [x for x, _ in points], [y for _, y in points], **axes))
+        best_of_all.append(Curve.of(model, list(scale.characters), best_of_model))
+    steps = ", ".join(f"{max(1, round(scale.recipe['training']['steps'] * length)):,}" for length in scale.lengths)
+    notes = [
+        f"Best validation: the lowest bits per token, ± Monte-Carlo error, of networks trained for {steps} steps, each "
+        f"with {', '.join(scale.tuned)}; {HALF_WIDTH} has dropout 0.1. Longest: the best of the longest training. AR "
+        "takes as many steps as MDLM.",
+        f"Test: the network with the best validation. {error_note(scale)}",
+    ]
     return Table(
         f"Masked diffusion and AR on repeated text ({protocol.name})",
-        ["best validation", "epochs", "regularisation", "last validation"],
+        ["best validation", "epochs", "tuned", "longest", f"test: {column}"],
         rows,
-        notes=["Bits per token on the validation part, during training; the best regularisation of each model."],
-        curves=[*curves, *epochs],
+        notes=notes,
+        curves=[*best_of_all, *by_epochs],
         axes=("unique characters", "best bits per token"),
         log_x=True,
     )
 
 
-def validations(workspace: Workspace, run: Run) -> dict[int, float]:
-    """Bits per token of the validations of a run by step, from its log."""
-    log = workspace.train(run) / "log.jsonl"
-    records = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    return {record["step"]: record["validation"]["bits_per_token"] for record in records if "validation" in record}
+def last_validation(workspace: Workspace, run: Run) -> tuple[float, Cell]:
+    """The epochs of a run, and bits per token of the validation at its end."""
+    path = workspace.train(run)
+    latest = find_latest(path)
+    assert latest is not None
+    state = read_trainer_state(latest)
+    log = (path / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    record = next(record for line in reversed(log) if "validation" in (record := json.loads(line)))
+    rows = int(state.data.partition(" ")[0])
+    return state.samples / rows, bound_cell([Bound.from_dict(record["validation"])], "bits_per_token")
 
 
-FREQUENT = {"training": {"validate_every": 250, "validation_rows": 1024, "keep_best": 0, "keep": 1}}
 EXPERIMENTS = (
     Experiment(
         "scaling",
@@ -233,10 +302,18 @@ EXPERIMENTS = (
             ),
             "small": SizesScale(
                 "wiki",
-                merge(SMALL, {"data": {"length": 256}, "training": {"batch_size": 128}}),
-                widths=(128, 192, 256, 384),
+                merge(
+                    SMALL,
+                    {
+                        "data": {"tokenizer": {"name": "bpe", "vocab_size": 4096}, "length": 256},
+                        "optimizer": {"warmup": 20},
+                        "training": {"batch_size": 64},
+                    },
+                ),
+                seeds=2,
+                widths=(96, 160, 256, 384),
                 layers=6,
-                budgets=(2e16, 6e16, 2e17),
+                budgets=(3e14, 1e15, 3e15),
             ),
             "paper": SizesScale(
                 "openwebtext",
@@ -253,10 +330,23 @@ EXPERIMENTS = (
         "data-scarce",
         "MDLM and AR on few characters, repeated for many epochs",
         {
-            "tiny": ScarceScale("stdlib", merge(TINY, {"training": {"validate_every": 20}}), characters=(4_000, 8_000)),
+            "tiny": ScarceScale(
+                "stdlib",
+                TINY,
+                documents=6,
+                characters=(4_000, 8_000),
+                tuned=("no regularisation", HALF_WIDTH),
+                lengths=(1 / 4, 1),
+            ),
             "small": ScarceScale(
                 "text8-74m",
-                merge(SMALL, FREQUENT, {"training": {"steps": 6000}}),
+                merge(
+                    SMALL,
+                    {
+                        "optimizer": {"warmup": 20},
+                        "training": {"steps": 6400, "batch_size": 128, "validation_rows": 1024, "keep": 1},
+                    },
+                ),
                 characters=(500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000),
             ),
         },
