@@ -24,6 +24,7 @@ from unmask.data.protocols import (
 )
 from unmask.data.split import split_source
 from unmask.errors import UnmaskError
+from unmask.evaluation.zero_shot import evaluation_part
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,13 @@ def test_missing_data_are_one_sentence(tiny_data, name, part, message):
     with pytest.raises(UnmaskError) as error:
         list(get_protocol(name).documents(part))
     assert message in str(error.value)
+
+
+def test_a_test_part_that_is_kept_back_is_replaced_by_the_validation_part(tiny_data):
+    assert evaluation_part(get_protocol("wiki")).name == "wiki:validation"
+    (tiny_data / "wiki/wiki-test.txt").write_text("Kept back.\n")
+    assert evaluation_part(get_protocol("wiki")).name == "wiki"
+    assert evaluation_part(get_protocol("ptb")).name == "ptb"  # the hub has it
 
 
 def test_a_file_of_another_kind_is_refused(tiny_data):

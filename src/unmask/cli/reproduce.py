@@ -10,7 +10,7 @@ import typer
 from unmask.cli import common
 
 if TYPE_CHECKING:
-    from unmask.evaluation.tables.base import ScaleName, Table
+    from unmask.evaluation.tables.base import Experiment, ScaleName, Table
 
 ALL, LIST = "all", "list"
 
@@ -57,22 +57,17 @@ def reproduce(
 
         unmask reproduce all --scale tiny
     """
-    from unmask.data.protocols import get_protocol
     from unmask.errors import UnmaskError, did_you_mean
-    from unmask.evaluation.tables import experiments, get_experiment
+    from unmask.evaluation.tables import get_experiment
     from unmask.evaluation.tables.base import SCALES
 
     if scale not in SCALES:
         raise UnmaskError(f"There is no scale named '{scale}'.{did_you_mean(scale, SCALES)}")
     chosen: ScaleName = scale  # type: ignore[assignment]
     if what == LIST:
-        _list(chosen, on, as_json)
+        _list(chosen, on, out / scale, as_json)
         return
-    if what == ALL:
-        suited = (one for one in experiments().values() if chosen in one.scales)
-        names = [one.name for one in suited if on is None or one.fits(get_protocol(on))]
-    else:
-        names = [get_experiment(what).name]
+    names = [one.name for one in _suited(chosen, on)] if what == ALL else [get_experiment(what).name]
     _run(names, chosen, on, out / scale, device, as_json, settings or [], seeds, report=what == ALL)
 
 
@@ -99,7 +94,9 @@ def _run(
     tables = {}
     for name in names:
         try:
-            tables[name] = run_experiment(get_experiment(name), scale, on, workspace, settings, seeds)
+            experiment = get_experiment(name)
+            own_seeds = None if report and not experiment.takes_seeds(scale) else seeds
+            tables[name] = run_experiment(experiment, scale, on, workspace, settings, own_seeds)
         except Interrupted as stop:
             common.error_console.print(
                 f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
@@ -121,24 +118,38 @@ def print_experiment(table: Table, folder: Path) -> None:
     common.print_notes([*table.notes, f"Written to {folder}"])
 
 
-def _list(scale: ScaleName, on: str | None, as_json: bool) -> None:
+def _list(scale: ScaleName, on: str | None, folder: Path, as_json: bool) -> None:
     """Print every experiment with its runs, and how long they take at this machine's measured speed."""
-    from unmask.evaluation.tables import experiments
-    from unmask.evaluation.tables.workspace import estimate_hours, measure_speed
+    from unmask.evaluation.tables.workspace import Workspace, plan
 
-    speed = measure_speed()
-    rows = estimate_hours(experiments().values(), scale, on, speed)
+    found = plan(_suited(scale, on), scale, on, Workspace(folder))
     if as_json:
-        common.print_json({"scale": scale, "flops_per_second": speed, "experiments": rows})
+        common.print_json(found)
         return
     lines = [
-        [
-            *(str(row[name]) for name in ("name", "about", "protocol", "runs")),
-            "-" if row["hours"] is None else f"{row['hours']:.2g}",
-        ]
-        for row in rows
+        [*(str(row[name]) for name in ("name", "about", "protocol", "runs", "trained")), _format_hours(row["hours"])]
+        for row in found["experiments"]
     ]
-    common.print_table(("", "what", "data", "runs", "hours"), lines, left=(0, 1, 2))
+    common.print_table(("", "what", "data", "runs", "trained", "hours"), lines, left=(0, 1, 2))
+    speed, timed = f"{found['flops_per_second'] / 1e12:.2g} TFLOP/s", found["timed_runs"]
+    whose = f"of the {timed} trained runs" if timed else "of a training step on this machine just now"
     common.print_notes(
-        [f"Hours of training at the {speed / 1e12:.2g} TFLOP/s that a training step reached on this machine just now."]
+        [
+            f"Hours of training at the {speed} {whose}; evaluation comes on top. Experiments share runs: there are "
+            f"{found['all']['runs']} in all. {_format_hours(found['left']['hours'])} hours are left for "
+            f"{found['left']['runs']} runs; those without hours have operations that are not counted."
+        ]
     )
+
+
+def _suited(scale: ScaleName, on: str | None) -> list[Experiment]:
+    """The experiments that have a scale and fit the data."""
+    from unmask.data.protocols import get_protocol
+    from unmask.evaluation.tables import experiments
+
+    suited = [one for one in experiments().values() if scale in one.scales]
+    return [one for one in suited if on is None or one.fits(get_protocol(on))]
+
+
+def _format_hours(hours: float | None) -> str:
+    return "-" if hours is None else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"

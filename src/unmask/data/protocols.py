@@ -72,22 +72,30 @@ class Protocol:
     clean: Callable[[str], str] = str
     stand_in: str | None = None
 
-    def documents(self, part: PartName) -> Iterator[Document]:
-        """Yield the documents of a part, named ``part#0``, ``part#1`` and so on."""
+    def locate(self, part: PartName) -> list[Path]:
+        """The files of a part; none if it comes from its source. Raise `UnmaskError` if there is neither."""
         if part not in self.parts:
             raise UnmaskError(f"The protocol '{self.name}' has no {part} part, only {', '.join(self.parts)}.")
         place = self.parts[part]
         root = os.environ.get(DATA_VARIABLE)
-        found = [] if root is None else [find_file(Path(root, name)) for name in place.files]
-        remedy = f"set {DATA_VARIABLE} to a folder with {' and '.join(place.files)}"
-        if found and None not in found:
-            characters = slice(*place.characters)
-            texts = self.join(*(self._file_texts(path, characters) for path in found if path is not None))
-        elif place.source:
-            texts = self._source_texts(place, remedy)
-        else:
-            raise UnmaskError(f"The {part} part of '{self.name}' is not on the Hugging Face hub; {remedy}.")
-        return numbered(part, map(self.clean, texts))
+        files = [] if root is None else [path for name in place.files if (path := find_file(Path(root, name)))]
+        if len(files) == len(place.files):
+            return files
+        if not place.source:
+            raise UnmaskError(
+                f"The {part} part of '{self.name}' is not on the Hugging Face hub; {self._remedy(place)}."
+            )
+        return []
+
+    def documents(self, part: PartName) -> Iterator[Document]:
+        """Yield the documents of a part, named ``part#0``, ``part#1`` and so on."""
+        files, place = self.locate(part), self.parts[part]
+        characters = slice(*place.characters)
+        of_files = (self._file_texts(path, characters) for path in files)
+        return numbered(part, map(self.clean, self.join(*of_files) if files else self._source_texts(place)))
+
+    def _remedy(self, place: Part) -> str:
+        return f"set {DATA_VARIABLE} to a folder with {' and '.join(place.files)}"
 
     def _file_texts(self, path: Path, characters: slice) -> Texts:
         file = InputFile(path, path.name, str(path))
@@ -99,14 +107,14 @@ class Protocol:
                 f"{path} is not a file of the protocol '{self.name}' ({error}); download it again."
             ) from error
 
-    def _source_texts(self, place: Part, remedy: str) -> Texts:
+    def _source_texts(self, place: Part) -> Texts:
         try:
             documents = build("source", place.source).documents()
             yield from self.group(document.text for document in documents if place.keep(document.name))
         except UnmaskError as error:
             if not place.files:
                 raise
-            raise UnmaskError(f"{str(error).removesuffix('.')}; or {remedy}.") from error
+            raise UnmaskError(f"{str(error).removesuffix('.')}; or {self._remedy(place)}.") from error
 
 
 class ProtocolSource(Source):

@@ -35,6 +35,15 @@ class ProtocolPart:
         return self.name if stand_in is None else f"{self.name} (stand-in for {stand_in})"
 
 
+def evaluation_part(protocol: Protocol) -> ProtocolPart:
+    """The test part of a protocol, or the validation part of one whose test part is kept back."""
+    try:
+        protocol.locate("test")
+    except UnmaskError:
+        return ProtocolPart(protocol, "validation")
+    return ProtocolPart(protocol)
+
+
 def parse_parts(text: str) -> list[ProtocolPart]:
     """Read names separated by commas."""
     parts = []

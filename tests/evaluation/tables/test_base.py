@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.runs import StopAt
 from unmask.data.protocols import get_protocol
 from unmask.evaluation.tables import experiments
-from unmask.evaluation.tables.base import TINY, Cell, Table, bound_cell, make_run, merge
-from unmask.evaluation.tables.workspace import Workspace, training_flops, write_report
+from unmask.evaluation.tables.base import TINY, Cell, Scale, Table, bound_cell, make_run, merge
+from unmask.evaluation.tables.workspace import Workspace, plan, run_experiment, training_flops, write_report
 from unmask.likelihood import Bound
 from unmask.training import Callback, Interrupted
 
@@ -109,6 +110,45 @@ def test_hours_grow_with_the_steps():
     assert training_flops(slow.recipe) == pytest.approx(2 * training_flops(fast.recipe))
 
 
+def test_one_network_has_no_other_seeds(run, refused, tmp_path):
+    message = refused("reproduce", "steps", "--scale", "tiny", "--seeds", "3", "--out", tmp_path)
+    assert "'steps' trains each network with one seed, got --seeds 3" in message
+    seeded = {name for name, one in experiments().items() if one.takes_seeds("tiny")}
+    assert {"table1", "table8", "scaling", "translation", "table6"} <= seeded
+    assert seeded.isdisjoint({"figure2", "sampling", "steps", "rao-blackwell", "table4"})
+
+
+def test_a_plan_counts_shared_runs_once_and_takes_the_speed_of_trained_ones(tmp_path):
+    run = tiny_run()
+    one = replace(experiments()["weights"], runs=lambda scale, protocol: [run, tiny_run(seed=1)])
+    both = [one, replace(one, name="other", runs=lambda scale, protocol: [run])]
+    workspace = Workspace(tmp_path)
+    workspace.train(run)
+    found = plan(both, "tiny", None, workspace)
+    assert [(row["runs"], row["trained"]) for row in found["experiments"]] == [(2, 1), (1, 1)]
+    assert (found["all"]["runs"], found["left"]["runs"], found["timed_runs"]) == (2, 1, 1)
+    assert found["left"]["hours"] == pytest.approx(workspace.training_seconds(run) / 3600)
+
+
+def test_data_that_stand_in_or_are_kept_back_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
+    (tmp_path / "wiki").mkdir()
+    for part in ("train", "validation"):
+        (tmp_path / f"wiki/wiki-{part}.txt").write_text("An article.\n<|endofdocument|>\nAnother.\n" * 20)
+    experiment = replace(
+        experiments()["weights"],
+        scales={"tiny": Scale("wiki", TINY)},
+        runs=lambda scale, protocol: [],
+        measure=lambda *_: Table("T", ["x"], {"A": {"x": Cell(1.0)}}),
+    )
+    table = run_experiment(experiment, "tiny", None, Workspace(tmp_path / "out"))
+    assert table.notes == ["The test part of wiki is kept back: all figures are of its validation part."]
+    report = json.loads((tmp_path / "out/weights/table.json").read_text())
+    assert (report["protocol"], report["part"]) == ("wiki", "validation")
+    table = run_experiment(experiment, "tiny", "chr20", Workspace(tmp_path / "out"))
+    assert table.notes == ["chr20 stands in for hg38."]
+
+
 def test_reproduce_writes_table_figure_and_report(run, refused, tmp_path):
     """The smallest experiment of all, as a user runs it, with settings and seeds."""
     settings = ("model.hidden_size=16", "model.layers=1", "model.heads=1", "training.steps=4")
@@ -125,7 +165,8 @@ def test_reproduce_writes_table_figure_and_report(run, refused, tmp_path):
     assert len(logs) == 4
     assert all('"step": 4' in log and '"step": 5' not in log for log in logs)
     assert "no key 'training.stepz'" in refused("reproduce", "weights", "training.stepz=4", "--out", tmp_path)
-    assert (report["protocol"], set(report["rows"])) == ("stdlib", {"bound", "flat"})
+    assert (report["protocol"], report["part"], report["training_seeds"]) == ("stdlib", "test", [0, 1])
+    assert set(report["rows"]) == {"bound", "flat"}
     assert (tmp_path / "tiny/weights/figure.png").read_bytes()[:4] == b"\x89PNG"
     page = write_report(tmp_path / "tiny", ["weights"]).read_text()
     assert command in page

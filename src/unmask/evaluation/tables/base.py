@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from unmask.config import Recipe, parse_recipe
-from unmask.data.protocols import Protocol
+from unmask.data.protocols import Protocol, get_protocol
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.likelihood import Bound
@@ -272,6 +272,11 @@ class Experiment:
     def fits(self, protocol: Protocol) -> bool:
         """Return whether the data of a protocol are of the kind that it needs."""
         return (protocol.policy["name"] == "prompted") == self.translates
+
+    def takes_seeds(self, name: ScaleName) -> bool:
+        """Return whether its runs are repeated with several training seeds."""
+        scale = self.scale(name)
+        return any(run.seed for run in self.runs(replace(scale, seeds=2), get_protocol(scale.protocol)))
 
     def scale(self, name: ScaleName) -> Scale:
         if name not in self.scales:

@@ -72,8 +72,6 @@ def measure_table6(workspace: Workspace, scale: DNAScale, protocol: Protocol, ru
         f"Every model reads {tokens:,} bases in rows of {recipe.data.length:,}. SEDD and MDLM have the trunk "
         "caduceus-ps, which reads both strands; no model is trained on reverse complements. Published: hg38."
     ]
-    if protocol.stand_in:
-        notes.append(f"{protocol.name} stands in for {protocol.stand_in}.")
     title = f"Mamba, Hyena, SEDD and MDLM on {protocol.name}"
     table = bounds_table(workspace, scale, protocol, runs, title, TABLE6_PUBLISHED, "hg38", notes)
     rows = {label: table.rows.get(label, {}) for label in TABLE6_PUBLISHED}

@@ -36,6 +36,7 @@ from unmask.evaluation.tables.base import (
 )
 from unmask.evaluation.tables.sampling import cells_of, cut_rows, judge_texts, judged_cells, open_run_as_judge
 from unmask.evaluation.tables.workspace import Workspace
+from unmask.evaluation.zero_shot import evaluation_part
 from unmask.models.inference import select_device
 from unmask.pipeline import load
 
@@ -131,8 +132,8 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
             generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
         parameters[run.label] = workspace.count_parameters(run)
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
-    data = cells_of(workspace.measure("texts-rows", _judge_data(workspace, scale, protocol, runs),
-                                      judge=judge.folder, protocol=protocol.name, samples=scale.samples))  # fmt: skip
+    inputs = {"judge": judge.folder, "protocol": evaluation_part(protocol).name, "samples": scale.samples}
+    data = cells_of(workspace.measure("texts-rows", _judge_data(workspace, scale, protocol, runs), **inputs))
     of_data = ", ".join(f"{column} {data[column]}" for column in GENERATED if column in data)
     steps = runs[0].recipe.training.steps * runs[0].recipe.training.batch_size * runs[0].recipe.data.length
     notes = [
@@ -143,8 +144,6 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
         f"bootstrap intervals. Of test rows: {of_data}.",
         *glue.notes,
     ]
-    if protocol.stand_in:
-        notes.append(f"{protocol.name} stands in for {protocol.stand_in}.")
     rows = {**glue.rows, **likelihoods, **generated, "parameters, millions": parameters}
     published = published_scores(glue.rows) if scale.settings.limit is None else {}
     if published:

@@ -31,7 +31,7 @@ from unmask.evaluation.tables.base import (
 from unmask.evaluation.tables.language_modeling import STEPS, one_seed
 from unmask.evaluation.tables.sampling import judged_cells
 from unmask.evaluation.tables.workspace import Workspace
-from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
 from unmask.likelihood import Bound, estimate_bound
 from unmask.objectives.base import Noise, Objective
 from unmask.objectives.d3pm import D3PM, diffusion_loss
@@ -151,7 +151,7 @@ def _mean_and_error(values: Tensor) -> tuple[float, float]:
 def _open(workspace: Workspace, run: Run, protocol: Protocol, documents: int | None) -> tuple[Any, Any, list[Batch]]:
     """The network of a run in float32, the test rows of the protocol, and at most four batches of them."""
     lm = load(workspace.train(run), device=workspace.device, dtype="float32")
-    rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
+    rows, _ = protocol_rows(lm, evaluation_part(protocol), documents)
     count = min(len(rows), 4 * BATCH_SIZE)
     chosen = np.array_split(np.arange(count) * len(rows) // count, -(-count // BATCH_SIZE))
     tables = [rows[index] for index in chosen]
@@ -221,8 +221,8 @@ def _measure_estimator(
 
     objective = {"class": type(estimator).__name__, **estimator.model_dump(mode="json")}
     inputs = {"objective": objective, "schedule": schedule.model_dump(mode="json"), "samples": scale.samples}
-    name = f"estimator-{run.folder}"
-    return workspace.measure(name, compute, protocol=protocol.name, documents=scale.documents, **inputs)
+    name, part = f"estimator-{run.folder}", evaluation_part(protocol)
+    return workspace.measure(name, compute, protocol=part.name, documents=scale.documents, **inputs)
 
 
 def _same_data(values: dict[str, Any], unit: str) -> Cell:

@@ -105,6 +105,8 @@ ZERO_SHOT_SETS = {
 def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Perplexity of models trained on one protocol on the test parts of others."""
     sets = ZERO_SHOT_SETS[scale.protocol]
+    for name in sets:
+        get_protocol(name).locate("test")  # before hours of training
     rows: dict[str, dict[str, Cell | str]] = {}
     notes = [error_note(scale)]
     for name in sets:

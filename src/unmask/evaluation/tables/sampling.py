@@ -31,7 +31,7 @@ from unmask.evaluation.tables.base import (
 )
 from unmask.evaluation.tables.language_modeling import one_seed
 from unmask.evaluation.tables.workspace import Workspace
-from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.token_sampling import TokenSampler
 
@@ -117,7 +117,7 @@ def judged_texts(
         "judge": judge.folder,
         "samples": samples,
         "rule": rule and dict(rule),
-        "prompts": prompts_from and prompts_from.name,
+        "prompts": prompts_from and evaluation_part(prompts_from).name,
         "length": length,
         "stride": stride,
         **({} if window is None else {"window": window}),
@@ -196,7 +196,7 @@ def _cell(estimate: Mapping[str, Any]) -> Cell:
 
 def cut_rows(lm: MaskedDiffusionLM, protocol: Protocol, count: int, divisor: int = 1, contexts: int = 1) -> list[str]:
     """At most `count` texts of the test part, evenly spaced: the first part of a row, or several rows in sequence."""
-    rows, _ = protocol_rows(lm, ProtocolPart(protocol))
+    rows, _ = protocol_rows(lm, evaluation_part(protocol))
     count = min(count, len(rows) // contexts)
     starts = np.arange(count) * (len(rows) - contexts + 1) // count
     ids = rows[(starts[:, None] + np.arange(contexts)).ravel()].input_ids.reshape(count, -1)
@@ -237,7 +237,7 @@ def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, run
         return judge_texts(open_run_as_judge(workspace, judge), Texts(texts, prompts=prompts))
 
     columns = ["judge perplexity", "entropy", "repetition", "distinct-2", "kind"]
-    inputs = {"judge": judge.folder, "protocol": protocol.name, "samples": scale.samples}
+    inputs = {"judge": judge.folder, "protocol": evaluation_part(protocol).name, "samples": scale.samples}
     rows = {"data": cells_of(workspace.measure("texts-data", measure_data, **inputs))}
     for label, (kind, options) in WAYS.items():
         cells = judged_cells(workspace, network, judge, scale.samples, prompts_from=protocol, **options)
@@ -344,8 +344,8 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
             return judge_texts(open_run_as_judge(workspace, judge), Texts(texts), contexts * context)
 
         if label == "data":
-            inputs = {"judge": judge.folder, "protocol": protocol.name, "samples": scale.samples, "contexts": contexts}
-            return workspace.measure("texts-data", measure_data, **inputs)
+            inputs = {"judge": judge.folder, "samples": scale.samples, "contexts": contexts}
+            return workspace.measure("texts-data", measure_data, protocol=evaluation_part(protocol).name, **inputs)
         run = {"MDLM": network, "AR": judge}[label]
         return judged_texts(workspace, run, judge, scale.samples, length=contexts * context)
 

@@ -22,10 +22,12 @@ from unmask.evaluation.tables.base import (
     Scale,
     Table,
     bound_cell,
+    error_note,
     make_run,
     merge,
+    units,
 )
-from unmask.evaluation.tables.language_modeling import BASELINES, error_note, units
+from unmask.evaluation.tables.language_modeling import BASELINES
 from unmask.evaluation.tables.workspace import Workspace, training_flops
 from unmask.likelihood import Bound
 from unmask.training.checkpointing import find_latest, read_trainer_state

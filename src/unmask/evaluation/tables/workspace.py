@@ -13,7 +13,7 @@ import platform
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from html import escape
@@ -52,21 +52,29 @@ class Workspace:
 
     def train(self, run: Run) -> Path:
         """Train a run, or finish one that was stopped, and return its folder."""
-        from unmask.training import train
-        from unmask.training.checkpointing import find_latest, read_trainer_state
+        path, seconds = self._run_folder(run), self.training_seconds(run)
+        if seconds is None:
+            from unmask.training import train
 
-        path = self.folder / "runs" / run.folder
-        latest = find_latest(path)
-        if latest is None or read_trainer_state(latest).step < run.recipe.training.steps:
             recipe = run.recipe
             if run.start is not None:
                 model = recipe.model.model_copy(update={"path": str(self.train(run.start))})
                 recipe = recipe.model_copy(update={"model": model})
-            train(recipe, path, resume="auto", callbacks=self._on_run(f"{run.label}, seed {run.seed}"))
-        latest = find_latest(path)
-        assert latest is not None
-        self.seconds[run.folder] = read_trainer_state(latest).seconds
+            callbacks = self._on_run(f"{run.label}, seed {run.seed}")
+            seconds = train(recipe, path, resume="auto", callbacks=callbacks).seconds
+        self.seconds[run.folder] = seconds
         return path
+
+    def training_seconds(self, run: Run) -> float | None:
+        """How long a run took, None if it is not finished."""
+        from unmask.training.checkpointing import find_latest, read_trainer_state
+
+        latest = find_latest(self._run_folder(run))
+        state = None if latest is None else read_trainer_state(latest)
+        return None if state is None or state.step < run.recipe.training.steps else state.seconds
+
+    def _run_folder(self, run: Run) -> Path:
+        return self.folder / "runs" / run.folder
 
     def load(self, run: Run) -> MaskedDiffusionLM:
         from unmask.pipeline import load
@@ -107,19 +115,21 @@ class Workspace:
         self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
     ) -> Bound:
         """The bound of a run on the test part of a protocol, or that of its process in so many steps."""
-        from unmask.evaluation.zero_shot import ProtocolPart, protocol_rows
+        from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
         from unmask.objectives.subs import Subs
+
+        part = evaluation_part(protocol)
 
         def compute() -> dict[str, Any]:
             lm = self.load(run)
-            rows, _ = protocol_rows(lm, ProtocolPart(protocol), documents)
+            rows, _ = protocol_rows(lm, part, documents)
             if steps is None:
                 return lm.evaluate(rows, seed=seed).headline.as_dict()
             denoiser = lm.prepare_denoiser(rows.length * len(rows) * OFFSETS)
             return estimate_bound(denoiser, Subs(steps=steps), lm.config.schedule, rows, seed=seed).as_dict()
 
         self.train(run)
-        inputs = {"run": run.folder, "protocol": protocol.name, "documents": documents, "seed": seed}
+        inputs = {"run": run.folder, "protocol": part.name, "documents": documents, "seed": seed}
         inputs |= {} if steps is None else {"steps": steps}
         return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
 
@@ -134,16 +144,27 @@ def run_experiment(
 ) -> Table:
     """Train what is missing, measure, and write the table as JSON, Markdown and a picture.
 
-    settings: KEY=VALUE for the recipe that the runs share. seeds: training seeds of each run, instead of the scale's.
+    settings: KEY=VALUE for the recipe that the runs share. seeds: training seeds of each run, instead of the scale's;
+    refused by an experiment on one network.
     """
+    from unmask.evaluation.zero_shot import evaluation_part
+
     scale = experiment.scale(scale_name)
     scale = replace(scale, recipe=with_overrides(scale.recipe, settings), seeds=seeds or scale.seeds)
     protocol = get_protocol(on or scale.protocol)
     if not experiment.fits(protocol):
         kind = "pairs of texts, such as multi30k" if experiment.translates else "plain text"
         raise UnmaskError(f"'{experiment.name}' needs {kind}, got the protocol '{protocol.name}'; choose another.")
+    runs, part = experiment.runs(scale, protocol), evaluation_part(protocol)
+    trained_seeds = sorted({run.seed for run in runs})
+    if seeds is not None and len(trained_seeds) != seeds:
+        raise UnmaskError(f"'{experiment.name}' trains each network with one seed, got --seeds {seeds}; leave it out.")
     workspace.seconds.clear()
-    table = experiment.measure(workspace, scale, protocol, experiment.runs(scale, protocol))
+    table = experiment.measure(workspace, scale, protocol, runs)
+    notes = [f"{protocol.name} stands in for {protocol.stand_in}."] if protocol.stand_in else []
+    if part.part != "test":
+        notes.append(f"The test part of {protocol.name} is kept back: all figures are of its {part.part} part.")
+    table = replace(table, notes=[*table.notes, *notes])
     options = ["--scale", scale_name, *(["--on", on] if on else []), *(["--seeds", str(seeds)] if seeds else [])]
     command = shlex.join(["unmask", "reproduce", experiment.name, *options, *settings])
     report = {
@@ -151,7 +172,9 @@ def run_experiment(
         "command": command,
         "scale": scale_name,
         "protocol": protocol.name,
+        "part": part.part,
         "stand_in": protocol.stand_in,
+        "training_seeds": trained_seeds,
         "seconds_by_part": dict(workspace.seconds),
     }
     write_table(workspace.folder / experiment.name, table, report, f"`{command}`, protocol `{protocol.name}`")
@@ -268,27 +291,36 @@ def measure_speed() -> float:
     return flops * rows * length / statistics.median(times)
 
 
-def estimate_hours(
-    experiments: Iterable[Experiment], scale_name: ScaleName, on: str | None, speed: float
-) -> list[dict[str, Any]]:
-    """The runs of each experiment that has the scale and suits the data, and their hours at `speed` FLOPs per second.
-
-    hours: None for an unknown architecture.
-    """
-    rows = []
+def plan(
+    experiments: Sequence[Experiment], scale_name: ScaleName, on: str | None, workspace: Workspace
+) -> dict[str, Any]:
+    """The runs of experiments, and their hours at the speed of those that are trained, or else of this machine."""
+    runs: dict[str, Run] = {}
+    rows: list[tuple[dict[str, Any], list[str]]] = []
     for experiment in experiments:
-        if scale_name not in experiment.scales:
-            continue
-        scale = experiment.scale(scale_name)
-        protocol = get_protocol(on or scale.protocol)
-        if not experiment.fits(protocol):
-            continue
-        runs = experiment.runs(scale, protocol)
-        flops = sum(training_flops(run.recipe, None if run.start is None else run.start.recipe.model) for run in runs)
-        hours = None if math.isnan(flops) else flops / speed / 3600
+        protocol = get_protocol(on or experiment.scale(scale_name).protocol)
+        own = {run.folder: run for run in experiment.runs(experiment.scale(scale_name), protocol)}
         about = {"name": experiment.name, "about": experiment.about, "protocol": protocol.name}
-        rows.append({**about, "runs": len(runs), "hours": hours})
-    return rows
+        rows.append((about, list(own)))
+        runs |= own
+    flops = {key: training_flops(run.recipe, run.start and run.start.recipe.model) for key, run in runs.items()}
+    seconds = {key: spent for key, run in runs.items() if (spent := workspace.training_seconds(run)) is not None}
+    timed = [key for key in seconds if not math.isnan(flops[key])]
+    speed = sum(flops[key] for key in timed) / sum(seconds[key] for key in timed) if timed else measure_speed()
+
+    def count(keys: Collection[str]) -> dict[str, Any]:
+        hours = sum(flops[key] for key in keys) / speed / 3600
+        trained = sum(key in seconds for key in keys)
+        return {"runs": len(keys), "trained": trained, "hours": None if math.isnan(hours) else hours}
+
+    return {
+        "scale": scale_name,
+        "flops_per_second": speed,
+        "timed_runs": len(timed),
+        "experiments": [about | count(keys) for about, keys in rows],
+        "all": count(runs),
+        "left": count([key for key in runs if key not in seconds and not math.isnan(flops[key])]),
+    }
 
 
 def training_flops(recipe: Recipe, model: Any = None) -> float:
