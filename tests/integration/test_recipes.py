@@ -27,6 +27,8 @@ NOT_MEASURED = (
     "bert-small",
     "bert-small-mdlm",
     "dna",
+    "text8",
+    "text8-ar",
 )
 NEEDS_CHECKPOINT = ("planner", "bert-small-mdlm")
 
