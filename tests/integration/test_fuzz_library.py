@@ -72,8 +72,9 @@ SENSIBLE: dict[str, list[Any]] = {
 }
 
 
-def words_pattern(word: str) -> str:
-    return rf"(?<!\w){re.escape(word)}(?!\w)"
+def has_word(text: str, word: str) -> bool:
+    """Whether a text has a word between characters that are no ASCII letters; others are classified by blocks."""
+    return re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", text, re.ASCII) is not None
 
 
 def random_constraint(rng: random.Random) -> tuple[Callable[[], Any], Callable[[str, list[int]], bool]]:
@@ -86,7 +87,7 @@ def random_constraint(rng: random.Random) -> tuple[Callable[[], Any], Callable[[
         [
             (lambda: Regex(pattern), lambda text, ids: re.fullmatch(pattern, text, re.ASCII) is not None),
             (lambda: Characters(low, high), lambda text, ids: low <= len(text) <= (math.inf if high is None else high)),
-            (lambda: Words(word), lambda text, ids: re.search(words_pattern(word), text) is not None),
+            (lambda: Words(word), lambda text, ids: has_word(text, word)),
             (lambda: NoWords(word, whole=False), lambda text, ids: word not in text),
             (lambda: Allowed([byte, byte + 1]), lambda text, ids: set(ids) <= {byte, byte + 1}),
             (lambda: Banned(byte, positions=[at]), lambda text, ids: len(ids) <= at or ids[at] != byte),
