@@ -68,6 +68,13 @@ def test_the_other_estimators_get_a_quarter_of_the_passes_and_progress_counts_al
     assert sum(progress) == OFFSETS * len(result.bounds)
 
 
+def test_the_default_precision_ends_after_256_draws(mdlm):
+    assert mdlm.score("q").draws < 256
+    rough, fine = mdlm.score("the cat"), mdlm.score("the cat", precision=0.05)
+    assert rough.draws == 256 < fine.draws
+    assert rough.error("bits_per_token") > 0.05 >= fine.error("bits_per_token")
+
+
 def test_the_monte_carlo_error_is_the_spread_of_repeated_estimates(mdlm):
     rows, schedule = mdlm.text_processor.scored_rows(TEXTS, None), mdlm.config.schedule
     repeats = [estimate_bound(mdlm.denoiser, MaskCount(), schedule, rows, seed=seed, offsets=7) for seed in range(40)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,13 @@ from unmask.random import Purpose, uniform
 from unmask.registry import build
 from unmask.schedules import Schedule, low_discrepancy, van_der_corput
 
+Precision = float | Literal["auto"] | None
 SCORE_PRECISION = 0.05
 """Default Monte-Carlo error of `score`, in bits per token."""
 OFFSETS = 16
 """Independent random offsets per bound."""
-MAX_PASSES = 1024
+MAX_PASSES, SCORE_PASSES = 1024, 16
+"""Passes of an estimate to reach a precision that was asked for, or the default one."""
 OTHER_ESTIMATORS_SHARE = 4
 """The first estimator gets this many times the passes of the others, which only have to agree with it."""
 AGREEMENT = 4.0
@@ -231,7 +233,7 @@ def evaluate(
     *,
     steps: tuple[int, ...] = (),
     seed: int = 0,
-    precision: float | None = None,
+    precision: Precision = None,
     offsets: int = OFFSETS,
     batch_size: int | None = None,
     each: bool = False,
@@ -239,10 +241,10 @@ def evaluate(
 ) -> Evaluation:
     """Estimate the bound of `rows` by every estimator of the objective, and the T-step bounds for T in `steps`.
 
-    With `precision`, draw until the Monte-Carlo error of the first estimator is at most this many bits per token. The
-    other estimators then get a quarter of its passes, and at least one, drawn independently of the first. Estimators
-    that disagree are all drawn once more, with as many passes each. `each` adds the bound of every document;
-    `progress` is called with the number of new draws.
+    With `precision`, draw until the Monte-Carlo error of the first estimator is at most this many bits per token;
+    "auto" stops at `SCORE_PRECISION` or after `SCORE_PASSES` passes. The other estimators then get a quarter of its
+    passes, and at least one, drawn independently of the first. Estimators that disagree are all drawn once more, with
+    as many passes each. `each` adds the bound of every document; `progress` is called with the number of new draws.
     """
     estimators = objective.estimators()
     (first_name, first), *others = estimators.items()
@@ -259,7 +261,8 @@ def evaluate(
     )
     headline = estimate(first, name=first_name)
     if precision is not None and not first.exact:
-        headline = _refine(headline, precision, partial(estimate, first, name=first_name), offsets)
+        target, most = (SCORE_PRECISION, SCORE_PASSES) if precision == "auto" else (precision, MAX_PASSES)
+        headline = _refine(headline, target, most, partial(estimate, first, name=first_name), offsets)
     passes = max(1, headline.draws // offsets // OTHER_ESTIMATORS_SHARE)
     estimate_other = partial(estimate, passes=passes, stream=1)
     bounds = {first_name: headline} | {name: estimate_other(one, name=name) for name, one in others}
@@ -274,15 +277,15 @@ def evaluate(
     return evaluation
 
 
-def _refine(bound: Bound, precision: float, estimate: Callable[..., Bound], offsets: int) -> Bound:
-    """Estimate again with more passes until the error is at most `precision` bits per token, up to `MAX_PASSES`.
+def _refine(bound: Bound, precision: float, most: int, estimate: Callable[..., Bound], offsets: int) -> Bound:
+    """Estimate again with more passes until the error is at most `precision` bits per token, up to `most`.
 
     The number of passes is a power of two, at most 16 times the last one. Attempts are not averaged.
     """
     passes = bound.draws // offsets
-    while (error := bound.error("bits_per_token") or 0.0) > precision and passes < MAX_PASSES:
+    while (error := bound.error("bits_per_token") or 0.0) > precision and passes < most:
         wanted = passes * min((error / precision) ** 2, 16.0)
-        passes = min(MAX_PASSES, 2 ** max(1 + int(math.log2(passes)), math.ceil(math.log2(wanted))))
+        passes = min(most, 2 ** max(1 + int(math.log2(passes)), math.ceil(math.log2(wanted))))
         bound = estimate(passes=passes)
     return bound
 

@@ -51,7 +51,7 @@ from unmask.infilling import (
     split_at_blank,
 )
 from unmask.io import atomic_folder, check_new_folder
-from unmask.likelihood import SCORE_PRECISION, Bound, Evaluation, Progress, count_draws, evaluate
+from unmask.likelihood import Bound, Evaluation, Precision, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
 from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, device_of, select_device, select_dtype
 from unmask.random import check_seeds, is_integer
@@ -497,14 +497,14 @@ class MaskedDiffusionLM:
         texts: str | Sequence[str],
         given: str | Sequence[str] | None = None,
         *,
-        precision: float | None = SCORE_PRECISION,
+        precision: Precision = "auto",
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Bound:
         """The bound on -log p(texts), or on -log p(texts | given), with its error; `bound[i]` is that of text i.
 
-        `precision` is the Monte-Carlo error to reach, in bits per token. An autoregressive model returns the likelihood
-        itself.
+        `precision` is the Monte-Carlo error to reach, in bits per token. "auto" is 0.05, or the error after 256 draws,
+        which short texts end with; None makes 16 draws. An autoregressive model returns the likelihood itself.
         """
         return self.score_details(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
 
@@ -514,7 +514,7 @@ class MaskedDiffusionLM:
         given: str | Sequence[str] | None = None,
         *,
         steps: tuple[int, ...] = (),
-        precision: float | None = SCORE_PRECISION,
+        precision: Precision = "auto",
         seed: int = 0,
         batch_size: int | None = None,
         progress: Progress | None = None,
@@ -526,7 +526,7 @@ class MaskedDiffusionLM:
         check_seeds(seed)
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        if precision is not None and (not isinstance(precision, Real) or not precision > 0):
+        if precision not in (None, "auto") and (not isinstance(precision, Real) or not precision > 0):
             raise UnmaskError(f"precision must be a positive number of bits per token, got {precision!r}.")
         rows = self.text_processor.scored_rows(check_texts(texts, "score"), given)
         draws: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}

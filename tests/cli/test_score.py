@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 from pathlib import Path
@@ -10,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import make_checkpoint
-from unmask.cli.score import score
 from unmask.objectives.subs import MaskCount
-from unmask.pipeline import MaskedDiffusionLM
 
 UNLIKE = "~~~~~~~~ 000"
 BOOK = "a few words to be scored\n" * 8
@@ -57,9 +54,10 @@ def test_notes_explain_errors_and_padding(run, mdlm_folder, ar_folder, tmp_path,
         assert ("EOS" in out) == padded
 
 
-def test_the_default_precision_is_that_of_the_library():
-    methods = (score, MaskedDiffusionLM.score, MaskedDiffusionLM.score_details)
-    assert len({inspect.signature(one).parameters["precision"].default for one in methods}) == 1
+def test_the_default_precision_is_that_of_the_library(run, reported, mdlm_folder, mdlm):
+    assert reported("score", mdlm_folder, "the cat")["headline"]["nats"] == mdlm.score("the cat").nats
+    out = run("score", mdlm_folder, "the cat")[1]
+    assert "stopped after 256 draws; with --precision 0.05 it continues" in " ".join(out.split())
 
 
 def test_estimators_that_disagree_exit_with_1(run, mdlm_folder, monkeypatch):

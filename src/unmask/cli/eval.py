@@ -19,7 +19,7 @@ from unmask.cli.eval_zero_shot import zero_shot
 
 if TYPE_CHECKING:
     from unmask.data.length_policies import Policy
-    from unmask.likelihood import Bound, Evaluation
+    from unmask.likelihood import Bound, Evaluation, Precision
 
 UNITS = {
     "bits_per_token": "bits/token",
@@ -102,7 +102,7 @@ def perplexity(
 
 
 def print_evaluation(
-    result: Evaluation, policy: Policy, precision: float | None, as_json: bool, texts: Sequence[str] = ()
+    result: Evaluation, policy: Policy, precision: Precision, as_json: bool, texts: Sequence[str] = ()
 ) -> None:
     """Print bounds with their errors, and those of each of several texts; exit with code 1 if estimators disagree."""
     from unmask.likelihood import LEARNT_PADDING_NOTE
@@ -145,16 +145,21 @@ def _print_texts(total: Bound, texts: Sequence[str]) -> None:
     common.print_table(("text", "tokens", "bits/char", "perplexity"), rows)
 
 
-def _explain_errors(bound: Bound, precision: float | None) -> list[str]:
+def _explain_errors(bound: Bound, precision: Precision) -> list[str]:
     """Say what the errors after each ± are, and how to make the Monte-Carlo error smaller."""
+    from unmask.likelihood import SCORE_PRECISION
+
     errors = [] if bound.exact else ["± Monte-Carlo error"]
     if bound.error("bits_per_token", "data") is not None:
         errors.append("± data error (spread over documents)")
     notes = [", ".join(errors)] if errors else []
     if precision is None or bound.exact:
         return notes
-    if (bound.error("bits_per_token") or 0.0) <= precision:
-        note = f"Sampling stopped at an error of {precision:g} bits per token; lower --precision for a smaller one."
+    target = SCORE_PRECISION if precision == "auto" else precision
+    if (bound.error("bits_per_token") or 0.0) <= target:
+        note = f"Sampling stopped at an error of {target:g} bits per token; lower --precision for a smaller one."
+    elif precision == "auto":
+        note = f"Sampling stopped after {bound.draws:,} draws; with --precision {target:g} it continues to that error."
     else:
         note = (
             f"The error is above the target of {precision:g} bits per token after {bound.draws:,} draws, the maximum."

@@ -240,7 +240,7 @@ class ScoreRequest(Body):
     model: str | None = None
     text: Text | Annotated[list[Text], Field(min_length=1)]
     given: str | None = None
-    precision: float = Field(default=0.05, ge=1e-3, allow_inf_nan=False)
+    precision: Annotated[float, Field(ge=1e-3, allow_inf_nan=False)] | Literal["auto"] = "auto"
     seed: Seed = 0
 
 
