@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 TEXT = "One day é went to the ☃ park."
 
 
-# -- blanks of open length
+# ---- blanks of open length ------------------------------------------------------------------------------------------
 
 
 def make_processor(policy: str = "packed") -> TextProcessor:
@@ -188,7 +188,7 @@ def test_fill_takes_blanks_of_open_length(mdlm):
         assert len(one.ids) == length
 
 
-# -- given answers
+# ---- given answers --------------------------------------------------------------------------------------------------
 
 
 def test_answers_of_one_token_are_exact(mdlm):
@@ -260,7 +260,7 @@ def test_bad_choices_are_refused(mdlm, text, choices, message):
         mdlm.choose(text, choices)
 
 
-# -- edits
+# ---- edits ----------------------------------------------------------------------------------------------------------
 
 
 def written(one) -> list[int]:
@@ -347,7 +347,7 @@ def test_tokens_are_scored_with_masks_after_the_text_if_padding_is_learnt(tmp_pa
     assert (seen[0][:, 6:] == lm.text_processor.mask_token_id).all()
 
 
-# -- rewrites
+# ---- rewrites -------------------------------------------------------------------------------------------------------
 
 
 def test_kept_words_stay_and_the_rest_is_replaced(mdlm):

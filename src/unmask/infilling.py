@@ -53,7 +53,7 @@ Nats = Callable[[list[Template], range], list[float]]
 Span = tuple[int, int]
 
 
-# -- blanks of open length
+# ---- blanks of open length ------------------------------------------------------------------------------------------
 
 
 class TemplateLayout:
@@ -203,7 +203,7 @@ def known_nats(denoiser: Any, schedule: Schedule, processor: TextProcessor, ids:
     return total
 
 
-# -- given answers
+# ---- given answers --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def compare_answers(choices: Sequence[str], nats_RC: Tensor, exact: Sequence[boo
     ]
 
 
-# -- edits
+# ---- edits ----------------------------------------------------------------------------------------------------------
 
 
 def mask_spans(processor: TextProcessor, text: str, ids: list[int], spans: Sequence[Span]) -> list[int]:
@@ -364,7 +364,7 @@ def token_log_probs(denoiser: Any, row: Tensor, count: int) -> Tensor:
     return log_p.gather(1, row[:count, None])[:, 0]
 
 
-# -- rewrites
+# ---- rewrites -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,7 @@ class Characters(Constraint):
     high: int | None
 
     def __post_init__(self) -> None:
-        bounds = [self.low] if self.high is None else [self.low, self.high]
-        if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
-            raise UnmaskError(f"Characters needs integers 0 <= low <= high, got low={self.low} and high={self.high}.")
+        _check_bounds("Characters", self.low, self.high)
 
     def for_length(self, length: int, vocabulary: Vocabulary, limit: int) -> Characters:
         longest = vocabulary.longest
@@ -130,12 +128,16 @@ class Count(Constraint):
     def __post_init__(self) -> None:
         if not isinstance(self.characters, str) or not self.characters:
             raise UnmaskError(f"Count needs at least one character, got {self.characters!r}.")
-        bounds = [self.low] if self.high is None else [self.low, self.high]
-        if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == self.low:
-            raise UnmaskError(f"Count needs integers 0 <= low <= high, got low={self.low} and high={self.high}.")
+        _check_bounds("Count", self.low, self.high)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         return lift_to_tokens(count_dfa(self.characters, self.low, self.high), vocabulary)
+
+
+def _check_bounds(name: str, low: Any, high: Any) -> None:
+    bounds = [low] if high is None else [low, high]
+    if not all(isinstance(one, Integral) for one in bounds) or not 0 <= min(bounds) == low:
+        raise UnmaskError(f"{name} needs integers 0 <= low <= high, got low={low} and high={high}.")
 
 
 @dataclass(frozen=True, init=False)

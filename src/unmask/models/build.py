@@ -153,11 +153,7 @@ class CheckpointSpec(Component):
         exactly = isinstance(config, NetworkConfig)  # networks of transformers often have more embeddings than tokens
         fits = vocab_size == config.vocab_size if exactly else vocab_size <= config.vocab_size
         if not fits or mask_token_id != config.mask_token_id:
-            raise UnmaskError(
-                f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, but the network in "
-                f"'{self.path}' has {config.vocab_size} with the mask at {config.mask_token_id}; "
-                "use the tokenizer of the checkpoint."
-            )
+            raise wrong_tokenizer_error(vocab_size, mask_token_id, self.path, config)
         causal = isinstance(config, AutoregressiveConfig)
         if (encoder or getattr(config, "learned_positions", False)) and length > config.max_length:
             raise UnmaskError(
@@ -193,6 +189,14 @@ class CheckpointSpec(Component):
             config.set_dropout(self.dropout)
         network = load_network(Path(self.path), causal=False, config=config)
         return network if self.lora is None else add_lora(network, self.lora)
+
+
+def wrong_tokenizer_error(vocab_size: int, mask_token_id: int, path: str, config: Any) -> UnmaskError:
+    """The error for a tokenizer whose tokens are not those of the network in a folder."""
+    return UnmaskError(
+        f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, but the network in '{path}' has "
+        f"{config.vocab_size} with the mask at {config.mask_token_id}; use the tokenizer of the checkpoint."
+    )
 
 
 # ---- planners and adapters ------------------------------------------------------------------------------------------

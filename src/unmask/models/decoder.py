@@ -28,6 +28,7 @@ from unmask.models.build import (
     load_network,
     read_config,
     silence_transformers,
+    wrong_tokenizer_error,
 )
 from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.cross_entropy import Projection
@@ -263,10 +264,7 @@ class AdaptedSpec(Component):
             what = "has no attention" if isinstance(config, AutoregressiveConfig) else "is masked already"
             raise UnmaskError(f"model.path must be an autoregressive transformer, but the network in '{path}' {what}.")
         if (vocab_size, mask_token_id) != (config.vocab_size, config.mask_token_id):
-            raise UnmaskError(
-                f"The tokenizer has {vocab_size} tokens with the mask at {mask_token_id}, but the network in '{path}' "
-                f"has {config.vocab_size} with the mask at {config.mask_token_id}; use the tokenizer of the checkpoint."
-            )
+            raise wrong_tokenizer_error(vocab_size, mask_token_id, str(path), config)
         begin = config.bos_token_id
         shared = ("hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio", "rope_base", "qk_norm")
         network = DiT(

@@ -101,9 +101,10 @@ class ParticleWeights:
 
 @dataclass(frozen=True)
 class State:
-    """A partly written canvas. `calls` [B] are the network calls each sequence needs, `total` those of the batch.
+    """A partly written canvas, `ids` [B, L].
 
-    An `adaptive` sampler gives upper limits, which fall to the number of calls that were made.
+    `calls` [B] are the network calls each sequence needs, `total` those of the batch. An `adaptive` sampler gives upper
+    limits, which fall to the number of calls that were made.
     """
 
     ids: Tensor
