@@ -130,12 +130,13 @@ def get(axis: str, name: str) -> Any:
     return target
 
 
-def _find(axis: str, name: str) -> tuple[str, Any]:
+def _find(axis: str, name: str, section: str = "") -> tuple[str, Any]:
     """The present name of a member, and its class or where that is."""
     members = _members(axis)
     name = ALIASES.get(axis, {}).get(name, name)
     if name not in members:
-        raise UnmaskError(f"There is no {axis} named '{name}'.{did_you_mean(name, members)}")
+        fault = f"{section} must be the name of a {axis}, got" if section else f"There is no {axis} named"
+        raise UnmaskError(f"{fault} '{name}'.{did_you_mean(name, members)}")
     return name, members[name]
 
 
@@ -161,10 +162,7 @@ def check_options(axis: str, spec: str | Mapping[str, Any], section: str = "") -
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         wrong = f"{section} must be" if section else f"A {axis} must be"
         raise UnmaskError(f"{wrong} a name or a mapping {{name: ...}}, got {spec!r}.")
-    if section and ALIASES.get(axis, {}).get(spec["name"], spec["name"]) not in _members(axis):
-        choices = did_you_mean(spec["name"], _members(axis))
-        raise UnmaskError(f"{section} must be the name of a {axis}, got '{spec['name']}'.{choices}")
-    name, target = _find(axis, spec["name"])
+    name, target = _find(axis, spec["name"], section)
     options = (
         _fields(*target.split(":")) if isinstance(target, str) else dict.fromkeys(target.model_fields, (Any, None))
     )

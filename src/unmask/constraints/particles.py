@@ -19,6 +19,7 @@ from unmask.random import Purpose, bits, uniform
 from unmask.samplers.base import (
     AnyTokenSampler,
     Canvas,
+    Head,
     JointTokenSampler,
     ParticleWeights,
     Positions,
@@ -33,7 +34,6 @@ FINAL_DRAW = -1
 ROWS_PER_CHUNK = 512
 """Positions with logits in memory at a time."""
 
-Head = Callable[[Tensor], Tensor]
 Score = Callable[[Tensor, Tensor], Tensor]
 """Finished canvases [B, L] and their attention masks [B, L] to scores [B]."""
 

@@ -7,7 +7,7 @@ path allows there. Together this is a draw from the prediction given the match.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.constraints.automaton import Automaton, Bools, Ints
 from unmask.errors import UnmaskError
 from unmask.random import Purpose, exponential
-from unmask.samplers.base import JointTokenSampler, ParticleWeights, Positions, Prediction, State, TokenDraw
+from unmask.samplers.base import Head, JointTokenSampler, ParticleWeights, Positions, Prediction, State, TokenDraw
 from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_tokens
 
 NOISE_PER_CHUNK = 1 << 20
@@ -25,8 +25,6 @@ MANY_ARCS = 4096
 """Arcs from which it pays to take logarithms of states rather than of arcs."""
 MAX_LOG_RANGE = 600.0
 """Nats between the largest and the smallest factor for which float64 can hold the products."""
-
-Head = Callable[[Tensor], Tensor]
 
 
 def log_total(x: Tensor, greedy: bool) -> Tensor:

@@ -78,10 +78,12 @@ def left_to_right_chain(sampler: AutoregressiveSampler, denoiser: Any, start: Te
 
 # ---- ordered decoding -----------------------------------------------------------------------------------------------
 
-Rows = list[list[float]]
+XTheta = list[list[float]]
 """x_theta at every position of a canvas."""
-Choose = Callable[[Rows, list[int], int], list[tuple[float, tuple[int, ...]]]]
-"""(x_theta, masked positions, call) -> the sets of positions that this call may reveal, with their probabilities."""
+RevealSets = list[tuple[float, tuple[int, ...]]]
+"""The sets of positions that a call may reveal, with their probabilities."""
+Choose = Callable[[XTheta, list[int], int], RevealSets]
+"""A function of x_theta, the masked positions and the number of the call."""
 
 
 @output_distribution.register(OrderedSampler)
@@ -89,7 +91,7 @@ def ordered_chain(sampler: OrderedSampler, denoiser: Any, start: Tensor) -> Tens
     """The planned number of positions per call, in the sampler's order or uniformly at random."""
     counts = tokens_per_call(int((start == MASK).sum()), sampler.steps, sampler.pace)
 
-    def choose(rows: Rows, masked: list[int], call: int) -> list[tuple[float, tuple[int, ...]]]:
+    def choose(rows: XTheta, masked: list[int], call: int) -> RevealSets:
         if sampler.order == "uniform":
             sets = list(itertools.combinations(masked, counts[call]))
             return [(1.0 / len(sets), one) for one in sets]
@@ -106,7 +108,7 @@ def block_chain(sampler: BlockSampler, denoiser: Any, start: Tensor) -> Tensor:
     plan = sampler.calls_by_block(len(open_))
     calls = [(set(block), count) for block, counts in zip(blocks, plan, strict=True) for count in counts]
 
-    def choose(rows: Rows, masked: list[int], call: int) -> list[tuple[float, tuple[int, ...]]]:
+    def choose(rows: XTheta, masked: list[int], call: int) -> RevealSets:
         block, count = calls[call]
         inside = [position for position in masked if position in block]
         return [(1.0, tuple(_ranked(sampler.order, rows, inside)[:count]))]
@@ -119,7 +121,7 @@ def threshold_chain(sampler: ThresholdSampler, denoiser: Any, start: Tensor) -> 
     """All positions above the threshold, at least the best one."""
     score = _planner_probability if sampler.by == "planner" else max
 
-    def choose(rows: Rows, masked: list[int], call: int) -> list[tuple[float, tuple[int, ...]]]:
+    def choose(rows: XTheta, masked: list[int], call: int) -> RevealSets:
         above = tuple(position for position in masked if score(rows[position]) > sampler.above)
         return [(1.0, above or tuple(_ranked(sampler.by, rows, masked)[:1]))]
 
@@ -130,7 +132,7 @@ def threshold_chain(sampler: ThresholdSampler, denoiser: Any, start: Tensor) -> 
 def entropy_bounded_chain(sampler: EntropyBoundedSampler, denoiser: Any, start: Tensor) -> Tensor:
     """The largest set, in order of entropy, for which the sum of entropies minus the largest is at most gamma."""
 
-    def choose(rows: Rows, masked: list[int], call: int) -> list[tuple[float, tuple[int, ...]]]:
+    def choose(rows: XTheta, masked: list[int], call: int) -> RevealSets:
         ranked = _ranked("entropy", rows, masked)
         sums = [sum(_entropy(rows[position]) for position in ranked[:size]) for size in range(len(masked))]
         return [(1.0, tuple(ranked[: sum(one <= sampler.gamma for one in sums)]))]
@@ -171,7 +173,7 @@ def _revealing_chain(denoiser: Any, start: Tensor, choose: Choose) -> Tensor:
     return out
 
 
-def _ranked(order: str, rows: Rows, masked: list[int]) -> list[int]:
+def _ranked(order: str, rows: XTheta, masked: list[int]) -> list[int]:
     """Masked positions, best first; ties keep the order of positions."""
     score: dict[str, Callable[[int], float]] = {
         "left_to_right": lambda position: -position,

@@ -15,6 +15,9 @@ from unmask.random import Purpose, uniform
 from unmask.registry import Component
 from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk
 
+Head = Callable[[Tensor], Tensor]
+"""Hidden rows [N, D] to logits [N, V]."""
+
 
 class Positions(NamedTuple):
     """N positions of a canvas [B, L], as an index: the sequences [N] and the positions [N] in them."""
@@ -231,9 +234,7 @@ class JointTokenSampler(ABC):
     """The token that fills a row after its text, if any; ordered samplers then write text before its end."""
 
     @abstractmethod
-    def sample_jointly(
-        self, head: Callable[[Tensor], Tensor], prediction: Prediction, state: State, targets: Positions
-    ) -> TokenDraw:
+    def sample_jointly(self, head: Head, prediction: Prediction, state: State, targets: Positions) -> TokenDraw:
         """Draw tokens at the `targets`, which are among the positions of the prediction."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.random import Purpose, uniform
-from unmask.samplers.base import JointTokenSampler, Positions, Prediction, State, TokenDraw
+from unmask.samplers.base import Head, JointTokenSampler, Positions, Prediction, State, TokenDraw
 from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_tokens
 
 
@@ -81,9 +80,7 @@ class EosTokenSampler(JointTokenSampler):
         not_greedy = token_sampler.model_copy(update={"greedy_tail": None, "greedy_above": None})
         self.eos_sampler = TokenSampler() if token_sampler.temperature == 0 else not_greedy
 
-    def sample_jointly(
-        self, head: Callable[[Tensor], Tensor], prediction: Prediction, state: State, targets: Positions
-    ) -> TokenDraw:
+    def sample_jointly(self, head: Head, prediction: Prediction, state: State, targets: Positions) -> TokenDraw:
         ends, hidden = TextEnds.of(state, self.eos), prediction.hidden
         index = torch.zeros_like(state.ids)
         index[prediction.at] = torch.arange(len(hidden), device=index.device)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.models.layers import continue_with_masks
 from unmask.samplers.base import hidden_rows, select_sequences
 
 
@@ -148,9 +147,11 @@ class MaskPaddedDenoiser(DenoiserWrapper):
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
     ) -> Tensor:
-        padded = continue_with_masks(input_ids, attention_mask, self.length, self.config.mask_token_id)
+        mask, width = self.config.mask_token_id, input_ids.shape[1]
+        padded = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask.bool(), mask)
+        padded = torch.nn.functional.pad(padded, (0, max(0, self.length - width)), value=mask)
         hidden = hidden_rows(self.denoiser, padded, positions, alpha)
-        return hidden[:, : input_ids.shape[1]] if positions is None else hidden
+        return hidden[:, :width] if positions is None else hidden
 
 
 class BosDenoiser(DenoiserWrapper):

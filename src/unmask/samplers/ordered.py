@@ -30,7 +30,7 @@ from unmask.samplers.base import (
 from unmask.samplers.eos import TextEnds
 from unmask.schedules import LogLinear, Schedule
 
-Score = Literal["confidence", "margin", "entropy", "planner"]
+PositionScore = Literal["confidence", "margin", "entropy", "planner"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class AdaptiveSampler(Sampler):
 
     @property
     @abstractmethod
-    def score(self) -> Score:
+    def score(self) -> PositionScore:
         """The score that orders the positions."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class ThresholdSampler(AdaptiveSampler):
     above: float = Field(default=0.9, ge=0, le=1)
 
     @property
-    def score(self) -> Score:
+    def score(self) -> PositionScore:
         return self.by
 
     @property
@@ -188,7 +188,7 @@ class EntropyBoundedSampler(AdaptiveSampler):
     gamma: float = Field(default=0.1, ge=0, allow_inf_nan=False)
 
     @property
-    def score(self) -> Score:
+    def score(self) -> PositionScore:
         return "entropy"
 
     def select_positions(self, scores_BL: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def ranks(scores_BL: Tensor) -> Tensor:
 
 
 def position_scores(
-    denoiser: Any, state: State, prediction: Prediction, score: Score, token_sampler: AnyTokenSampler
+    denoiser: Any, state: State, prediction: Prediction, score: PositionScore, token_sampler: AnyTokenSampler
 ) -> Tensor:
     """[B, L] the score of each masked position, higher is more certain; -inf at all other positions.
 
