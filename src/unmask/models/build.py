@@ -61,7 +61,7 @@ class PlannerConfig(BaseModel):
 
 
 class TransformerSpec(Component):
-    """A size and overrides of its fields."""
+    """The size of a transformer, and overrides of its fields."""
 
     causal: ClassVar[bool] = False
     """Whether the network is autoregressive."""
@@ -130,7 +130,7 @@ class CausalSpec(TransformerSpec):
 
 
 class CheckpointSpec(Component):
-    """A trained network from its folder, to train all of it further, or a LoRA adapter, or a planner head."""
+    """A trained network from its folder, of which all is trained further, or a LoRA adapter, or a planner head."""
 
     name: Literal["checkpoint"] = "checkpoint"
     path: str

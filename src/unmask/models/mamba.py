@@ -219,7 +219,7 @@ class BiMamba(MaskedNetwork):
 
 
 class AttentionFreeSpec(Component):
-    """A size and overrides of its fields."""
+    """The size of a network without attention, and overrides of its fields."""
 
     sizes: ClassVar[dict[AttentionFreeSize, dict[str, int]]]
 

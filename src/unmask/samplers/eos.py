@@ -16,7 +16,7 @@ from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_
 
 @dataclass(frozen=True)
 class TextEnds:
-    """The known bounds of the end of each text on a partly written canvas, [B] each.
+    """What is known of the end of each text on a partly written canvas, [B] each.
 
     `last_text` is the last position known to be text, `first_eos` the first known EOS. `mixed` rows have text after
     EOS, so nothing follows from their known positions.

@@ -135,7 +135,7 @@ class SourceDenoiser(DenoiserWrapper):
 
 
 class MaskPaddedDenoiser(DenoiserWrapper):
-    """Shows the network masks after a short row and at its pads, up to `length`: the text may continue there."""
+    """Shows masks to the network after a short row and at its pads, up to `length`: the text may continue there."""
 
     def __init__(self, denoiser: Any, length: int) -> None:
         super().__init__(denoiser)

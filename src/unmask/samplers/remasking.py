@@ -43,7 +43,7 @@ class RemaskingSampler(Sampler):
 
 @dataclass(frozen=True)
 class ReMDMPlan:
-    """alpha before each call, the remasking probability rho and its limit, and the probability of unmasking."""
+    """[T] each: alpha before a call, the remasking probability rho and its limit, the probability of unmasking."""
 
     alpha: Tensor
     remask: Tensor
@@ -132,7 +132,7 @@ def remask_shares(state: State) -> Tensor:
 
 @dataclass(frozen=True)
 class CorrectorPlan:
-    """The probability of masking a written token, alpha after that, and the probability of unmasking."""
+    """[T] each: the probability of masking a written token, alpha after that, the probability of unmasking."""
 
     remask: Tensor
     alpha: Tensor
