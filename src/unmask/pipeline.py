@@ -399,8 +399,6 @@ class MaskedDiffusionLM:
 
     def top_ids(self, rows: Sequence[Sequence[int]], top: int = 5) -> list[list[list[tuple[int, float]]]]:
         """Like `top_tokens` for rows of token ids with masks, with ids in place of texts."""
-        if self.causal:
-            raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
         check_count("top", top)
         denoiser, checked = self.text_processor.as_trained(self.denoiser), self.text_processor.check_rows(rows)
         return [most_likely_tokens(self.text_processor, denoiser, row, top) for row in checked]
@@ -586,11 +584,9 @@ class MaskedDiffusionLM:
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
     ) -> tuple[list[list[int]], int]:
         """A row for each prompt, and the number of tokens of each."""
-        if suffix and self.causal:
-            raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
         processor = self.text_processor
         if length is None:  # BOS precedes the canvas
-            length = self.row_length - (self.config.policy.begins_with_bos and not self.causal)
+            length = self.row_length - self.config.policy.begins_with_bos
         check_count("length", length)
         config.check_sampler(sampler, length, processor.max_length)
         *heads, tail = [processor.parse(text) for text in [*prompts, suffix]]
@@ -671,8 +667,19 @@ class AutoregressiveLM(MaskedDiffusionLM):
         nats = torch.tensor([[self.score(f"{before}{choice}{after}", seed=seed).nats for choice in choices]])
         return compare_answers(choices, nats, [True] * len(choices))
 
+    def top_ids(self, rows: Sequence[Sequence[int]], top: int = 5) -> list[list[list[tuple[int, float]]]]:
+        raise UnmaskError("An autoregressive model does not predict all blanks at once; use a masked model.")
+
     def edit_details(self, text: str, **options: Any) -> Generation:
         raise UnmaskError("An autoregressive model cannot see the text after a token; edit with a masked model.")
+
+    def _prompt_rows(
+        self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
+    ) -> tuple[list[list[int]], int]:
+        if suffix:
+            raise UnmaskError("An autoregressive model cannot see a suffix; leave it out, or use a masked model.")
+        length = self.row_length if length is None else length
+        return super()._prompt_rows(prompts, suffix, length, config, sampler)
 
 
 def _check_prompts(prompt: str, prompts: Iterable[str] | None) -> list[str]:
