@@ -33,8 +33,8 @@ What = Annotated[
     str,
     typer.Argument(
         help="A recipe (name or .yaml); a file or folder of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet, .arrow or "
-        "FASTA, optionally compressed (.gz, .bz2, .xz, .zst); a pattern such as 'texts/**/*.md'; a saved dataset; "
-        "hf:NAME for one on the Hugging Face Hub; or '-' for stdin."
+        "FASTA, optionally compressed (.gz, .bgz, .bz2, .xz, .zst); a pattern such as 'texts/**/*.md'; a saved "
+        "dataset; hf:NAME for one on the Hugging Face Hub; or '-' for stdin."
     ),
 ]
 Overrides = Annotated[

@@ -36,7 +36,7 @@ def write_fasta(path, records, width=60, end="\n"):
     for name, text in records.items():
         lines += [f">{name} a record", *(text[i : i + width] for i in range(0, len(text), width))]
     content = (end.join(lines) + end).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    path.write_bytes(gzip.compress(content) if path.suffix.endswith("gz") else content)
     return str(path)
 
 
@@ -44,7 +44,7 @@ def texts(**options):
     return {document.name: document.text for document in GenomeSource(**options).documents()}
 
 
-@pytest.mark.parametrize("name", ["g.fa", "g.fa.gz"])
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.gz", "g.fa.bgz"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_intervals_of_a_bed_file_are_those_bases(folder, name, end):
     write_fasta(folder / name, {"chr1": ONE, "empty": "", "2": TWO}, end=end)
@@ -104,6 +104,35 @@ def test_a_chromosome_is_not_loaded(folder):
     assert os.path.getsize(path) > 2_000_000
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_file_is_read_as_it_is_or_refused(folder, monkeypatch, seed):
+    """Lines of any length, blank lines and both line ends, in pieces: whatever is read is what a plain parser reads."""
+    rng = random.Random(seed)
+    monkeypatch.setattr("unmask.data.sources.genome.LINE_BYTES", rng.randrange(2, 9))
+    records, content = {}, ""
+    for name in "abc":
+        bases = "".join(rng.choices("ACGTN", k=rng.randrange(20)))
+        width, ends = rng.randrange(1, 7), rng.choice((["\n"], ["\r\n"], ["\n", "\r\n"]))
+        lines = [bases[i : i + width] for i in range(0, len(bases), width)]
+        if rng.random() < 0.5:
+            place = rng.randrange(len(lines) + 1)
+            lines[place : place + 2] = rng.choice(
+                (["".join(lines[place : place + 2])], ["", *lines[place : place + 2]])
+            )
+        content += "".join(line + rng.choice(ends) for line in (f">{name} a record", *lines))
+        records[name] = bases
+    (folder / "g.fa").write_text(rng.choice((content, content.rstrip())), newline="")
+    try:
+        genome = Genome(folder / "g.fa")
+    except UnmaskError:
+        return
+    assert genome.sizes == {name: len(bases) for name, bases in records.items()}
+    for name, bases in records.items():
+        for start in range(len(bases)):
+            assert genome.read(name, start, len(bases)) == bases[start:]
+            assert genome.read(name, 0, start + 1) == bases[: start + 1]
+
+
 def test_the_index_follows_a_changed_file(folder):
     path = write_fasta(folder / "g.fa", {"a": "ACGT"})
     assert texts(fasta=path) == {"a:0-4": "ACGT"}
@@ -115,11 +144,13 @@ def test_the_index_follows_a_changed_file(folder):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (">a\nACGT\nAC\nACGT\n", "lines of equal length"),
-        (">a\nACGT\n\nACGT\n", "no blank lines"),
-        (">a\nACGT\n>a\nAC\n", 'Duplicate key "a"'),
-        ("ACGT\n", "before the first sequence"),
-        ("", "does not contain a valid sequence"),
+        (">a\nACGT\nAC\nACGT\n", "'g.fa', line 4: the lines of a record must be equally long"),
+        (">a\nACGT\n\nACGT\n", "line 4: the lines of a record must be equally long"),
+        (">a\nAC\nACG\n", "line 3: the lines of a record must be equally long"),
+        (">a\nACGT\n>a\nAC\n", "line 3: a record must have a name of its own, got '>a'"),
+        (">\nACGT\n", "line 1: a record must have a name of its own"),
+        ("ACGT\n", "must begin with a line '>name'"),
+        ("", "has no records"),
         (">a\nACE\n", "has 'E' at base 3 of 'a', which is not a nucleotide code"),
         (">a\nAC T\n", "has ' ' at base 3"),
         (">a\n", "has no intervals to read"),

@@ -80,6 +80,7 @@ class ZstdFile(io.RawIOBase):
 COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
     "": partial(open, mode="rb", buffering=0),
     ".gz": gzip.open,
+    ".bgz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
     ".zst": ZstdFile,
@@ -107,7 +108,7 @@ class InputFile:
 
     @property
     def compression(self) -> str:
-        """``.gz``, ``.bz2``, ``.xz``, ``.zst`` or nothing."""
+        """``.gz``, ``.bgz``, ``.bz2``, ``.xz``, ``.zst`` or nothing."""
         return self._suffixes[1]
 
     @property
@@ -164,9 +165,10 @@ class FileSource(Source):
     """Base class of the sources that read files and folders.
 
     paths: a file, a folder or a pattern such as ``'texts/**/*.md'``, or a list of them. Folders are searched
-    recursively, in sorted order, for files of the source's formats, which may be compressed (``.gz``, ``.bz2``,
-    ``.xz``, ``.zst``); hidden files are skipped. A file named explicitly is read whatever its suffix. Documents are
-    named by the path inside the folder, or by the file's name, so a corpus can be moved without changing its names.
+    recursively, in sorted order, for files of the source's formats, which may be compressed (``.gz``, ``.bgz``,
+    ``.bz2``, ``.xz``, ``.zst``); hidden files are skipped. A file named explicitly is read whatever its suffix.
+    Documents are named by the path inside the folder, or by the file's name, so a corpus can be moved without changing
+    its names.
     validation_files: a pattern, such as ``'valid*'``, for the files that are held out; without it documents of all
     files may be.
     """

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import Field, model_validator
 
 from unmask.data.sources import Document, Source, in_parts
-from unmask.data.sources.fasta import INVALID, SoftMasked, letter_table
+from unmask.data.sources.fasta import INVALID, LINE_BYTES, SoftMasked, letter_table
 from unmask.data.sources.files import InputFile, find_file
-from unmask.errors import UnmaskError, did_you_mean, first_line
+from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import build_once, cache_dir
 
 INTERVAL = 131_072
@@ -46,7 +45,7 @@ class Genome:
         except ImportError as error:
             raise UnmaskError(f"'{path}' needs the package pyfaidx; run: pip install 'unmask[dna]'.") from error
         self.path = path
-        file = InputFile(path, path.name, str(path))
+        file = InputFile(path, path.name, f"'{path}'")
         try:
             status = path.stat()
         except OSError as error:
@@ -55,28 +54,19 @@ class Genome:
         folder = cache_dir() / "genomes" / blake2b(key.encode(), digest_size=10).hexdigest()
 
         def build(folder: Path) -> None:
-            sequence = path
+            plain = file
             if file.compression:
-                sequence = folder / SEQUENCE
-                with file.open_bytes() as packed, open(sequence, "wb") as unpacked:
+                plain = InputFile(folder / SEQUENCE, SEQUENCE, file.label)
+                with file.open_bytes() as packed, open(plain.path, "wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked, BASES_AT_ONCE)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                pyfaidx.Fasta(str(sequence), indexname=str(folder / INDEX), rebuild=True).close()
+            with plain.open_bytes() as stream:
+                (folder / INDEX).write_text(fasta_index(stream, file.label), encoding="utf-8")
 
-        try:
-            build_once(folder, lambda folder: (folder / INDEX).is_file(), build)
-            sequence = folder / SEQUENCE if file.compression else path
-            self._records = pyfaidx.Fasta(
-                str(sequence), indexname=str(folder / INDEX), rebuild=False, as_raw=True, build_index=False
-            )
-        except (pyfaidx.FastaIndexingError, pyfaidx.IndexNotFoundError, ValueError) as error:
-            if isinstance(error, UnmaskError):
-                raise
-            raise UnmaskError(
-                f"'{path}' cannot be indexed ({first_line(error)}); give a FASTA file with a line '>name' before each "
-                "sequence, lines of equal length and no blank lines inside."
-            ) from error
+        build_once(folder, lambda folder: (folder / INDEX).is_file(), build)
+        sequence = folder / SEQUENCE if file.compression else path
+        self._records = pyfaidx.Fasta(
+            str(sequence), indexname=str(folder / INDEX), rebuild=False, as_raw=True, build_index=False
+        )
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -102,6 +92,42 @@ class Genome:
                 "code; give DNA."
             )
         return cleaned.decode("ascii")
+
+
+def fasta_index(stream: BinaryIO, label: str) -> str:
+    """The index that `samtools faidx` makes: name, bases, offset of the first base, and bases and bytes of a line.
+
+    pyfaidx makes one, too, but accepts a last line that is longer than the others, and then reads wrong bases.
+    """
+    index: dict[str, list[int]] = {}
+    offset = number = 0
+    while head := stream.readline(LINE_BYTES):
+        end, size = head, len(head)
+        while not end.endswith(b"\n") and (piece := stream.readline(LINE_BYTES)):
+            end, size = end[-1:] + piece, size + len(piece)
+        bases = size - len(end) + len(end.rstrip(b"\r\n"))
+        offset, number = offset + size, number + 1
+        if head.startswith(b">"):
+            name = (head[1:].decode("utf-8", "replace").split() or [""])[0]
+            if not name or name in index:
+                raise UnmaskError(f"{label}, line {number}: a record must have a name of its own, got '>{name}'.")
+            entry = index[name] = [0, offset, 0, 0]
+            is_last = False
+        elif not index:
+            if bases:
+                raise UnmaskError(f"{label} must begin with a line '>name', as FASTA does; check the file.")
+        elif bases and (is_last or (entry[0] and bases > entry[2])):
+            raise UnmaskError(
+                f"{label}, line {number}: the lines of a record must be equally long, except for the last, which may "
+                "be shorter; wrap them anew, for example with 'seqkit seq -w 60'."
+            )
+        else:
+            entry[2:] = entry[2:] if entry[0] else (bases, size)
+            is_last = [bases, size] != entry[2:] or not bases
+            entry[0] += bases
+    if not index:
+        raise UnmaskError(f"{label} has no records; give a FASTA file.")
+    return "".join("\t".join(map(str, (name, *entry))) + "\n" for name, entry in index.items())
 
 
 # ---- intervals ------------------------------------------------------------------------------------------------------
