@@ -197,17 +197,22 @@ def rows_given(
     special: SpecialTokens,
     texts: Sequence[str],
 ) -> Rows:
-    """Return one row per text, after its given tokens, which are frozen; bytes and characters are those of the text."""
+    """Return one row per text, after its given tokens, which are frozen; bytes and characters are those of the text.
+
+    Rows have `length` tokens if the policy supervises padding, and otherwise as many as the longest text needs.
+    """
     eos_id = special.eos_id
     if policy.begins_with_bos and special.begin_id is not None:
         given = [[special.begin_id, *prefix] for prefix in given]
-    for prefix, ids, text in zip(given, token_ids, texts, strict=True):
-        needed = len(prefix) + len(ids) + int(eos_id is not None)
-        if needed > length:
+    needed = [len(prefix) + len(ids) + int(eos_id is not None) for prefix, ids in zip(given, token_ids, strict=True)]
+    for text, size in zip(texts, needed, strict=True):
+        if size > length:
             raise UnmaskError(
-                f"The text {text[:40]!r} and its given part take {needed} tokens, but the model's rows have {length}; "
+                f"The text {text[:40]!r} and its given part take {size} tokens, but the model's rows have {length}; "
                 "shorten one of them."
             )
+    if not policy.supervises_padding:
+        length = max(needed)
     sizes = Tokens.of(token_ids, texts)
     joined = Tokens.of([[*prefix, *ids] for prefix, ids in zip(given, token_ids, strict=True)])
     tokens = Tokens(joined.ids, joined.offsets, sizes.byte_counts, sizes.character_counts)
