@@ -58,7 +58,7 @@ def generation(
     checkpoints: Checkpoints = None,
     *,
     steps: common.StepCounts = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Number of texts, at most as many held-out ones.")] = 256,
+    n: Annotated[int, typer.Option("-n", min=1, help="Texts per row; at most this many held-out ones.")] = 256,
     texts: TextFiles = None,
     mauve: Mauve = None,
     held_out: common.HeldOutOptions,

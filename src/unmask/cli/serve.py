@@ -37,7 +37,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8000,
     api_key: ApiKey = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let everybody who reaches the host use it.")] = False,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let anyone who can reach the host use it.")] = False,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests answered or waiting at the same time.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one text.")] = 4096,
     max_steps: Annotated[int, typer.Option(min=1, help="Network calls of one text.")] = 4096,
@@ -69,7 +69,7 @@ def serve(
     if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable()):
         raise UnmaskError("--api-key must be printable ASCII without line ends, and not empty.")
     if not loopback and api_key is None and not no_auth:
-        raise UnmaskError(f"Everybody who reaches {host} could use this server; give --api-key or --no-auth.")
+        raise UnmaskError(f"Anyone who can reach {host} could use this server; give --api-key or --no-auth.")
     named = name_checkpoints(checkpoints or ["stories"])
     listener = bind(host, port)
     import uvicorn
@@ -82,7 +82,8 @@ def serve(
     hosts = sorted({"localhost", "127.0.0.1", "::1", host}) if loopback and api_key is None else None
     app = create_app(models, api_key=api_key, limits=limits, hosts=hosts)
     address, number = listener.getsockname()[:2]
-    key, who = "with a key" if api_key else "without a key", "this machine only" if loopback else "all who reach it"
+    key = "with a key" if api_key else "without a key"
+    who = "this machine only" if loopback else "anyone who can reach it"
     shown = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
     message = f"Serving {', '.join(models)} on {shown} ({key}, for {who}). Press Ctrl-C to stop."
     common.error_console.print(message, soft_wrap=True)

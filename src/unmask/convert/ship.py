@@ -100,7 +100,7 @@ class RunRecord:
 
 
 class SourceEntropy(BaseModel):
-    """Entropy of the source in bits per character, a lower limit of any model, and how it is known."""
+    """Entropy of the source in bits per character, a lower bound for every model, and how it is known."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -100,7 +100,7 @@ def export_web(
 
 
 def check_runtime(folder: str | Path) -> dict[str, Path]:
-    """The files of `RUNTIME` in a folder `node_modules`; an error that says how to get them."""
+    """The files of `RUNTIME` in a folder `node_modules`; raise `UnmaskError` if one is missing."""
     found = {name: Path(folder) / file for name, file in RUNTIME.items()}
     for name, path in found.items():
         if not path.is_file():
@@ -112,7 +112,7 @@ def check_runtime(folder: str | Path) -> dict[str, Path]:
 
 
 def page_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the page must know of a model besides its network; an error if it cannot run the model."""
+    """What the page must know about a model besides its network; raise `UnmaskError` if it cannot run it."""
     config, network = checkpoint.config, checkpoint.model.config
     if config.objective.causal:
         raise UnmaskError(f"'{checkpoint.path}' is autoregressive; the page runs masked models, so export one of them.")

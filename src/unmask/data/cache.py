@@ -162,7 +162,7 @@ class TokenWriter:
     """Appends encoded chunks to the files of a cache.
 
     Every `COMMIT_BYTES` the files are flushed to the disk and a journal records their sizes. A new writer in the same
-    folder cuts off what was written after that and continues; `written` tells from where.
+    folder cuts off what was written after that and continues; `written` is what the files hold.
     """
 
     def __init__(self, folder: Path, dtype: npt.DTypeLike) -> None:

@@ -14,7 +14,7 @@ from unmask.errors import UnmaskError
 
 MOTIF = "TATAAA"
 HELD_OUT_EVERY = 10
-"""Of the training examples of a Genomic Benchmark, one in so many chooses the learning rate."""
+"""One in this many training examples of a Genomic Benchmark is held out to choose the learning rate."""
 
 
 def dna_task(name: str, classes: Sequence[str], metrics: tuple[str, ...], more: tuple[str, ...] = ()) -> Task:

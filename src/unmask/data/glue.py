@@ -159,7 +159,7 @@ def glue_folder(folder: Path | None) -> Path:
 
 
 def find_tasks(tasks: Sequence[Task], folder: Path) -> tuple[list[Task], list[str]]:
-    """The tasks that have all of their files, and a sentence for each that lacks one; an error if none is complete."""
+    """The tasks that have all of their files, of which there must be one, and a sentence for each of the others."""
     complete, missing = [], []
     for task in tasks:
         lacks = [

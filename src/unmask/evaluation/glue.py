@@ -54,7 +54,7 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class GlueSettings:
-    """How every checkpoint is fine-tuned. limit: at most so many examples of each file, spread evenly; None: all."""
+    """How every checkpoint is fine-tuned. limit: examples of each file at most, evenly spread; None: all of them."""
 
     learning_rates: tuple[float, ...] = (2e-5, 5e-5, 1e-4)
     seeds: int = 3
@@ -65,7 +65,7 @@ class GlueSettings:
 
 @dataclass(frozen=True)
 class GlueResult:
-    """The scores, in percent, of one fine-tuning. examples: for training; truncated: of them, and of the dev set."""
+    """The scores of one fine-tuning in percent, its training examples, and how many examples of all files were cut."""
 
     checkpoint: str
     task: str

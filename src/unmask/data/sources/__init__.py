@@ -1,4 +1,4 @@
-"""Sources of text: documents, the base class of sources, a digest that identifies a corpus, and sources by argument.
+"""Sources of text: documents, the base class of sources, and a digest that identifies a corpus.
 
 The sources are in `text` (files and folders in many formats, standard input), `huggingface`, `parallel` (pairs),
 `fasta`, `genome` and `stdlib`; those of made-up puzzles are in `unmask.data.puzzles`.

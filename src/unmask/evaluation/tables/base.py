@@ -130,7 +130,7 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
 class Cell:
     """A value of a table with its standard errors by name: `mc`, `data`, `seeds`, or with its 95% interval.
 
-    bound: it is an upper bound.
+    bound: whether it is an upper bound.
     """
 
     value: float

@@ -47,7 +47,7 @@ COLUMNS = {
 }
 """Columns of tables and the metrics in them."""
 PROMPT_SHARE = 4
-"""A prompt is a row of held-out text divided by this."""
+"""A prompt is the first part of a held-out row: its length divided by this."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ancestral": ("stochastic", {}),
     "temperature 0.8": ("stochastic", {"rule": {"temperature": 0.8}}),

@@ -114,7 +114,7 @@ class Workspace:
     def bound(
         self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
     ) -> Bound:
-        """The bound of a run on the test part of a protocol, or that of its process in so many steps."""
+        """The bound of a run on the test part of a protocol; with `steps`, that of the process with this many steps."""
         from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
         from unmask.objectives.subs import Subs
 
