@@ -11,6 +11,7 @@ from unmask.cli import common
 
 if TYPE_CHECKING:
     from unmask.evaluation.tables.base import Experiment, ScaleName, Table
+    from unmask.training import Callback
 
 ALL, LIST = "all", "list"
 
@@ -60,56 +61,41 @@ def reproduce(
     from unmask.errors import UnmaskError, did_you_mean
     from unmask.evaluation.tables import get_experiment
     from unmask.evaluation.tables.base import SCALES
+    from unmask.evaluation.tables.workspace import Workspace, run_experiment, write_report
+    from unmask.training import Interrupted
 
     if scale not in SCALES:
         raise UnmaskError(f"There is no scale named '{scale}'.{did_you_mean(scale, SCALES)}")
     chosen: ScaleName = scale  # type: ignore[assignment]
+    folder = out / scale
     if what == LIST:
-        _list(chosen, on, out / scale, as_json)
+        _list(chosen, on, folder, as_json)
         return
-    names = [one.name for one in _suited(chosen, on)] if what == ALL else [get_experiment(what).name]
-    _run(names, chosen, on, out / scale, device, as_json, settings or [], seeds, report=what == ALL)
-
-
-def _run(
-    names: list[str],
-    scale: ScaleName,
-    on: str | None,
-    folder: Path,
-    device: str | None,
-    as_json: bool,
-    settings: list[str],
-    seeds: int | None,
-    report: bool,
-) -> None:
-    from unmask.evaluation.tables import get_experiment
-    from unmask.evaluation.tables.workspace import Workspace, run_experiment, write_report
-    from unmask.training import Callback, Interrupted, make_progress
-
-    def on_run(label: str) -> list[Callback]:
-        common.error_console.print(f"Training {label}", markup=False)
-        return [make_progress(common.error_console, False)]
-
-    workspace = Workspace(folder, on_run, device=device)
+    workspace = Workspace(folder, _watch_training, device=device)
     tables = {}
-    for name in names:
-        try:
-            experiment = get_experiment(name)
-            own_seeds = None if report and not experiment.takes_seeds(scale) else seeds
-            tables[name] = run_experiment(experiment, scale, on, workspace, settings, own_seeds)
-        except Interrupted as stop:
-            common.error_console.print(
-                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
-                soft_wrap=True,
-            )
-            raise typer.Exit(stop.exit_code) from None
-        if not as_json:
-            print_experiment(tables[name], folder / name)
-    if report:
-        page = write_report(folder, names)
-        common.error_console.print(f"Report: {page}", soft_wrap=True)
+    try:
+        for experiment in _suited(chosen, on) if what == ALL else [get_experiment(what)]:
+            own_seeds = None if what == ALL and not experiment.takes_seeds(chosen) else seeds
+            tables[experiment.name] = run_experiment(experiment, chosen, on, workspace, settings or [], own_seeds)
+            if not as_json:
+                print_experiment(tables[experiment.name], folder / experiment.name)
+    except Interrupted as stop:
+        common.error_console.print(
+            f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
+            soft_wrap=True,
+        )
+        raise typer.Exit(stop.exit_code) from None
+    if what == ALL:
+        common.error_console.print(f"Report: {write_report(folder, list(tables))}", soft_wrap=True)
     if as_json:
         common.print_json({name: table.as_dict() for name, table in tables.items()})
+
+
+def _watch_training(label: str) -> list[Callback]:
+    from unmask.training import make_progress
+
+    common.error_console.print(f"Training {label}", markup=False)
+    return [make_progress(common.error_console)]
 
 
 def print_experiment(table: Table, folder: Path) -> None:
