@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -114,6 +114,11 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     """GLUE, the bound on the test part, and generated texts under the AR model as the judge."""
     tasks, missing = table4_tasks(scale)
     judge = runs[0]
+
+    def judge_rows() -> dict[str, Any]:
+        texts = cut_rows(workspace.load(judge), protocol, scale.samples)
+        return judge_texts(open_run_as_judge(workspace, judge), Texts(texts))
+
     jobs = min(scale.jobs, os.cpu_count() or 1)
     if jobs > 1 and select_device(workspace.device).type == "cuda":
         models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
@@ -133,11 +138,12 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
         parameters[run.label] = workspace.count_parameters(run)
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
     inputs = {"judge": judge.folder, "protocol": evaluation_part(protocol).name, "samples": scale.samples}
-    data = cells_of(workspace.measure("texts-rows", _judge_data(workspace, scale, protocol, runs), **inputs))
+    data = cells_of(workspace.measure("texts-rows", judge_rows, **inputs))
     of_data = ", ".join(f"{column} {data[column]}" for column in GENERATED if column in data)
-    steps = runs[0].recipe.training.steps * runs[0].recipe.training.batch_size * runs[0].recipe.data.length
+    recipe = runs[0].recipe
+    tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.length
     notes = [
-        f"AR and BERT have the same width and depth and read {steps:,} tokens each; AR has an output layer of its own, "
+        f"AR and BERT have the same width and depth and read {tokens:,} tokens each; AR has an output layer of its own, "
         "BERT shares it with the embedding (millions of parameters in the last row). Perplexity: an upper bound for "
         "BERT, which is not trained for high mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error over "
         f"documents. Samples: {scale.samples} texts, the judge is the AR model, so AR is judged by itself; 95% "
@@ -164,16 +170,6 @@ def fine_tune_run(
     """The scores of a run on all tasks, under its label."""
     lm = load(workspace.train(run), device=workspace.device, dtype="float32")
     return [replace(one, checkpoint=run.label) for one in evaluate_glue(lm, run.folder, tasks, settings, workspace)]
-
-
-def _judge_data(
-    workspace: Workspace, scale: GlueScale, protocol: Protocol, runs: Sequence[Run]
-) -> Callable[[], dict[str, Any]]:
-    def compute() -> dict[str, Any]:
-        texts = cut_rows(workspace.load(runs[0]), protocol, scale.samples)
-        return judge_texts(open_run_as_judge(workspace, runs[0]), Texts(texts))
-
-    return compute
 
 
 def published_scores(rows: Mapping[str, Any]) -> dict[str, dict[str, float]]:
