@@ -143,10 +143,10 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     recipe = runs[0].recipe
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.length
     notes = [
-        f"AR and BERT have the same width and depth and read {tokens:,} tokens each; AR has an output layer of its own, "
-        "BERT shares it with the embedding (millions of parameters in the last row). Perplexity: an upper bound for "
-        "BERT, which is not trained for high mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error over "
-        f"documents. Samples: {scale.samples} texts, the judge is the AR model, so AR is judged by itself; 95% "
+        f"AR and BERT have the same width and depth and read {tokens:,} tokens each; AR has an output layer of its "
+        "own, BERT shares it with the embedding (millions of parameters in the last row). Perplexity: an upper bound "
+        "for BERT, which is not trained for high mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error "
+        f"over documents. Samples: {scale.samples} texts, the judge is the AR model, so AR is judged by itself; 95% "
         f"bootstrap intervals. Of test rows: {of_data}.",
         *glue.notes,
     ]
