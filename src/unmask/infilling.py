@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unmask.constraints import Automaton, Banned, Constraint, Vocabulary
+from unmask.data.encoding import encoder_of
 from unmask.errors import UnmaskError
 from unmask.generation_config import Constraints
 from unmask.models.inference import device_of
@@ -308,15 +309,10 @@ def mask_spans(processor: TextProcessor, text: str, ids: list[int], spans: Seque
     for start, end in spans:
         if not 0 <= start < end <= len(text):
             raise UnmaskError(f"A span must satisfy 0 <= start < end <= {len(text)}, got ({start}, {end}).")
-    pieces = [piece or "" for piece in PieceReader(processor.tokenizer, processor.mask_token_id).read(ids)]
-    if "".join(pieces) != text:
-        raise UnmaskError("This tokenizer does not reproduce the text, so spans do not apply; edit by strength.")
-    masked, at = [], 0
-    for token, piece in zip(ids, pieces, strict=True):
-        end = at + max(1, len(piece))  # the leading bytes of a character have no piece; they count as the character
-        masked.append(processor.mask_token_id if any(at < stop and start < end for start, stop in spans) else token)
-        at += len(piece)
-    return masked
+    return [
+        processor.mask_token_id if any(first < end and start < last for start, end in spans) else token
+        for token, (first, last) in zip(ids, encoder_of(processor.tokenizer).spans(text), strict=True)
+    ]
 
 
 def mask_unlikely(processor: TextProcessor, denoiser: Any, ids: list[int], strength: float) -> list[int]:

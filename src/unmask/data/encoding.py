@@ -195,6 +195,14 @@ class TextEncoder:
             )
         return ids, sizes
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each token of a text as (start, end), with the white space before it."""
+        spans, before = [], 0
+        for start, end in self._backend.encode(text, add_special_tokens=False).offsets:
+            spans.append((min(start, before), end))
+            before = max(before, end)
+        return spans
+
     def _tokenize(self, batch: ChunkBatch) -> tuple[Ids, Counts]:
         """Encode each chunk after the text before it, so that a mark of the text's start is not added to each chunk."""
         before = iter(self._encode_batch([chunk.before for chunk in batch.chunks if chunk.before]))
