@@ -203,8 +203,8 @@ def load_checkpoint(
     tokenizer = None
     if isinstance(model, Encoder) and not (source / CONFIG_FILE).is_file():
         warnings.warn(
-            f"'{path}' is an encoder without fine-tuning, so its bound is not trained for high mask rates; "
-            f"fine-tune it with 'unmask train TEXT --from {path}'.",
+            f"'{folder}' is an encoder without fine-tuning, so its bound is not trained for high mask rates; "
+            f"fine-tune it with 'unmask train TEXT --from {folder}'.",
             stacklevel=2,
         )
         tokenizer = load_published(str(source))

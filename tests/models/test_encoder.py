@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -256,7 +257,7 @@ BAD = {
     "other vocabulary": (add_words, "has 54 tokens .* its network has 40"),
     "pickled weights": (pickle_weights, "are pickled .* use safetensors"),
     "remote code": (lambda p: edit(p, model_type="mine", auto_map={}), "needs code .* does not run it"),
-    "no output layers": (drop_head, r"do not fit its config.json: cls\.predictions"),
+    "no output layers": (drop_head, r"not saved as a masked language model: it lacks cls\.predictions"),
     "another type": (lambda p: edit(p, model_type="vit"), "no network of the type 'vit'"),
     "too many layers": (lambda p: edit(p, num_hidden_layers=10**9), "1000000000 layers for"),
     "too wide": (lambda p: edit(p, hidden_size=10**6), "has the shape"),
@@ -274,12 +275,15 @@ def test_bad_encoders_are_refused_in_one_sentence(case, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("bart", {}), ("esm", {"mask_token_id": 4})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("bart", {}), ("esm", {"mask_token_id": 4}), ("mobilebert", {"embedding_size": 16, "intra_bottleneck_size": 16})],
+)
 def test_networks_that_do_not_end_in_their_output_layer_are_refused(kind, options, tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, kind, options)
     make_encoder(tmp_path, kind)
     with pytest.raises(UnmaskError, match="does not end in a linear layer that writes logits"):
-        load(tmp_path)
+        load(tmp_path).fill("the [MASK]")
 
 
 def test_settings_that_do_not_describe_the_network_have_no_effect(tmp_path):
@@ -293,10 +297,12 @@ def test_settings_that_do_not_describe_the_network_have_no_effect(tmp_path):
         torch.testing.assert_close(denoiser.head(denoiser.hidden(ids), mask_logit=True), expected, rtol=0, atol=1e-5)
 
 
-def test_weights_of_older_versions_open(tmp_path):
+def test_weights_of_older_versions_open(tmp_path, caplog):
     """Published BERT weights have the names gamma and beta, a head for next sentences and integer positions."""
     make_encoder(tmp_path)
     expected = load(tmp_path).score(SENTENCE).nats
+    monitored = logging.getLogger("transformers")
+    monitored.addHandler(caplog.handler)
     old = {}
     for name, weight in load_file(tmp_path / "model.safetensors").items():
         name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
@@ -304,6 +310,20 @@ def test_weights_of_older_versions_open(tmp_path):
     old |= {"cls.seq_relationship.bias": torch.zeros(2), "bert.embeddings.position_ids": torch.arange(POSITIONS)}
     save_file(old, tmp_path / "model.safetensors")
     assert load(tmp_path).score(SENTENCE).nats == pytest.approx(expected)
+    monitored.removeHandler(caplog.handler)
+    assert not caplog.records, "a table of the weights that are not used"
+
+
+def test_older_folders_have_a_vocabulary_file_alone(tmp_path):
+    """Lower-cased text, as bert-base-uncased writes it."""
+    make_encoder(tmp_path / "encoder")
+    vocabulary = make_tokenizer().get_vocab()
+    drop_tokenizer(tmp_path / "encoder")
+    (tmp_path / "encoder" / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
+    lm = unmask.load(fine_tune(tmp_path / "encoder", tmp_path / "run").path, device="cpu")
+    edited = lm.edit_details("The cat, a DOG  sat.", spans=[(12, 14)])
+    assert lm.text_processor.tokenizer.convert_ids_to_tokens(edited.ids)[:2] == ["the", "cat"]
+    assert [place for place, order in enumerate(edited.order) if order >= 0] == [4]
 
 
 def test_long_text_and_wrong_options_are_refused(tmp_path):

@@ -40,6 +40,8 @@ MASK = "[MASK]"
 TEXT8_ALPHABET = " " + string.ascii_lowercase
 BPE_FORMAT = 1
 BPE_FILE = "tokenizer.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
+"""Any of these is a tokenizer beside config.json, which names the class of older ones."""
 CHAT_TEMPLATE = "chat_template.jinja"
 """Where newer versions of transformers write the chat template."""
 SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "padding_side", "truncation_side", "chat_template",
@@ -306,6 +308,11 @@ def check_tokenizer_file(file: Path) -> None:
         for name in ("normalizer", "pre_tokenizer", "decoder"):
             if growth(content.get(name)) > MAX_GROWTH:
                 raise ValueError(f"its {name} can make a text more than {MAX_GROWTH} times as long")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder that holds a network has a tokenizer too."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def load_published(path: str) -> PreTrainedTokenizerFast:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedC
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from unmask.data.tokenizers import load_published
+from unmask.data.tokenizers import has_tokenizer, load_published
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
@@ -309,11 +309,11 @@ def read_config(path: Path) -> Any:
 def _read_encoder_config(path: Path, config_class: Any, fields: dict[str, Any]) -> EncoderConfig:
     """The configuration of a masked language model of transformers, whose tokenizer names its special tokens."""
     config: Any = parse_config(config_class, fields)
-    has_tokenizer = (path / "tokenizer.json").is_file() or (path / "tokenizer_config.json").is_file()
-    tokenizer = load_published(str(path)) if has_tokenizer and not hasattr(config, "mask_token_id") else None
+    known = has_tokenizer(path)
+    tokenizer = load_published(str(path)) if known and not hasattr(config, "mask_token_id") else None
     mask, frame = read_special_tokens(config, tokenizer)
     if mask is None:
-        lack = "its tokenizer has no mask token" if has_tokenizer else "it has no tokenizer (tokenizer.json)"
+        lack = "its tokenizer has no mask token" if known else "it has no tokenizer (tokenizer.json)"
         raise UnmaskError(
             f"The encoder in '{path}' cannot denoise, since {lack}; choose a masked language model with its tokenizer."
         )
@@ -380,7 +380,13 @@ def load_network(path: Path, causal: bool, config: Any = None, as_stored: bool =
             None, config=plain, state_dict=weights, dtype=dtype or _common_dtype(weights), output_loading_info=True
         )
     unexpected = () if encoder else report["unexpected_keys"]  # of pre-training heads such as that for next sentences
-    wrong = [*report["missing_keys"], *unexpected, *report["mismatched_keys"]]
+    missing = report["missing_keys"]
+    if encoder and missing:
+        raise UnmaskError(
+            f"The network in '{path}' was not saved as a masked language model: it lacks {min(missing)} and "
+            f"{len(missing) - 1} more weights; choose one that was, such as the generator of ELECTRA."
+        )
+    wrong = [*missing, *unexpected, *report["mismatched_keys"]]
     if wrong:
         raise UnmaskError(
             f"The weights in '{path}' do not fit its config.json: {wrong[0]} and {len(wrong) - 1} more keys."
@@ -462,15 +468,21 @@ def _read_weights(file: Path, dtype: torch.dtype | None, skip: bool = False) -> 
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide progress bars and the hub's retries, and send what imports of transformers (DeepSpeed) print to stderr."""
+    """Hide progress bars, tables of weights that a network does not use, and the hub's retries.
+
+    What imports of transformers (DeepSpeed) print goes to stderr.
+    """
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    verbosity = hub_logging.get_verbosity()
-    hub_logging.set_verbosity_error()
+    loggers = (logging, hub_logging)
+    verbosity = [logger.get_verbosity() for logger in loggers]
+    for logger in loggers:
+        logger.set_verbosity_error()
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        hub_logging.set_verbosity(verbosity)
+        for logger, level in zip(loggers, verbosity, strict=True):
+            logger.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()

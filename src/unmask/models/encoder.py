@@ -160,6 +160,8 @@ class Encoder(nn.Module):
             positions = torch.arange(ids.shape[1], device=ids.device) + self._first_position
             options["position_ids"] = positions.expand(ids.shape)
         rows = self.network(input_ids=ids, return_dict=True, **options).logits
+        if rows.shape[-1] != self.config.hidden_size:  # MobileBERT uses the weights of the layer itself
+            raise _no_output_layer(self.network)
         return rows[:, 1:-1] if ids.shape[1] > length else rows
 
     def hidden_at(
@@ -244,11 +246,15 @@ def _output_projection(network: Any) -> tuple[Tensor, Tensor | None]:
     around = (getattr(module, "bias", None) for module in network.modules() if layer in module.children())
     adds_bias = any(isinstance(bias, nn.Parameter) and bias is not layer.bias for bias in around)
     if not linear or adds_bias or network.config.is_encoder_decoder:
-        raise UnmaskError(
-            f"{type(network).__name__} does not end in a linear layer that writes logits, so unmask cannot use it; "
-            "choose another masked language model, such as BERT."
-        )
+        raise _no_output_layer(network)
     return layer.weight, layer.bias
+
+
+def _no_output_layer(network: nn.Module) -> UnmaskError:
+    return UnmaskError(
+        f"{type(network).__name__} does not end in a linear layer that writes logits, so unmask cannot use it; "
+        "choose another masked language model, such as BERT."
+    )
 
 
 def _return_rows(network: Any) -> None:

@@ -15,6 +15,7 @@ import yaml
 from unmask.checkpoint import CheckpointConfig, find_checkpoint, read_checkpoint_config
 from unmask.config import Recipe, check_recipe, is_recipe, recipe_for, source_override
 from unmask.data.sources import is_pattern
+from unmask.data.tokenizers import has_tokenizer
 from unmask.errors import UnmaskError
 from unmask.io import read_json
 from unmask.registry import get
@@ -183,7 +184,7 @@ def _inherited(folder: Path, config: CheckpointConfig, own: Recipe | None) -> li
         "objective": config.objective.model_dump(mode="json"),
         "schedule": config.schedule.model_dump(mode="json"),
     }
-    if _has_tokenizer(folder):
+    if has_tokenizer(folder):
         values["data.tokenizer"] = {"name": "huggingface", "path": str(folder)}
     if own is None:
         values["model"] = {"name": "checkpoint", "path": str(folder)}
@@ -197,9 +198,9 @@ def _inherited(folder: Path, config: CheckpointConfig, own: Recipe | None) -> li
 
 def _check_overrides(overrides: Sequence[str], checkpoint: str, folder: Path) -> None:
     """Raise `UnmaskError` if an override does not fit the network or tokenizer of the checkpoint."""
-    has_tokenizer = _has_tokenizer(folder)
+    own_tokenizer = has_tokenizer(folder)
     for override in overrides:
-        part = "tokenizer" if has_tokenizer and _is_within(override, "data.tokenizer") else None
+        part = "tokenizer" if own_tokenizer and _is_within(override, "data.tokenizer") else None
         if _is_within(override, "model") and not any(_is_within(override, free) for free in MAY_BE_SET):
             part = "network"
         if part:
@@ -207,15 +208,11 @@ def _check_overrides(overrides: Sequence[str], checkpoint: str, folder: Path) ->
                 f"'{override}' does not fit '{checkpoint}', which has its own {part}; leave it out, or train from "
                 "scratch without --from."
             )
-    if not has_tokenizer and not any(_is_within(override, "data.tokenizer") for override in overrides):
+    if not own_tokenizer and not any(_is_within(override, "data.tokenizer") for override in overrides):
         raise UnmaskError(
             f"'{checkpoint}' has no tokenizer; name the one its network was trained with, "
             "such as data.tokenizer='{name: huggingface, path: gpt2}'."
         )
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer_config.json").is_file()
 
 
 def _is_set(recipe: Recipe, key: str) -> bool:
