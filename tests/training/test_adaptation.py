@@ -139,3 +139,5 @@ def test_folders_that_cannot_be_adapted_are_named(text: Path, mdlm_folder: Path,
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8)).save_pretrained(tmp_path)
     with pytest.raises(UnmaskError, match="has no tokenizer; name the one"):
         recipe(text, tmp_path)
+    with pytest.raises(UnmaskError, match=r"no network of the type 'gpt2' .* 'unmask train TEXT --from FOLDER'\.$"):
+        load(tmp_path)

@@ -24,7 +24,7 @@ from unmask.data.tokenizers import has_tokenizer, load_published
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
-from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig, NetworkConfig
+from unmask.models.config import CAUSAL_TYPES, AutoregressiveConfig, CausalConfig, DiTConfig, NetworkConfig
 from unmask.models.dit import DiT
 from unmask.models.encoder import Encoder, EncoderConfig, network_class, parse_config, read_special_tokens
 from unmask.models.layers import Dropout, PlannerHead
@@ -288,7 +288,11 @@ def read_config(path: Path) -> Any:
         if config_class is not None and _network_class(config_class) is None and network_class(config_class):
             return _read_encoder_config(path, config_class, fields)
         if config_class is None or _network_class(config_class) is None:
-            raise ValueError(f"unmask has no network of the type {kind!r}")
+            raise UnmaskError(
+                f"unmask has no network of the type {kind!r} ('{path}'); give one of its own, a masked language model "
+                f"of transformers, or make one from a causal one ({', '.join(CAUSAL_TYPES)}) with "
+                "'unmask train TEXT --from FOLDER'."
+            )
         hints: dict[str, Any] = {"pad_token_id": int | None, "eos_token_id": int | None}
         for parent in config_class.__mro__[: config_class.__mro__.index(PretrainedConfig)]:
             hints |= get_type_hints(parent.__init__) if "__init__" in vars(parent) else {}

@@ -11,6 +11,8 @@ from unmask.errors import UnmaskError
 
 EPSILON = 1e-3
 """A conditioned network sees sigma = -log(EPSILON + (1 - EPSILON) alpha), the published log-linear value."""
+CAUSAL_TYPES = ("gpt2", "llama", "qwen2", "qwen3")
+"""The `model_type` of the Hugging Face causal LMs that can become denoisers."""
 
 
 class DenoiserConfig(Protocol):

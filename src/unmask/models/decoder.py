@@ -30,14 +30,12 @@ from unmask.models.build import (
     silence_transformers,
     wrong_tokenizer_error,
 )
-from unmask.models.config import AutoregressiveConfig, CausalConfig, DiTConfig
+from unmask.models.config import CAUSAL_TYPES, AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.dit import DiT
 from unmask.models.layers import continue_with_masks, exclude_token, product_dtype, rows_at, shifted_rows
 from unmask.registry import Component
 
-ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
-"""The `model_type` of the Hugging Face causal LMs that can become denoisers."""
 UNUSED_FIELDS = ("architectures", "auto_map", "quantization_config", "_name_or_path", "transformers_version")
 
 
@@ -106,8 +104,8 @@ class DecoderConfig(PretrainedConfig):
         """The Hugging Face configuration of the decoder, with bidirectional attention."""
         fields = {name: value for name, value in self.decoder.items() if name not in UNUSED_FIELDS}
         kind = fields.pop("model_type", None)
-        if kind not in ARCHITECTURES:
-            raise UnmaskError(f"decoder.model_type must be one of {', '.join(ARCHITECTURES)}, got {kind!r}.")
+        if kind not in CAUSAL_TYPES:
+            raise UnmaskError(f"decoder.model_type must be one of {', '.join(CAUSAL_TYPES)}, got {kind!r}.")
         config = CONFIG_MAPPING[kind](**fields)
         config.is_causal = False
         config.use_cache = False
@@ -319,4 +317,4 @@ class AdaptedSpec(Component):
 def is_causal_lm(path: Path) -> bool:
     """Whether a folder holds a Hugging Face causal LM that can become a denoiser."""
     file = path / "config.json"
-    return file.is_file() and read_json(file).get("model_type") in ARCHITECTURES
+    return file.is_file() and read_json(file).get("model_type") in CAUSAL_TYPES
