@@ -264,6 +264,8 @@ RESTORE = "restore the file, fetch it again, or go back to an earlier checkpoint
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 MAX_LENGTH = 1 << 24
 """Tokens of the longest sequence that a config.json may ask for."""
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Eight-bit numbers need scales, which a network has no place for."""
 VALUES_AT_ONCE = 1 << 24
 """Weights that are checked for finite values at a time."""
 
@@ -462,9 +464,9 @@ def _read_weights(file: Path, dtype: torch.dtype | None, skip: bool = False) -> 
     if skip:
         weights = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
     for name, weight in weights.items():
-        if not weight.is_floating_point():
-            raise UnmaskError(f"'{file}' has {name} as {weight.dtype}, not as floating-point numbers; restore it.")
-        weights[name] = weight if dtype is None else weight.to(dtype)
+        if weight.dtype not in WEIGHT_DTYPES:
+            raise UnmaskError(f"'{file}' has {name} as {weight.dtype}, not float32, float16 or bfloat16; restore it.")
+        weights[name] = weight = weight if dtype is None else weight.to(dtype)
         if not all(bool(part.isfinite().all()) for part in weight.flatten().split(VALUES_AT_ONCE)):
             raise UnmaskError(f"The weights are damaged: {name} in '{file}' has values that are not finite; {RESTORE}.")
     return weights
