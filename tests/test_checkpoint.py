@@ -16,7 +16,7 @@ import unmask
 from tests.conftest import make_checkpoint
 from unmask import checkpoint
 from unmask.errors import UnmaskError
-from unmask.io import find_damage
+from unmask.io import find_damage, write_checksums
 
 
 def test_without_a_name_the_default_model_is_loaded(shipped_models):
@@ -93,6 +93,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut off": (lambda p: (p / WEIGHTS).write_bytes((p / WEIGHTS).read_bytes()[:1000]), "The weights are damaged: "),
     "not a number": (lambda p: change_weights(p, lambda b: b / 0), "output_layer.linear.bias in .* not finite; rest"),
     "integers": (lambda p: change_weights(p, lambda b: b.to(torch.int8)), r"as torch\.int8"),
+    "eight bits": (lambda p: change_weights(p, lambda b: b.to(torch.float8_e4m3fn)), r"as torch\.float8_e4m3fn"),
+    "too large for float32": (lambda p: change_weights(p, lambda b: b.double() + 1e300), "not finite"),
     "another shape": (lambda p: change_weights(p, lambda b: b[:5]), r"bias has the shape \[5\], not \[258\]"),
     "no weights": (lambda p: (p / WEIGHTS).unlink(), r"has no weights \(model\.safetensors\)"),
     "a pickle": (lambda p: (p / WEIGHTS).rename(p / "pytorch_model.bin"), "a pickle can run code; .* 'unmask convert'"),
@@ -143,6 +145,11 @@ def test_edited_settings_open_with_a_warning_and_folders_without_checksums_open(
     edit(folder, "config.json", dropout=0.5)
     with pytest.warns(UserWarning, match=r"config\.json' has changed since the checkpoint was written"):
         assert unmask.load(folder, device="cpu").denoiser.config.dropout == 0.5
+    (folder / "generation_config.json").write_text('{"top_p": 0.5}')
+    write_checksums(folder)
+    (folder / "generation_config.json").unlink()
+    with pytest.warns(UserWarning, match=r"generation_config\.json' has changed since the checkpoint was written"):
+        unmask.load(folder, device="cpu")
     (folder / "checksums.json").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

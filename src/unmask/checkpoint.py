@@ -217,8 +217,8 @@ def load_checkpoint(
                 f"The tokenizer in '{path}' has {size} tokens with the mask at {mask}, but its network has "
                 f"{model.config.vocab_size} with the mask at {model.config.mask_token_id}; restore the tokenizer."
             )
-    for name in ("config.json", "tokenizer_config.json", CONFIG_FILE):
-        if (source / name).is_file() and not is_intact(source / name):
+    for name in ("config.json", "tokenizer_config.json", CONFIG_FILE, GENERATION_FILE):
+        if not is_intact(source / name):
             warnings.warn(f"'{path / name}' has changed since the checkpoint was written.", stacklevel=2)
     return Checkpoint(model.eval(), tokenizer, config, path)
 

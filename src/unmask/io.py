@@ -157,14 +157,16 @@ def find_damage(folder: Path) -> str | None:
 
 
 def is_intact(file: Path) -> bool:
-    """Whether a file has the checksum that is recorded beside it, if there is one.
+    """Whether a file is there with the checksum that is recorded beside it, if there is one.
 
     A file is read once in a process, and again when its size or time changes.
     """
     recorded = _checksum_file(file.parent)
     expected = read_json(recorded).get(file.name) if recorded.is_file() else None
+    if expected is None or not file.is_file():
+        return expected is None
     stat = file.stat()
-    return expected is None or expected == _cached_checksum(file.resolve(), stat.st_size, stat.st_mtime_ns)
+    return expected == _cached_checksum(file.resolve(), stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache

@@ -1,6 +1,6 @@
 """Seeded damage to a checkpoint folder: it opens and answers as before, or is refused in one sentence; nothing runs.
 
-UNMASK_FUZZ_SEEDS sets the number of folders that are tried.
+`UNMASK_FUZZ_SEEDS=1000:3000 pytest tests/integration/test_hostile_checkpoints.py` tries other seeds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from safetensors.torch import load_file, save_file
 
 import unmask
 from tests.conftest import make_checkpoint
+from unmask.checkpoint import GENERATION_FILE
 from unmask.errors import UnmaskError
 from unmask.evaluation.judge import open_judge
+from unmask.io import write_checksums
 from unmask.models.build import CheckpointSpec
 from unmask.registry import build
 
-SEEDS = int(os.environ.get("UNMASK_FUZZ_SEEDS", "200"))
+START, STOP = map(int, os.environ.get("UNMASK_FUZZ_SEEDS", "0:200").split(":"))
 SECONDS = 20
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 VALUES: list[Any] = [None, True, -1, 0, 3, 0.5, 10**9, 10**12, 10**30, 1e300, float("nan"), "", "x", "\x00",
@@ -184,15 +186,18 @@ def answers(folder: Path) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("models")
-    wide = make_checkpoint(place / "other", hidden_size=64)
-    return make_checkpoint(place / "model"), wide
+    model, wide = make_checkpoint(place / "model"), make_checkpoint(place / "other", hidden_size=64)
+    for folder, top_p in ((model, 0.9), (wide, 0.5)):
+        (folder / GENERATION_FILE).write_text(json.dumps({"top_p": top_p, "top_k": 200}))
+        write_checksums(folder)
+    return model, wide
 
 
 @pytest.mark.parametrize("batch", range(8))
 def test_a_damaged_folder_answers_as_before_or_is_refused(folders, tmp_path, batch):
     model, other = folders
     expected = answers(model)
-    for seed in range(batch, SEEDS, 8):
+    for seed in range(START + batch, STOP, 8):
         draw = random.Random(seed)
         place = tmp_path / f"{seed}"
         folder = shutil.copytree(model, place / "model")
