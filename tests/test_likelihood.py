@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from tests.conftest import rows_of_texts
+from tests.conftest import make_checkpoint, rows_of_texts
 from unmask.data.length_policies import Padded, SupervisedEOS
 from unmask.data.rows import POSITIONS, TEXT_TOKENS
 from unmask.errors import UnmaskError
@@ -30,7 +31,7 @@ from unmask.likelihood import (
     summarise,
 )
 from unmask.objectives.subs import MaskCount, Subs
-from unmask.pipeline import MaskedDiffusionLM
+from unmask.pipeline import MaskedDiffusionLM, load
 from unmask.schedules import Cosine, Learned, LinearSigma, LogLinear, Polynomial, Schedule
 
 TEXTS = ["abc", "hello, world", "one more text of some length"]
@@ -169,6 +170,20 @@ def test_the_bound_of_t_steps_is_that_of_t_steps_and_of_the_schedule(schedule):
         assert off(1, schedule, 2) > 6
     else:
         assert off(2, LogLinear(), 2) > 6
+
+
+def test_a_model_is_scored_under_its_own_schedule(tmp_path, mdlm):
+    folder = make_checkpoint(tmp_path / "model")
+    settings = json.loads((folder / "unmask.json").read_text())
+    settings["schedule"] = {"name": "polynomial", "power": 8}
+    (folder / "unmask.json").write_text(json.dumps(settings))
+    with pytest.warns(UserWarning, match="has changed"):
+        other = load(folder, device="cpu")
+    rows = other.text_processor.scored_rows(TEXTS, None)
+    found = other.score_details(TEXTS, steps=(2,), precision=None).discrete[2].nats
+    expected = evaluate(other.denoiser, Subs(), Polynomial(power=8), rows, steps=(2,)).discrete[2].nats
+    assert found == pytest.approx(expected)
+    assert found != pytest.approx(mdlm.score_details(TEXTS, steps=(2,), precision=None).discrete[2].nats)
 
 
 class Twice(Subs):

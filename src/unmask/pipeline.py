@@ -524,7 +524,8 @@ class MaskedDiffusionLM:
         check_seeds(seed)
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        if precision not in (None, "auto") and (not isinstance(precision, Real) or not precision > 0):
+        automatic = precision is None or (isinstance(precision, str) and precision == "auto")
+        if not automatic and (not isinstance(precision, Real) or not precision > 0):
             raise UnmaskError(f"precision must be a positive number of bits per token, got {precision!r}.")
         rows = self.text_processor.scored_rows(check_texts(texts, "score"), given)
         draws: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}

@@ -62,6 +62,14 @@ def test_returned_terms_hold_no_graph(objective: Objective, monkeypatch: pytest.
         assert not any(value.requires_grad for value in vars(terms).values() if value is not None)
 
 
+def test_the_first_step_moves_the_average_as_the_first_update() -> None:
+    one = make_step(Subs(), learning_rate=0.01, warmup=0)
+    before = {name: weight.clone() for name, weight in one.ema.weights.items()}
+    one.step(feed(1).micro_batches(0), 0)
+    for name, live in one.parameters.items():
+        torch.testing.assert_close(one.ema.weights[name], before[name].lerp(live.detach(), 1 - 2 / 11))
+
+
 @pytest.mark.parametrize("objective", [Subs(), AR()])
 def test_the_gradient_is_that_of_nats_per_counted_token(objective: Objective) -> None:
     one = make_step(objective)
