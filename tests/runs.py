@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from unmask.config import Recipe, parse_recipe
-from unmask.training import Callback
+from unmask.training import Callback, Interrupted, train
 from unmask.training.callbacks import read_log
 from unmask.training.checkpointing import find_latest
 
@@ -82,6 +83,16 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     left, right = everything(one), everything(other)
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def check_resume(recipe: Recipe, folder: Path, stop: int) -> None:
+    """A run stopped after `stop` steps and resumed equals an unbroken one."""
+    train(recipe, folder / "whole")
+    with pytest.raises(Interrupted):
+        train(recipe, folder / "broken", callbacks=[StopAt(stop)])
+    torch.rand(100)
+    train(recipe, folder / "broken", resume=True)
+    assert_same_tensors(folder / "whole", folder / "broken")
 
 
 def read_log_without_times(out: Path) -> list[dict[str, Any]]:

@@ -314,20 +314,8 @@ def test_options_recipes_and_checkpoints_become_setups(mdlm_folder):
 
 
 def test_the_benchmark_of_trunks_writes_its_report(tmp_path, monkeypatch, capsys):
-    arguments = [
-        "--lengths",
-        "4",
-        "8",
-        "--length",
-        "4",
-        "--batch",
-        "2",
-        "--steps",
-        "1",
-        "--out",
-        str(tmp_path / "r.json"),
-    ]
-    monkeypatch.setattr("sys.argv", ["trunks.py", "--device", "cpu", *arguments])
+    options = ["--device", "cpu", "--lengths", "4", "8", "--length", "4", "--batch", "2", "--steps", "1", "--out"]
+    monkeypatch.setattr("sys.argv", ["trunks.py", *options, str(tmp_path / "r.json")])
     runpy.run_module("benchmarks.trunks", run_name="__main__")
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["left_out"] == []

@@ -14,13 +14,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.conftest import LENGTH
-from tests.runs import StopAt, assert_same_tensors, write_cats
+from tests.runs import check_resume, write_cats
 from unmask.checkpoint import load_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.errors import UnmaskError
 from unmask.models.attention import AttentionAnnealing
 from unmask.pipeline import load
-from unmask.training import Interrupted, train
+from unmask.training import train
 from unmask.training.run import recipe_from
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=4", "training.save_every=2"]
@@ -79,13 +79,7 @@ def test_an_adapted_run_is_a_masked_model(text: Path, ar_folder: Path, tmp_path:
 
 
 def test_an_adapted_run_stopped_and_resumed_equals_an_unbroken_one(text: Path, ar_folder: Path, tmp_path: Path) -> None:
-    described = recipe(text, ar_folder)
-    train(described, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(described, tmp_path / "broken", callbacks=[StopAt(2)])
-    torch.rand(100)
-    train(described, tmp_path / "broken", resume=True)
-    assert_same_tensors(tmp_path / "whole", tmp_path / "broken")
+    check_resume(recipe(text, ar_folder), tmp_path, stop=2)
 
 
 def test_annealing_changes_the_run(text: Path, ar_folder: Path, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from tests.conftest import LENGTH, make_checkpoint
-from tests.runs import StopAt, assert_same_tensors, write_cats
+from tests.runs import check_resume, write_cats
 from unmask.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from unmask.config import Recipe, parse_recipe, read_recipe
 from unmask.convert import convert, export
 from unmask.errors import UnmaskError
 from unmask.models import CheckpointSpec
-from unmask.training import Interrupted, train
+from unmask.training import train
 from unmask.training.callbacks import read_log
 from unmask.training.run import recipe_from
 
@@ -73,13 +73,7 @@ def test_a_run_is_continued_from_its_newest_checkpoint(text: Path, mdlm_folder: 
 
 def test_lora_stopped_and_resumed_equals_an_unbroken_run(text: Path, mdlm_folder: Path, tmp_path: Path) -> None:
     lora = ["model.lora.rank=2", "model.lora.dropout=0.3", "optimizer.learning_rate=0.01"]
-    described = recipe(text, mdlm_folder, *lora)
-    train(described, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(described, tmp_path / "broken", callbacks=[StopAt(3)])
-    torch.rand(100)
-    train(described, tmp_path / "broken", resume=True)
-    assert_same_tensors(tmp_path / "whole", tmp_path / "broken")
+    check_resume(recipe(text, mdlm_folder, *lora), tmp_path, stop=3)
 
 
 @pytest.mark.parametrize(("length", "longest"), [(LENGTH + 16, LENGTH + 16), (16, LENGTH)])
