@@ -149,6 +149,15 @@ def test_models_are_listed(client):
     assert client.get("/v1/models/ar").json() == ar
 
 
+def test_the_specification_tells_of_errors_and_streams(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for operation in methods.values():
+            assert set(operation["responses"]) == {"200", "4XX", "5XX"}, path
+    assert "text/event-stream" in paths["/v1/fill"]["post"]["responses"]["200"]["content"]
+    assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
 def test_metrics_count(client, post):
     post("/v1/completions", max_tokens=4)
     text = client.get("/metrics").text

@@ -258,3 +258,16 @@ class ChooseRequest(Body):
         if len(set(choices)) != len(choices):
             raise ValueError("choices must differ")
         return choices
+
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetails

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
 from unmask import __version__
@@ -21,6 +21,7 @@ from unmask.serving.api import (
     ChooseRequest,
     CompletionRequest,
     EditRequest,
+    ErrorBody,
     FillRequest,
     FimRequest,
     InfillRequest,
@@ -31,6 +32,8 @@ from unmask.serving.guard import Guard, add_error_handlers, error_body, explain
 from unmask.serving.metrics import Metrics
 from unmask.serving.service import Service, server_event, unless_gone
 
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What FastAPI documents for endpoints that may stream."""
 PLAYGROUND = Path(__file__).parent / "playground"
 
 
@@ -52,7 +55,13 @@ def create_app(
         yield
         service.close()
 
-    app = FastAPI(title="unmask", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    errors: dict[int | str, dict[str, Any]] = {
+        "4XX": {"model": ErrorBody, "description": "A refusal; the message says what to change."},
+        "5XX": {"model": ErrorBody, "description": "Not in the time or memory of the server."},
+    }
+    app = FastAPI(
+        title="unmask", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=errors
+    )
     app.state.service = service
     add_error_handlers(app, service)
     _add_library_endpoints(app, service)
@@ -82,17 +91,17 @@ def _add_completion_endpoints(app: FastAPI, service: Service) -> None:
         answer = completions.finish_completions(service, name, planned, request)
         return JSONResponse(shape(await unless_gone(ticket, http.receive, answer)))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=STREAMS)
     async def continue_texts(request: CompletionRequest, http: Request) -> Response:
         """Texts that continue a prompt, or that stand between a prompt and a suffix."""
         return await complete(request, http, dict)
 
-    @app.post("/v1/fim/completions")
+    @app.post("/v1/fim/completions", responses=STREAMS)
     async def fim(request: FimRequest, http: Request) -> Response:
         """Mistral's fill-in-the-middle: completions with `message` or `delta` in the choices."""
         return await complete(request, http, completions.as_fim)
 
-    @app.post("/infill")
+    @app.post("/infill", responses=STREAMS)
     async def infill(request: InfillRequest, http: Request) -> Response:
         """llama.cpp's infill: the text between `input_prefix` and `input_suffix`."""
         return await complete(request.completion(), http, completions.as_infill)
@@ -114,12 +123,12 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
         """Whether the server answers."""
         return {"status": "ok"}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    @app.post("/v1/fill")
+    @app.post("/v1/fill", responses=STREAMS)
     async def fill(request: FillRequest, http: Request) -> Response:
         """Fill the blanks of texts, or the masks of rows of tokens."""
         lm, ticket = service.find(request.model)[1], service.ticket()
@@ -138,7 +147,7 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
 
         return JSONResponse(await unless_gone(ticket, http.receive, answer()))
 
-    @app.post("/v1/edit")
+    @app.post("/v1/edit", responses=STREAMS)
     async def edit(request: EditRequest, http: Request) -> Response:
         """Rewrite spans, the least likely tokens, or all but some words of a text."""
         lm, ticket = service.find(request.model)[1], service.ticket()
