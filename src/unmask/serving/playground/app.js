@@ -5,7 +5,7 @@
   const { html, render, useEffect, useRef, useState } = htmPreact;
   const { Canvas, Code, Form, Scores, Timeline, TokenPanel, named } = unmask;
   const SECONDS = 7, FASTEST = 16, SLOWEST = 250;
-  const LENGTH = 96, ALTERNATIVES = 8, PRECISION = 0.1;
+  const LENGTH = 96, ALTERNATIVES = 8, COARSE = 10, PRECISION = 0.1, PATIENCE = 2;
   const WIDE = matchMedia("(min-width: 861px)").matches;
   const START = {
     text: "Once upon a time", selection: [0, 0], model: "", steps: "", order: "", sampler: "", temperature: "", topP: "",
@@ -164,13 +164,20 @@
 
     // ---- scores
 
+    /* A score is refined until its error is small or that takes too long. */
     async function score(text, model) {
       const key = `${Date.now()} ${state.scores.length}`;
       const put = (fields) => set(({ scores }) => ({ scores: scores.map((one) => (one.key === key ? { ...one, ...fields } : one)) }));
       set({ scores: [...state.scores, { key, text, model }] });
       try {
-        const found = (await backend.post("/v1/score", { model, text, precision: PRECISION })).data[0];
-        put({ bits: found.bits_per_char, perplexity: found.perplexity, tokens: found.tokens, exact: found.exact });
+        let found, error = Infinity, seconds = 0;
+        while (error > PRECISION && seconds < PATIENCE) {
+          const start = performance.now(), precision = Math.max(PRECISION, Math.min(error / 2, COARSE));
+          found = (await backend.post("/v1/score", { model, text, precision })).data[0];
+          error = found.bits_per_token.monte_carlo_error ?? 0;
+          seconds = (performance.now() - start) / 1000;
+          put({ bits: found.bits_per_char, perplexity: found.perplexity, tokens: found.tokens, exact: found.exact });
+        }
         set({ said: `${found.bits_per_char.value.toFixed(3)} bits per character.` });
       } catch (error) {
         put({ error: error.message });

@@ -35,8 +35,8 @@
   function Token({ token, position, run, shape, ends, fresh, tabbable }) {
     const masked = token.id === null, written = !masked && token.confidence !== null;
     const text = masked ? shape : ends ? "end" : token.text;
-    const [, space, rest] = /^( *)(.*)$/s.exec(text);
-    const kinds = ["token", masked || token.marked ? "masked" : written ? "written" : "given", ends && "ends"];
+    const [, space, rest] = /^( *)(.*)$/s.exec(text), letters = visible(rest) || "·", covered = masked || token.marked;
+    const kinds = ["token", covered ? "masked" : written ? "written" : "given", ends && "ends"];
     kinds.push(token.marked && "marked", fresh && "fresh", run.pins.has(position) && "pinned");
     kinds.push(run.selected === position && "selected");
     const style = written && !token.marked ? { "--colour": colour(token.confidence), "--p": token.confidence } : {};
@@ -44,7 +44,8 @@
         class=${kinds.filter(Boolean).join(" ")} style=${style} role="button" tabindex=${tabbable ? 0 : -1}
         data-position=${position} aria-label=${describe(token, position, run, ends)}
         aria-pressed=${run.pins.has(position)}
-        >${visible(rest) || "·"}${written && !token.marked && html`<i aria-hidden="true">${shortPercent(token, rest)}</i>`}</span
+        data-percent=${written && !token.marked ? shortPercent(token, rest) : undefined}
+        data-shape=${covered ? letters : undefined}>${covered ? "" : letters}</span
       >${[...(masked ? "" : token.text)].filter((letter) => letter === "\n").map(() => html`<br />`)}`;
   }
 

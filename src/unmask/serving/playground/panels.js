@@ -35,7 +35,6 @@
             ${alternatives.list.map((one) => html`
               <li key=${one.id}>
                 <button type="button" aria-pressed=${one.id === token.id} onClick=${() => onChoose(one)}
-                  aria-label=${`${spoken(one.text)}, ${(100 * one.probability).toFixed(1)} percent`}
                   style=${{ "--colour": colour(one.probability), "--p": one.probability }}>
                   <b>${visible(one.text).replace(/^ /, "␣")}</b><span>${(100 * one.probability).toFixed(1)} %</span>
                 </button>
