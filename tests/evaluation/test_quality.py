@@ -90,10 +90,8 @@ def test_features_are_those_of_mauve_text(tmp_path):
     judge = open_judge(str(save_judge(tmp_path / "llama")), "cpu")
     texts = ["a few words", "", "x", "a text that is longer than the context of the judge"]
     ids = judge.encode(texts)
-    done = []
-    found = judge.features(ids, batch_size=2, progress=done.append)
+    found = judge.features(ids, batch_size=2)
     expected = utils.featurize_tokens_from_model(
         judge.model, [torch.tensor([row[:CONTEXT] or [judge.bos]]) for row in ids], batch_size=1
     )
     assert found == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
-    assert done == [2, 2]

@@ -119,12 +119,10 @@ class Judge:
         return total
 
     @torch.inference_mode()
-    def features(
-        self, texts: Sequence[Sequence[int]], batch_size: int | None = None, progress: Progress | None = None
-    ) -> Values:
+    def features(self, texts: Sequence[Sequence[int]], batch_size: int | None = None) -> Values:
         """[n, d] the last hidden state at the last token of each text, as mauve-text extracts it.
 
-        A text longer than the context is cut off there; an empty one is the BOS token. `progress` counts texts.
+        A text longer than the context is cut off there; an empty one is the BOS token.
         """
         kept = [torch.tensor(list(ids[: self.context]) or [self.bos]) for ids in texts]
         order = sorted(range(len(kept)), key=lambda i: -len(kept[i]))
@@ -136,8 +134,6 @@ class Judge:
             output = self.model(input_ids=ids_BL.to(self.model.device), use_cache=False, output_hidden_states=True)
             for i, state_LD in zip(batch, output.hidden_states[-1].double().cpu().numpy(), strict=True):
                 rows[i] = state_LD[len(kept[i]) - 1]
-            if progress is not None:
-                progress(len(batch))
         return np.stack([rows[i] for i in range(len(kept))])
 
     def _batch_size(self, width: int, batch_size: int | None) -> int:
