@@ -2,9 +2,10 @@
 
     python -m benchmarks.trunks --out trunks.json
 
-Three measurements, on random bases: tokens per second of training as `unmask train` runs it; time per token and peak
-memory of a forward and backward pass of equal tokens in rows of several lengths; and of the causal networks, memory of
-the cache and time of a step after a prefix. What does not begin within --limit seconds is left out.
+Three measurements, on random bases: tokens per second of training as `unmask train` runs it; tokens per second and
+peak memory of a forward and backward pass of equal tokens in rows of several lengths, which stay the same where a
+network is linear in the length; and of the causal networks, memory of the cache and time of a step after a prefix.
+What does not begin within --limit seconds is left out.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def make_network(name: str, size: str, length: int, device: torch.device) -> Any
 
 
 def measure_pass(name: str, size: str, length: int, tokens: int, device: torch.device) -> dict[str, Any]:
-    """Nanoseconds per token and peak memory of a forward and backward pass in bf16."""
+    """Tokens per second and peak memory of a forward and backward pass, on a GPU in bf16."""
     network = make_network(name, size, length, device).train()
     ids = torch.randint(MASK, (max(1, tokens // length), length), device=device)
     on_gpu = device.type == "cuda"
@@ -91,7 +92,7 @@ def measure_pass(name: str, size: str, length: int, tokens: int, device: torch.d
         torch.cuda.reset_peak_memory_stats()
     seconds = statistics.median(run() for _ in range(3))
     peak = torch.cuda.max_memory_allocated() / GIB if on_gpu else None
-    return {"ns_per_token": 1e9 * seconds / ids.numel(), "peak_gib": peak}
+    return {"tokens_per_second": ids.numel() / seconds, "peak_gib": peak}
 
 
 @torch.no_grad()
@@ -184,15 +185,17 @@ def print_tables(report: dict[str, Any], lengths: list[int]) -> None:
         print(f"{name:14}{shown[0]:>12}{shown[1]:>12}{shown[2]:>12}{cell(row, 'peak_gib'):>8}"
               f"{cell(row, 'first_run_seconds', 1):>10}")  # fmt: skip
     passed = report["tokens_per_pass"]
-    for key, title, one, other in (
-        ("pass", f"forward and backward, {passed} tokens: ns per token / GiB", "ns_per_token", "peak_gib"),
-        ("step", "cache after a prefix, MiB / one step, ms", "cache_mib", "step_ms"),
+    for key, title, one, scale, other in (
+        ("pass", f"forward and backward, {passed} tokens: k tokens/s / GiB", "tokens_per_second", 1e-3, "peak_gib"),
+        ("step", "cache after a prefix, MiB / one step, ms", "cache_mib", 1.0, "step_ms"),
     ):  # fmt: skip
-        print(title)
-        print(f"{'':14}" + "".join(f"{length:>18}" for length in lengths))
+        print(f"{title}; ratio of the first figure, longest to shortest")
+        print(f"{'':14}" + "".join(f"{length:>18}" for length in lengths) + f"{'ratio':>10}")
         for name, row in report[key].items():
-            cells = [f"{cell(row[str(n)], one)} / {cell(row[str(n)], other)}" for n in lengths]
-            print(f"{name:14}" + "".join(f"{text:>18}" for text in cells))
+            cells = [f"{cell(row[str(n)], one, scale=scale)} / {cell(row[str(n)], other)}" for n in lengths]
+            shortest, longest = (row[str(end(lengths))].get(one) for end in (min, max))
+            ratio = f"{longest / shortest:.2f}" if longest and shortest else "-"
+            print(f"{name:14}" + "".join(f"{text:>18}" for text in cells) + f"{ratio:>10}")
     for sentence in report["left_out"]:
         print(f"left out: {sentence}")
 
