@@ -159,7 +159,7 @@ def test_variants_are_a_table_or_json(run, dna_folder, variants):
     assert header == ["chrom", "pos", "id", "ref", "alt", "log_ratio", "stderr", "ref_nats", "alt_nats"]
     assert [line[:5] for line in lines] == [["1", "9", "rs1", "A", "G"], ["1", "9", "rs1", "A", "ACC"]]
     assert "Left out: 1 alternative allele" in err
-    code, shown, _ = run("score", dna_folder, *variants, "--out", "scores.tsv")
+    code, shown, _ = run("score", dna_folder, *variants, "--batch-size", "5", "--out", "scores.tsv")
     assert (code, shown, Path("scores.tsv").read_text()) == (0, "", out)
     run("score", dna_folder, *variants, "--out", "scores.json", "--both-strands")
     report = json.loads(Path("scores.json").read_text())
@@ -173,11 +173,13 @@ def test_variants_are_a_table_or_json(run, dna_folder, variants):
     ("arguments", "words"),
     [
         (["--vcf", "v.vcf"], "--vcf and --fasta belong together"),
-        (["--vcf", "v.vcf", "--fasta", "none.fa"], "'none.fa' cannot be read"),
+        (["--vcf", "v.vcf", "--fasta", "none.fa"], "no file 'none.fa', here or below the folder"),
         (["--vcf", "none.vcf", "--fasta", "g.fa"], "no file 'none.vcf'"),
         (["--vcf", "v.vcf", "--fasta", "g.fa", "ACGT"], "takes a checkpoint and no texts"),
         (["--vcf", "v.vcf", "--fasta", "g.fa", "--out", "none/scores.tsv"], "none"),
+        (["--vcf", "v.vcf", "--fasta", "g.fa", "--precision", "0.1"], "or --precision; leave them out"),
         (["ACGT", "--out", "scores.tsv"], "options of --vcf"),
+        (["ACGT", "--draws", "32"], "options of --vcf"),
         (["ACXT", "--both-strands"], "got 'X'"),
         (["ACGT", "--both-strands", "--given", "AC"], "excludes --given"),
         ([], "Give texts to score"),

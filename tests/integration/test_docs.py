@@ -125,14 +125,16 @@ def test_the_dna_page_runs(run, monkeypatch, tmp_path):
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path / "data"))
     bases = "".join(random.Random(0).choices("ACGT", k=600))
     Path("my.fa").write_text(f">chr1\n{bases}\n")
-    Path("gapped.fa").write_text(f">chr1\n{bases[:10]}NNNN{bases[14:]}\n")
     Path("my.bed").write_text("chr1\t0\t400\ttrain\nchr1\t400\t600\tvalid\n")
-    Path("variants.vcf").write_text(f"1\t300\t.\t{bases[299]}\tN\n")
-    Path("data/dna").mkdir(parents=True)
-    yeast = "".join(f">BK0069{number}\n{bases[:200]}\n" for number in range(34, 50))
-    Path("data/dna/s_cerevisiae.fa").write_text(yeast)
-    small = ["model.hidden_size=8", "model.layers=1", "training.steps=1", "training.batch_size=2", "data.length=64"]
     page = ROOT / "docs" / "dna.md"
+    (variants,) = blocks(page, "vcf")
+    Path("variants.vcf").write_text(variants)
+    record = bases[:200]
+    for _, start, _, ref, _ in (line.split("\t") for line in variants.splitlines()[1:]):
+        record = record[: int(start) - 1] + ref + record[int(start) - 1 + len(ref) :]
+    Path("data/dna").mkdir(parents=True)
+    Path("data/dna/s_cerevisiae.fa").write_text("".join(f">BK0069{number}\n{record}\n" for number in range(34, 50)))
+    small = ["model.hidden_size=8", "model.layers=1", "training.steps=1", "training.batch_size=2", "data.length=64"]
     commands = [line.split("   ")[0] for block in blocks(page, "") for line in block.splitlines() if line]
     assert len(commands) > 10
     for command in commands:
@@ -145,6 +147,6 @@ def test_the_dna_page_runs(run, monkeypatch, tmp_path):
             arguments[arguments.index("--draws") + 1] = "16"
         code, _, err = run(*arguments)
         assert code == 0, err
-    assert Path("scores.tsv").read_text().count("\n") == 2
+    assert Path("scores.tsv").read_text().count("\n") == 5
     for block in blocks(page, "python"):
         exec(compile(block, "dna.md", "exec"), {})

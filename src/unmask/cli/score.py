@@ -40,14 +40,18 @@ def score(
         Path | None, typer.Option(help="Score the variants of this VCF file, which may be compressed.", metavar="FILE")
     ] = None,
     fasta: Annotated[
-        Path | None, typer.Option(help="The genome of --vcf, which may be compressed.", metavar="FILE")
+        Path | None,
+        typer.Option(help="The genome of --vcf, here or below UNMASK_DATA, which may be compressed.", metavar="FILE"),
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=2, help="Bases in the window around a variant. Default: the model's length.")
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=16, help="Draws of times and masks for each allele of a variant, a multiple of 16.")
-    ] = 64,
+        int | None,
+        typer.Option(
+            min=16, help="Draws of times and masks for each allele of a variant, a multiple of 16. Default: 64."
+        ),
+    ] = None,
     both_strands: Annotated[
         bool, typer.Option("--both-strands", help="Average over DNA and its reverse complement.")
     ] = False,
@@ -80,14 +84,14 @@ def score(
     if vcf is not None or fasta is not None:
         if vcf is None or fasta is None:
             raise UnmaskError("--vcf and --fasta belong together; give both.")
-        if given is not None or steps or len(words) > 1:
-            raise UnmaskError("--vcf takes a checkpoint and no texts, --given or --steps; leave them out.")
+        if given is not None or steps or precision is not None or len(words) > 1:
+            raise UnmaskError("--vcf takes a checkpoint and no texts, --given, --steps or --precision; leave them out.")
         checkpoint = common.check_checkpoint(words[0] if words else None)
         options = {"context": context, "draws": draws, "seed": seed, "both_strands": both_strands}
-        _score_variants(model, checkpoint, vcf, fasta, options, out, as_json)
+        _score_variants(model, checkpoint, vcf, fasta, options, batch_size, out, as_json)
         return
-    if out is not None or context is not None:
-        raise UnmaskError("--out and --context are options of --vcf; leave them out.")
+    if (out, context, draws) != (None, None, None):
+        raise UnmaskError("--out, --context and --draws are options of --vcf; leave them out.")
     if not words:
         raise UnmaskError("Give texts to score, or --vcf and --fasta.")
     if both_strands and given is not None:
@@ -117,22 +121,24 @@ def _score_variants(
     vcf: Path,
     fasta: Path,
     options: dict[str, Any],
+    batch_size: int | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from unmask.data.sources.genome import Genome
-    from unmask.evaluation.variants import SHOWN, read_variants, score_variant
+    from unmask.data.sources.genome import Genome, find_data_file
+    from unmask.evaluation.variants import DRAWS, SHOWN, read_variants, score_variant
     from unmask.io import atomic_text, check_output_file
 
+    options["draws"] = options["draws"] or DRAWS
     if out is not None:
         check_output_file(out)
-    genome = Genome(fasta)
+    genome = Genome(find_data_file(str(fasta)))
     variants, symbolic = read_variants(vcf, genome)
     lm = model.load(checkpoint)
     scores = []
-    with common.out_of_memory_advice(None), common.progress("variants", len(variants), quiet=as_json) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress("variants", len(variants), quiet=as_json) as advance:
         for variant in variants:
-            scores.append(score_variant(lm, genome, variant, **options).as_dict())
+            scores.append(score_variant(lm, genome, variant, **options, batch_size=batch_size).as_dict())
             advance(1)
     report = {"vcf": str(vcf), "fasta": str(fasta), **options, "left_out": symbolic, "variants": scores}
     shown = [[f"{one:.4f}" if isinstance(one, float) else str(one) for one in row.values()] for row in scores]

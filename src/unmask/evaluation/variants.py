@@ -108,6 +108,7 @@ def score_variant(
     draws: int = DRAWS,
     seed: int = 0,
     both_strands: bool = False,
+    batch_size: int | None = None,
 ) -> VariantScore:
     """Score a variant in a window of `context` bases, by default the length of the model.
 
@@ -125,7 +126,8 @@ def score_variant(
     before = genome.read(variant.record, max(0, start - (room - room // 2)), start)
     after = genome.read(variant.record, end, min(genome.sizes[variant.record], end + room // 2))
     objective = next(iter(lm.config.objective.estimators().values()))
-    plan = Draws(seed, 1, 1) if objective.exact else Draws(seed, OFFSETS, max(1, draws // OFFSETS))
+    offsets, passes = (1, 1) if objective.exact else (OFFSETS, max(1, draws // OFFSETS))
+    plan = Draws(seed, offsets, passes, batch_size)
     nats = []
     for allele in (variant.ref, variant.alt):
         text = before + allele + after
