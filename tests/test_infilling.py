@@ -22,6 +22,7 @@ from unmask.infilling import (
     WordBoundary,
     answer_nats,
     choose_lengths,
+    compare_answers,
     known_nats,
     mask_around,
     mask_spans,
@@ -233,6 +234,15 @@ def test_probabilities_add_up_and_have_errors(mdlm):
     assert [one.exact for one in answers] == [False, False, True]
     assert all(one.error > 0 for one in answers)
     assert mdlm.choose("The [MASK] sat.", ["cat", "dog", "x"], seed=1) == answers
+
+
+def test_errors_of_probabilities_are_those_of_the_jackknife():
+    nats = torch.rand(16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left_out = torch.stack([(-torch.cat([nats[:r], nats[r + 1 :]]).mean(dim=0)).softmax(-1) for r in range(16)])
+    expected = (15 * left_out.var(dim=0, correction=0)).sqrt()
+    answers = compare_answers(["a", "b", "c"], nats, [False] * 3)
+    assert [one.error for one in answers] == pytest.approx(expected.tolist())
+    assert [one.probability for one in answers] == pytest.approx((-nats.mean(dim=0)).softmax(-1).tolist())
 
 
 def test_an_autoregressive_model_compares_likelihoods(ar):

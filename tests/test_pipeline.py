@@ -400,6 +400,13 @@ def test_an_autoregressive_model_draws_from_its_conditionals(ar):
     assert one.confidence[2:] == pytest.approx(expected[2:].tolist(), rel=1e-4)
 
 
+def test_an_autoregressive_canvas_fills_a_row_by_default(tmp_path):
+    """BOS takes no room on the canvas, unlike in a masked model."""
+    folder = make_checkpoint(tmp_path / "framed", model="causal", policy={"name": "packed", "framed": True})
+    lm = load(folder, device="cpu")
+    assert len(lm.sample()[0].ids) == lm.row_length
+
+
 def test_an_autoregressive_trajectory_begins_after_its_own_prompt(ar):
     prompts = ["ab", "abcdef", "a", "x" * 12]
     done = ar.generate(prompts=prompts, length=12, seed=1, return_trajectory=True)
