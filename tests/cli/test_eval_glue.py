@@ -55,6 +55,18 @@ def test_report_compares_checkpoints_and_is_resumed(data, mdlm_folder, ar_folder
     assert (tmp_path / "glue/figure.png").stat().st_size > 1000
 
 
+def test_lines_that_are_left_out_are_told(data, mdlm_folder, run):
+    file = data / "glue" / "SST-2" / "dev.tsv"
+    file.write_text(file.read_text() + "a line of one field\n")
+    (data / "glue").rename(data / "elsewhere")
+    code, out, err = run("eval", "glue", mdlm_folder, *QUICK, "--tasks", "SST-2", "--data", "elsewhere", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["malformed"] == {"SST-2": 1}
+    assert report["notes"][-1] == "Lines with too few or too many fields that are left out: 1 of SST-2."
+    assert report["command"].endswith(" --data elsewhere")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -109,13 +109,16 @@ def glue(
             fine_tune_side_by_side(models, examples, settings, workspace, jobs)
         for lm, name in models:
             results += evaluate_glue(lm, name, examples, settings, workspace, advance)
-    table = glue_table(results, chosen, settings, missing)
-    command = _command(checkpoints, chosen, settings)
+    malformed = {one.task.name: sum(part.malformed for part in (one.train, *one.dev)) for one in examples}
+    broken = ", ".join(f"{count} of {task}" for task, count in malformed.items() if count)
+    notes = [*missing, *([f"Lines with too few or too many fields that are left out: {broken}."] if broken else [])]
+    table = glue_table(results, chosen, settings, notes)
+    command = _command(checkpoints, chosen, settings, data)
     report = {
         "command": command,
         "settings": asdict(settings),
         "left_out": missing,
-        "malformed": {one.task.name: sum(part.malformed for part in (one.train, *one.dev)) for one in examples},
+        "malformed": malformed,
         "results": [asdict(result) for result in results],
     }
     report = write_table(out, table, report, f"`{command}`")
@@ -125,7 +128,7 @@ def glue(
         print_experiment(table, out)
 
 
-def _command(checkpoints: list[str], tasks: list[Task], settings: GlueSettings) -> str:
+def _command(checkpoints: list[str], tasks: list[Task], settings: GlueSettings, data: Path | None) -> str:
     """The command that makes the same table."""
     options = {
         "--tasks": ",".join(task.name for task in tasks),
@@ -135,6 +138,7 @@ def _command(checkpoints: list[str], tasks: list[Task], settings: GlueSettings) 
         "--batch-size": str(settings.batch_size),
     }
     options |= {} if settings.limit is None else {"--limit": str(settings.limit)}
+    options |= {} if data is None else {"--data": str(data)}
     return shlex.join(["unmask", "eval", "glue", *checkpoints, *(word for pair in options.items() for word in pair)])
 
 
