@@ -32,8 +32,9 @@ def read_gue(folder: Path, limit: int | None = None) -> list[TaskData]:
         if not all(map(find_file, paths)):
             continue
         numbers = dna_task(place.name, (), ("Matthews",), ("accuracy",))
-        train, *others = (_cleaned(read_examples(numbers, path), str(path)).spread(limit) for path in paths)
-        classes = range(1 + int(max(train.labels)))
+        parts = [_cleaned(read_examples(numbers, path), str(path)) for path in paths]
+        classes = range(1 + int(max(label for part in parts for label in part.labels)))
+        train, *others = (part.spread(limit) for part in parts)
         found.append(TaskData(replace(numbers, classes=tuple(map(str, classes))), train, tuple(others)))
     return found
 
