@@ -39,6 +39,8 @@ def test_overrides_set_nested_values_and_a_new_name_drops_the_old_options(tmp_pa
         ("model.size=huge", r"^model 'dit': size must be 'nano', 'tiny', "),
         ("training.steps", "not of the form key.sub=value"),
         ("training.steps=[", "is not YAML; quote it"),
+        ("training.steps=2024-99-99", "is not YAML; quote it"),
+        ("training.steps=" + 9999 * "[", "is not YAML; quote it"),
     ],
 )
 def test_a_wrong_override_is_one_sentence(override, message):
@@ -47,7 +49,13 @@ def test_a_wrong_override_is_one_sentence(override, message):
 
 
 def test_a_file_that_is_not_a_recipe_is_named(tmp_path):
-    for content, message in (("a: [", r"is not YAML \(line 1: "), ("- 1", "is not a recipe; write a mapping")):
+    contents = {
+        "a: [": r"is not YAML \(line 1: ",
+        "a: 2024-99-99": "is not YAML",
+        9999 * "[": "is not YAML",
+        "- 1": "is not a recipe; write a mapping",
+    }
+    for content, message in contents.items():
         (tmp_path / "bad.yaml").write_text(content)
         with pytest.raises(UnmaskError, match=message):
             read_recipe(tmp_path / "bad.yaml")

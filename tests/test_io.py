@@ -77,7 +77,8 @@ def test_output_paths_are_checked_and_nothing_is_left(tmp_path: Path):
     check_writable(tmp_path / "deep" / "down" / "x.json")
     check_output_file(tmp_path / "x.json")
     for check, message in (
-        (lambda: check_new_folder(tmp_path / "file", "choose another"), "is a file"),
+        (lambda: check_new_folder(tmp_path / "file", "choose another"), "is not a folder; choose another"),
+        (lambda: check_new_folder(Path("/dev/null"), "choose another"), "is not a folder"),
         (lambda: check_new_folder(tmp_path, "choose another"), "not empty; choose another"),
         (lambda: check_writable(tmp_path / "file" / "x.json"), r"cannot be written .*; choose another path"),
         (lambda: check_writable(Path("/proc/nope/x")), r"cannot be written .*; choose another path"),

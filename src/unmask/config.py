@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from unmask.data.sources import is_pattern, source_spec
-from unmask.errors import UnmaskError, did_you_mean
+from unmask.errors import UnmaskError, did_you_mean, first_line
+from unmask.io import parse_yaml
 from unmask.registry import build, check_options, field, requirement
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -219,12 +220,9 @@ def _find(recipe: str) -> Path:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise UnmaskError(f"'{path}' is not YAML ({reason}); correct it, or name a recipe.") from error
+        values = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnmaskError(f"'{path}' is not YAML ({first_line(error)}); correct it, or name a recipe.") from error
     if not isinstance(values, dict):
         raise UnmaskError(f"'{path}' is not a recipe; write a mapping with data, model, training and so on.")
     return values
@@ -232,7 +230,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _override(values: dict[str, Any], override: str) -> None:
     """Set one nested value. A missing section starts from the defaults; a new name drops the old options."""
-    key, equals, text = override.partition("=")
+    key, equals, _ = override.partition("=")
     if not equals or not key:
         raise UnmaskError(f"The override '{override}' is not of the form key.sub=value.")
     *path, last = key.split(".")
@@ -245,9 +243,14 @@ def _override(values: dict[str, Any], override: str) -> None:
         at = at[part]
     if last == "name":
         at.clear()
+    at[last] = override_value(override)
+
+
+def override_value(override: str) -> Any:
+    """The value of an override "key.sub=value"."""
     try:
-        at[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return parse_yaml(override.partition("=")[2])
+    except ValueError as error:
         raise UnmaskError(f"The value of the override '{override}' is not YAML; quote it.") from error
 
 

@@ -138,6 +138,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML document without tags of Python; `ValueError` says in which line it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        raise ValueError(f"{line}{error.problem}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(first_line(error)) from error
+
+
 def write_checksums(folder: Path) -> None:
     """Write the size and CRC-32 of every file of a complete folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
@@ -248,9 +261,9 @@ def check_writable(path: Path) -> None:
 
 
 def check_new_folder(path: Path, remedy: str, ignore: Sequence[str] = ()) -> None:
-    """Raise `UnmaskError` if `path` is a file or a folder that is not empty; files named in `ignore` do not count."""
-    if path.is_file():
-        raise UnmaskError(f"'{path}' is a file, not a folder; {remedy}.")
+    """Raise `UnmaskError` if `path` is anything but an empty folder; files named in `ignore` do not count."""
+    if path.exists() and not path.is_dir():
+        raise UnmaskError(f"'{path}' is not a folder; {remedy}.")
     if path.is_dir() and any(entry.name not in ignore for entry in path.iterdir()):
         raise UnmaskError(f"'{path}' exists and is not empty; {remedy}.")
 

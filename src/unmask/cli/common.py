@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
-from unmask.io import read_json
+from unmask.io import parse_yaml, read_json
 
 if TYPE_CHECKING:
     from unmask.constraints import Constraint, JsonSchema
@@ -288,13 +288,11 @@ def generation_report(
 
 def parse_sampler(text: str) -> str | Mapping[str, Any]:
     """Parse a sampler's name, or 'name: ..., option: ...' as a mapping."""
-    import yaml
-
     if ":" not in text:
         return text
     try:
-        spec = yaml.safe_load(text if text.lstrip().startswith("{") else f"{{{text}}}")
-    except yaml.YAMLError:
+        spec = parse_yaml(text if text.lstrip().startswith("{") else f"{{{text}}}")
+    except ValueError:
         spec = None
     if not isinstance(spec, Mapping):
         raise UnmaskError(f"--sampler must be written as 'name: remdm, strategy: cap', got '{text}'.")

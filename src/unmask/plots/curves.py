@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from unmask.data.rows import TEXT_TOKENS
 from unmask.errors import UnmaskError
-from unmask.io import unique_names
+from unmask.io import parse_yaml, unique_names
 from unmask.plots.style import GREY, colour, dashes, legend, open_figure, plain_log_axis
 from unmask.training.callbacks import LOG, read_log
 
@@ -116,8 +115,8 @@ def read_run(path: Path, name: str | None = None) -> RunSeries:
     try:
         records = read_log(path)
         recipe = path / "recipe.yaml"
-        values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
-    except (ValueError, yaml.YAMLError) as error:
+        values = parse_yaml(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
+    except ValueError as error:
         reason = str(error).partition("\n")[0]
         raise UnmaskError(f"The log or recipe in '{path}' cannot be read ({reason}); restore it.") from error
     trained = [record for record in records if "loss" in record]

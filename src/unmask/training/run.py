@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from unmask.checkpoint import CheckpointConfig, find_checkpoint, read_checkpoint_config
-from unmask.config import Recipe, check_recipe, is_recipe, recipe_for, source_override
+from unmask.config import Recipe, check_recipe, is_recipe, override_value, recipe_for, source_override
 from unmask.data.sources import is_pattern
 from unmask.data.tokenizers import has_tokenizer
 from unmask.errors import UnmaskError
@@ -159,9 +159,8 @@ def _masked_objective(overrides: Sequence[str]) -> bool:
     """Whether the overrides name an objective for a masked network."""
     chosen: Any = None
     for override in overrides:
-        key, _, value = override.partition("=")
-        if key in ("objective", "objective.name"):
-            chosen = yaml.safe_load(value)
+        if override.partition("=")[0] in ("objective", "objective.name"):
+            chosen = override_value(override)
     chosen = chosen.get("name") if isinstance(chosen, dict) else chosen
     return isinstance(chosen, str) and not get("objective", chosen).causal
 
