@@ -381,6 +381,8 @@ def test_files_and_folders_without_weights_are_refused(tmp_path):
     refuses("damaged or not safetensors", tmp_path / "broken.safetensors")
     refuses("neither safetensors nor", tmp_path / "notes.txt")
     refuses("There is no file or folder", tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    refuses("There is no file or folder", tmp_path / "pipe")
     refuses("has no weights", tmp_path / "empty")
     refuses("already a checkpoint of unmask", random_checkpoint(tmp_path / "ours", conditioned=False))
 
@@ -390,7 +392,8 @@ def test_files_and_folders_without_weights_are_refused(tmp_path):
     [
         (json.dumps({**CONFIG, "n_blocks": 3}), "says n_blocks=3, but the weights say 2"),
         ('{"n_heads": "many"}', "The n_heads in"),
-        ("{", "is not JSON"),
+        ("{", "cannot be read"),
+        (100_000 * "[", "cannot be read"),
         ("[]", "config.json"),
     ],
 )

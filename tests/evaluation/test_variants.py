@@ -123,6 +123,7 @@ def test_alleles_of_a_vcf_file(genome, tmp_path):
         ("chr2 1 . C A", "separated by tabs"),
         ("chr2\tx\t.\tC\tA", "must be CHROM, POS"),
         ("chr2\t0\t.\tC\tA", "must be CHROM, POS"),
+        (f"chr2\t{5000 * '9'}\t.\tC\tA", "must be CHROM, POS"),
         ("chr2\t1\t.\t<C>\tA", "REF must be bases"),
         ("chr2\t1\t.\tA\t<DUP>", "no variants with bases"),
     ],

@@ -5,7 +5,6 @@ The published diffusion language models LLaDA and Dream are read by `unmask.conv
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import warnings
@@ -38,7 +37,7 @@ from unmask.convert.torch_file import StoredTensor, TorchFile
 from unmask.data.encoding import vocabulary_size
 from unmask.data.tokenizers import MASK, HuggingFaceTokenizer, TokenizerComponent
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.io import check_new_folder
+from unmask.io import check_new_folder, read_json
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.decoder import Decoder
@@ -241,7 +240,7 @@ def _build_network(weights: dict[str, Tensor], fields: dict[str, Any], condition
 
 def read_published(path: Path, which: Which, heads: int | None = None) -> Published:
     """Read a published network and check every key. `which` applies to Lightning checkpoints, which have both."""
-    if not path.exists():
+    if not path.is_file() and not path.is_dir():
         raise UnmaskError(f"There is no file or folder '{path}'; check the path.")
     file, config = (_weight_file(path), _read_config(path)) if path.is_dir() else (path, PublishedConfig())
     if file.suffix == ".safetensors":
@@ -333,13 +332,11 @@ def _read_config(folder: Path) -> PublishedConfig:
     if not file.is_file():
         return PublishedConfig()
     try:
-        return PublishedConfig.model_validate(json.loads(file.read_text(encoding="utf-8")))
+        return PublishedConfig.model_validate(read_json(file))
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(str(part) for part in first["loc"]) or "content"
         raise UnmaskError(f"The {what} in '{file}' is invalid: {first['msg']}; correct it.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UnmaskError(f"'{file}' is not JSON ({error}); fetch it again.") from error
 
 
 # ---- tokenizers ------------------------------------------------------------------------------------------------------

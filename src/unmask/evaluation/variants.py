@@ -13,7 +13,7 @@ import numpy as np
 
 from unmask.data.sources.fasta import LETTERS, reverse_complement_text
 from unmask.data.sources.files import InputFile
-from unmask.data.sources.genome import Genome
+from unmask.data.sources.genome import POSITION, Genome
 from unmask.errors import UnmaskError
 from unmask.likelihood import OFFSETS, Bound, Draws, Evaluation, draw_nats
 
@@ -62,7 +62,7 @@ def read_variants(path: Path, genome: Genome) -> tuple[list[Variant], int]:
     variants: list[Variant] = []
     symbolic = 0
     for where, fields in _lines(path):
-        if len(fields) < 5 or not fields[1].isdecimal() or not int(fields[1]):
+        if len(fields) < 5 or not POSITION.fullmatch(fields[1]) or not int(fields[1]):
             raise UnmaskError(
                 f"{where}a variant must be CHROM, POS, ID, REF and ALT, separated by tabs, got "
                 f"{' '.join(fields)[:60]!r}."

@@ -164,6 +164,12 @@ def test_odd_files_are_refused_in_one_sentence(folder, content, words):
     assert "\n" not in str(error.value)
 
 
+def test_a_pipe_is_refused(folder):
+    os.mkfifo("g.fa")
+    with pytest.raises(UnmaskError, match=r"'g\.fa' is a pipe or a device"):
+        Genome(Path("g.fa"))
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -171,6 +177,7 @@ def test_odd_files_are_refused_in_one_sentence(folder, content, words):
         ("a\t4\t4\ttrain", "greater than the start"),
         ("a\t0\t4", "must be a record, a start, an end and a split"),
         ("a\tx\t4\ttrain", "must be a record"),
+        (f"a\t0\t{5000 * '9'}\ttrain", "must be a record"),
         ("c\t0\t4\ttrain", "has no record 'c'"),
         ("a\t0\t4\tother", "no intervals of the splits train, valid"),
     ],

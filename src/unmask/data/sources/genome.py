@@ -26,7 +26,8 @@ BASES_AT_ONCE = 1 << 20
 VALIDATION_WORDS = ("valid", "validation", "val", "dev")
 INDEX, SEQUENCE = "index.fai", "sequence.fa"
 HEADER_WORDS = ("#", "track", "browser")
-_REGION = re.compile(r"([^:]+)(?::([\d,_]+)-([\d,_]+))?")
+POSITION = re.compile("[0-9]{1,18}")
+_REGION = re.compile(r"([^:]+)(?::([\d,_]{1,25})-([\d,_]{1,25}))?")
 
 
 # ---- an indexed FASTA -----------------------------------------------------------------------------------------------
@@ -50,6 +51,8 @@ class Genome:
             status = path.stat()
         except OSError as error:
             raise UnmaskError(f"'{path}' cannot be read ({error.strerror}); check the path.") from error
+        if not path.is_file() and not path.is_dir():
+            raise UnmaskError(f"'{path}' is a pipe or a device, which cannot be read twice; name a file.")
         key = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
         folder = cache_dir() / "genomes" / blake2b(key.encode(), digest_size=10).hexdigest()
 
@@ -158,7 +161,7 @@ def read_intervals(path: Path) -> Iterator[Interval]:
             if not fields or fields[0].startswith(HEADER_WORDS):
                 continue
             where = f"'{path}', line {number}: "
-            if len(fields) < 4 or not (fields[1].isdecimal() and fields[2].isdecimal()):
+            if len(fields) < 4 or not all(map(POSITION.fullmatch, fields[1:3])):
                 raise UnmaskError(
                     f"{where}an interval must be a record, a start, an end and a split, got {line.rstrip()[:60]!r}."
                 )
