@@ -37,6 +37,7 @@ def test_a_text_file_becomes_a_checkpoint(reported, printed, run, refused, folde
     out = printed("train", "my.txt", *SHORT)
     assert "±" in out
     assert "Next: unmask sample runs/my" in out
+    assert "Next: unmask sample 'runs/my other'" in printed("train", "my.txt", *SHORT, "--out", "runs/my other")
     assert run("sample", "runs/my", "--length", 8, "--json")[0] == 0
     assert run("eval", "runs/my", "--json")[0] == 0
     assert "--resume" in refused("train", "my.txt", *SHORT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -75,5 +76,5 @@ def convert(
         )
     text = f"Wrote {target}: {report.parameters:,} parameters."
     if not reverse:
-        text += f"\nNext: unmask sample {target} --steps 64"
+        text += f"\nNext: unmask sample {shlex.quote(str(target))} --steps 64"
     print_result(asdict(report), text, as_json)

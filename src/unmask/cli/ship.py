@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -46,4 +47,4 @@ def ship(
         run, out, bounds=bound or (), judged=judged, entropy=entropy, about=about, shard_megabytes=shard_mb
     )
     size = f"{export.parameters:,} parameters, {export.bytes / 1e6:.2f} MB"
-    print_result(asdict(export), f"Wrote {out}: {size}. Next: unmask sample {out}", as_json)
+    print_result(asdict(export), f"Wrote {out}: {size}. Next: unmask sample {shlex.quote(str(out))}", as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,4 +127,4 @@ def _format_result(result: TrainingResult) -> str:
         loss, error = result.bound.bits_per_token, result.bound.error("bits_per_token")
         line = f"Validation: {loss:.4f} ± {error:.4f} bits per masked token; {result.planner_metrics}"
         options = " --steps 64 --order planner"
-    return f"{line}\nCheckpoint: {result.path}. Next: unmask sample {result.path}{options}"
+    return f"{line}\nCheckpoint: {result.path}. Next: unmask sample {shlex.quote(str(result.path))}{options}"
