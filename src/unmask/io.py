@@ -121,13 +121,13 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise UnmaskError(f"{what} ({first_line(error)}); {remedy}.") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "restore it or fetch it again") -> dict[str, Any]:
     """Read a JSON object of standard JSON, without NaN and infinities."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
-    with reading(f"'{path}' cannot be read", "restore it or fetch it again"):
+    with reading(f"'{path}' cannot be read", remedy):
         if not path.is_file():  # reading a pipe would wait for ever
             raise OSError("it is not a file")
         if path.stat().st_size > MAX_JSON:

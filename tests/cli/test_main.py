@@ -130,7 +130,7 @@ EARLY = [
         ["fill", "a [MASK]", "--match", "a.*"],
         "--match needs the package interegular; run: pip install 'unmask[regex]'.",
     ),
-    (["fill", "a [MASK]", "--json-schema", "nowhere.json"], "'nowhere.json' cannot be read"),
+    (["fill", "a [MASK]", "--json-schema", "nowhere.json"], "it is not a file); give a file with a JSON schema"),
     (["sample", "--json-schema", "a.json"], "JSON schemas need the package jsonschema"),
     (["edit", "nowhere", "a"], "no checkpoint at 'nowhere'"),
     (["score", "nowhere", "a"], "no checkpoint at 'nowhere'"),

@@ -167,11 +167,6 @@ def test_metrics_count(client, post):
 
 
 def test_a_schema_constrains_the_answer(post):
-    pytest.importorskip("unmask.constraints", reason="no constraints")
-    import unmask.constraints
-
-    if not hasattr(unmask.constraints, "JsonSchema"):
-        pytest.skip("constraints have no JsonSchema")
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     answer = post("/v1/completions", prompt="x = ", max_tokens=12, response_format=form, seed=1)

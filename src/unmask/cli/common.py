@@ -235,7 +235,8 @@ class GenerationOptions(TokenOptions):
         """The constraint of --json-schema."""
         from unmask.constraints import JsonSchema
 
-        return None if self.json_schema is None else JsonSchema(read_json(self.json_schema))
+        remedy = "give a file with a JSON schema"
+        return None if self.json_schema is None else JsonSchema(read_json(self.json_schema, remedy))
 
     def arguments(self, steps: int | None) -> dict[str, Any]:
         """Validate the options and return them as arguments of `sample`, `fill_details` and `edit_details`."""

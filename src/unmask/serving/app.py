@@ -66,9 +66,8 @@ def create_app(
     add_error_handlers(app, service)
     _add_library_endpoints(app, service)
     _add_completion_endpoints(app, service)
-    if (PLAYGROUND / "index.html").is_file():
-        app.mount("/playground", StaticFiles(directory=PLAYGROUND, html=True))
-        app.get("/", include_in_schema=False)(lambda: FileResponse(PLAYGROUND / "index.html"))
+    app.mount("/playground", StaticFiles(directory=PLAYGROUND))
+    app.get("/", include_in_schema=False)(lambda: FileResponse(PLAYGROUND / "index.html"))
     app.add_middleware(Guard, service=service, api_key=api_key, hosts=hosts)
     return app
 

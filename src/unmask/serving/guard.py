@@ -23,7 +23,7 @@ from unmask.registry import requirement
 from unmask.serving.batches import Cancelled
 from unmask.serving.service import ClientGone, Service, UnknownModel
 
-OPEN_PATHS = ("/", "/health", "/playground")
+OPEN_PATHS = ("/", "/health")
 """Paths that need no key."""
 NO_OBJECT = "The body must be a JSON object with the header Content-Type: application/json."
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
