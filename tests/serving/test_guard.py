@@ -200,6 +200,13 @@ def test_a_slow_body_is_refused(client):
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
+def test_a_client_that_goes_before_its_body_is_no_error_of_the_server(client):
+    assert call_app(client.app, []) == []
+    text = client.get("/metrics").text
+    assert 'endpoint="other",status="499"' in text
+    assert 'status="500"' not in text
+
+
 def test_a_client_that_does_not_read_its_answer_leaves(mdlm):
     app = create_app({"mdlm": mdlm}, limits=Limits(seconds=0.5, body_seconds=0.5))
     body = [{"type": "http.request", "body": b'{"max_tokens": 2}', "more_body": False}]

@@ -25,6 +25,8 @@ from unmask.serving.service import ClientGone, Service, UnknownModel
 
 OPEN_PATHS = ("/", "/health")
 """Paths that need no key."""
+GONE = 499
+"""The status, in the metrics alone, of a request whose client has gone."""
 NO_OBJECT = "The body must be a JSON object with the header Content-Type: application/json."
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -48,7 +50,7 @@ def explain(error: Exception, service: Service) -> tuple[int, str, str | None]:
     if isinstance(error, UnmaskError):
         return 400, service.hide_paths(str(error)), None
     if isinstance(error, ClientGone):
-        return 499, "The client has gone.", None
+        return GONE, "The client has gone.", None
     if isinstance(error, Cancelled):
         return 503, str(error) or "The request was cancelled.", "cancelled"
     if (isinstance(error, RuntimeError) and is_out_of_memory(error)) or isinstance(error, MemoryError):
@@ -116,7 +118,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        metrics, start, status = self.service.metrics, time.monotonic(), 500
+        metrics, start, status = self.service.metrics, time.monotonic(), GONE
 
         async def count(message: dict[str, Any]) -> None:
             nonlocal status
