@@ -22,7 +22,7 @@ def test_ways_of_sampling_differ_in_entropy(reproduce):
 
 def test_figure_2_has_a_curve_for_each_model(reproduce):
     table = reproduce("figure2", steps=(2, 8))
-    assert list(table.rows) == ["MDLM, T = 2", "MDLM, T = 8", "SEDD, T = 2", "SEDD, T = 8", "AR"]
+    assert list(table.rows) == ["data", "MDLM, T = 2", "MDLM, T = 8", "SEDD, T = 2", "SEDD, T = 8", "AR"]
     assert [(curve.label, len(curve.x)) for curve in table.curves] == [("MDLM", 2), ("SEDD", 2), ("AR", 1)]
     assert table.rows["SEDD, T = 8"]["calls"].value == 8
     assert table.rows["AR"]["calls"].value == 16
@@ -32,7 +32,7 @@ def test_texts_beyond_the_context_are_judged_by_window_and_stride(reproduce):
     table = reproduce("table5", samples=2)
     windows = {16: (2, 4, 8, 16), 8: (1, 2, 4, 8), 4: (1, 2, 4)}
     labels = [f"MDLM, window {size}, stride {stride}" for size, strides in windows.items() for stride in strides]
-    assert list(table.rows)[:-2] == [*labels, "AR, window 16, stride 8"]
+    assert list(table.rows)[:-2] == ["data", *labels, "AR, window 16, stride 8"]
     assert {curve.label for curve in table.curves} == {"AR", *(f"MDLM, window {size}" for size in windows)}
     assert table.published["MDLM, published"] == {"judge perplexity": 27.18, "seconds per text": 89.3}
 

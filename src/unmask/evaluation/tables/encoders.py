@@ -12,7 +12,6 @@ from typing import Any
 from unmask.data.glue import BINARY, TASKS, Examples, Task, TaskData, find_tasks, glue_folder, read_task
 from unmask.data.protocols import BERT as BERT_TOKENS
 from unmask.data.protocols import DATA_VARIABLE, PACKED, Protocol
-from unmask.evaluation.generation import Texts
 from unmask.evaluation.glue import (
     AVERAGE,
     GlueResult,
@@ -34,9 +33,8 @@ from unmask.evaluation.tables.base import (
     merge,
     units,
 )
-from unmask.evaluation.tables.sampling import cells_of, cut_rows, judge_texts, judged_cells, open_run_as_judge
+from unmask.evaluation.tables.sampling import cells_of, judged_cells, judged_data
 from unmask.evaluation.tables.workspace import Workspace
-from unmask.evaluation.zero_shot import evaluation_part
 from unmask.models.inference import select_device
 from unmask.pipeline import load
 
@@ -114,11 +112,6 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     """GLUE, the bound on the test part, and generated texts under the AR model as the judge."""
     tasks, missing = table4_tasks(scale)
     judge = runs[0]
-
-    def judge_rows() -> dict[str, Any]:
-        texts = cut_rows(workspace.load(judge), protocol, scale.samples)
-        return judge_texts(open_run_as_judge(workspace, judge), Texts(texts))
-
     jobs = min(scale.jobs, os.cpu_count() or 1)
     if jobs > 1 and select_device(workspace.device).type == "cuda":
         models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
@@ -137,8 +130,7 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
             generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
         parameters[run.label] = workspace.count_parameters(run)
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
-    inputs = {"judge": judge.folder, "protocol": evaluation_part(protocol).name, "samples": scale.samples}
-    data = cells_of(workspace.measure("texts-rows", judge_rows, **inputs))
+    data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
     of_data = ", ".join(f"{column} {data[column]}" for column in GENERATED if column in data)
     recipe = runs[0].recipe
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.length

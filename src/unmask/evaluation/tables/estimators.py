@@ -29,7 +29,7 @@ from unmask.evaluation.tables.base import (
     units,
 )
 from unmask.evaluation.tables.language_modeling import STEPS, one_seed
-from unmask.evaluation.tables.sampling import judged_cells
+from unmask.evaluation.tables.sampling import cells_of, judged_cells, judged_data
 from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
 from unmask.likelihood import Bound, estimate_bound
@@ -50,7 +50,7 @@ SCHEDULES: dict[str, Any] = {
     "learned": {"name": "learned", "every": 20, "warmup": 20},
 }
 VARIANCE_PUBLISHED = {"log-linear": 1.81, "cosine": 3.30, "cosine-squared": 3.30, "linear": 7.57}
-"""Variance of the bound over draws for one datapoint, in nats squared per token."""
+"""Variance of the bound over draws for one datapoint, in (nats per token)²."""
 
 
 class SampledD3PM(D3PM):
@@ -97,7 +97,7 @@ BATCH_SIZE = 16
 def loss_variance(
     denoiser: Any, objective: Objective, schedule: Schedule, batches: Sequence[Batch], draws: int
 ) -> tuple[float, float]:
-    """The variance of the bound of a sequence over independent draws, in nats squared per token, and its error.
+    """The variance of the bound of a sequence over independent draws, in (nats per token)², and its error.
 
     It is averaged over sequences, and the error is that of this average.
     """
@@ -193,9 +193,9 @@ def measure_schedules(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         }
     notes = [
         "The first three columns are of one network, MDLM trained with the log-linear schedule, whose bound does not "
-        "depend on the schedule: ± Monte-Carlo error. Variance of one draw of a sequence, in nats "
-        f"squared per token; gradient variance of a batch of {BATCH_SIZE}, in nats squared per token, summed over all "
-        "weights. 'learned' is the schedule that the last column's run has learnt.",
+        "depend on the schedule: ± Monte-Carlo error. Variance of one draw of a sequence, and "
+        f"gradient variance of a batch of {BATCH_SIZE} summed over all weights, both in (nats per token)². "
+        "'learned' is the schedule that the last column's run has learnt.",
         f"Last column: {error_note(scale)}",
         "Published: LM1B, where every schedule gives 3.30 nats per token; 'linear' there has sigma_max = 1e8.",
     ]
@@ -248,8 +248,8 @@ def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol
         }
     notes = [
         f"Fixed weights of a D3PM network trained with T = {STEPS}. Gradient of the loss per token of a batch of "
-        f"{BATCH_SIZE} with low-discrepancy or i.i.d. times: variance over draws, summed over all weights, in nats "
-        "squared, ± Monte-Carlo error. Variance of one draw of a sequence in nats squared per token.",
+        f"{BATCH_SIZE} with low-discrepancy or i.i.d. times: variance over draws, summed over all weights, ± "
+        "Monte-Carlo error; variance of one draw of a sequence; both in (nats per token)².",
         "The reconstruction term, which carry-over removes, does not depend on the draw: it raises the bound and not "
         "the variance.",
     ]
@@ -271,6 +271,7 @@ def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: 
             **{column: bound_cell([bound], unit) for column, unit in units(protocol).items()},
             **{name: quality[name] for name in ("judge perplexity", "entropy")},
         }
+    data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
     times = [int(label) for label in rows if label != INFINITE]
     curves = []
     for column in (next(iter(units(protocol))), "judge perplexity", "entropy"):
@@ -281,12 +282,12 @@ def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: 
     notes = [
         f"One MDLM, bound: {error_note(scale)} Published: OpenWebText.",
         f"Judge perplexity and entropy (nats) of {scale.samples} texts drawn in T steps, with 95% intervals; the judge "
-        "is the AR model of the same data. T = ∞ writes one token per call.",
+        "is the AR model of the same data. T = ∞ writes one token per call; data: texts of the test part.",
     ]
     return Table(
         f"The number of steps T on {protocol.name}",
         list(rows[INFINITE]),
-        rows,
+        {**rows, "data": {name: data[name] for name in ("judge perplexity", "entropy")}},
         published,
         notes,
         comparable=protocol.name == "openwebtext",

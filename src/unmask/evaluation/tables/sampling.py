@@ -133,6 +133,22 @@ def judged_cells(workspace: Workspace, run: Run, judge: Run, samples: int, **opt
     return cells_of(judged_texts(workspace, run, judge, samples, **options))
 
 
+def judged_data(
+    workspace: Workspace, judge: Run, protocol: Protocol, samples: int, contexts: int = 1, prompted: bool = False
+) -> dict[str, Any]:
+    """Metrics of texts of the test part under the judge: of `contexts` rows each, or of a row after its prompt."""
+
+    def compute() -> dict[str, Any]:
+        lm = workspace.load(judge)
+        texts = cut_rows(lm, protocol, samples, contexts=contexts)
+        prompts = cut_rows(lm, protocol, samples, PROMPT_SHARE) if prompted else None
+        length = None if prompted else contexts * lm.row_length
+        return judge_texts(open_run_as_judge(workspace, judge), Texts(texts, prompts=prompts), length)
+
+    inputs = {"judge": judge.folder, "samples": samples, "contexts": contexts, "prompted": prompted}
+    return workspace.measure("texts-data", compute, protocol=evaluation_part(protocol).name, **inputs)
+
+
 def open_run_as_judge(workspace: Workspace, run: Run) -> Judge:
     return open_judge(str(workspace.train(run)), workspace.device)
 
@@ -219,8 +235,8 @@ def generate_beyond_context(lm: MaskedDiffusionLM, n: int, length: int) -> Texts
 def _judge_note(scale: Scale) -> str:
     return (
         f"{scale.samples} texts per row; 95% bootstrap intervals. The judge is the AR model of the same data and "
-        "scale, so the row AR is judged by itself. Entropy in nats; repetition: share of 4-grams seen "
-        "before in the text."
+        "scale, so the row AR is judged by itself; data: texts of the test part. Entropy in nats; repetition: share of "
+        "4-grams seen before in the text."
     )
 
 
@@ -230,15 +246,8 @@ def _judge_note(scale: Scale) -> str:
 def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Continuations of test rows, sampled in several ways."""
     network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
-
-    def measure_data() -> dict[str, Any]:
-        lm = workspace.load(network)
-        texts, prompts = (cut_rows(lm, protocol, scale.samples, divisor) for divisor in (1, PROMPT_SHARE))
-        return judge_texts(open_run_as_judge(workspace, judge), Texts(texts, prompts=prompts))
-
     columns = ["judge perplexity", "entropy", "repetition", "distinct-2", "kind"]
-    inputs = {"judge": judge.folder, "protocol": evaluation_part(protocol).name, "samples": scale.samples}
-    rows = {"data": cells_of(workspace.measure("texts-data", measure_data, **inputs))}
+    rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples, prompted=True))}
     for label, (kind, options) in WAYS.items():
         cells = judged_cells(workspace, network, judge, scale.samples, prompts_from=protocol, **options)
         rows[label] = {**cells, "kind": kind}
@@ -258,7 +267,7 @@ def measure_figure2(workspace: Workspace, scale: Scale, protocol: Protocol, runs
     """Judge perplexity against seconds per text, by the number of steps."""
     trained = {label: seeds[0] for label, seeds in by_label(runs).items()}
     judge, curves = trained["AR"], []
-    rows: dict[str, dict[str, Cell | str]] = {}
+    rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples))}
     for label in ("MDLM", "SEDD"):
         options: dict[str, Any] = {"sampler": "analytic"} if label == "SEDD" else {}
         found = [
@@ -300,7 +309,7 @@ def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
     network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
     context = network.recipe.data.length
     columns = ["judge perplexity", "seconds per text", "entropy"]
-    rows: dict[str, dict[str, Cell | str]] = {}
+    rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples, contexts=2))}
     curves: list[Curve] = []
     for window in (context, context // 2, context // 4):
         strides = sorted({max(1, window // share) for share in (8, 4, 2, 1)})
@@ -339,13 +348,8 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
     context = network.recipe.data.length
 
     def measure(label: str, contexts: int) -> dict[str, Any]:
-        def measure_data() -> dict[str, Any]:
-            texts = cut_rows(workspace.load(network), protocol, scale.samples, contexts=contexts)
-            return judge_texts(open_run_as_judge(workspace, judge), Texts(texts), contexts * context)
-
         if label == "data":
-            inputs = {"judge": judge.folder, "samples": scale.samples, "contexts": contexts}
-            return workspace.measure("texts-data", measure_data, protocol=evaluation_part(protocol).name, **inputs)
+            return judged_data(workspace, judge, protocol, scale.samples, contexts)
         run = {"MDLM": network, "AR": judge}[label]
         return judged_texts(workspace, run, judge, scale.samples, length=contexts * context)
 
@@ -360,8 +364,8 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         curves.append(Curve.of(label, ends, by_position, "judge perplexity", "position in contexts"))
         curves.append(Curve.of(label, list(range(len(by_distance))), by_distance, "repetition", "distance in contexts"))
     notes = [
-        f"Texts of {', '.join(map(str, CONTEXTS))} contexts of {context:,} tokens, in windows half a context apart; "
-        f"data: text of the test part. {_judge_note(scale)} Distinct n-grams are of all texts together, and fall with "
+        f"Texts of {', '.join(map(str, CONTEXTS))} contexts of {context:,} tokens, in windows half a context apart. "
+        f"{_judge_note(scale)} Distinct n-grams are of all texts together, and fall with "
         "their length: compare with the data.",
         "The figure shows the longest texts: perplexity of the first context and of each half a context after it, and "
         f"the share of {REPEATED}-grams of a context that occur in the context d before it (0: before in itself).",
