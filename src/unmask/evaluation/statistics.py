@@ -120,7 +120,8 @@ def format_estimate(estimate: Estimate | None) -> str:
     if low is None or high is None or low == high:
         return _format(value)
     more = next((more for more in range(3) if _format(low, more) != _format(high, more)), 3)
-    return f"{_format(value, more)} ({_format(low, more)}–{_format(high, more)})"
+    dash = "–" if low >= 0 else " to "
+    return f"{_format(value, more)} ({_format(low, more)}{dash}{_format(high, more)})"
 
 
 def _format(value: float, more: int = 0) -> str:

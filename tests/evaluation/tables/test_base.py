@@ -171,6 +171,7 @@ def test_reproduce_writes_table_figure_and_report(run, refused, tmp_path):
     page = write_report(tmp_path / "tiny", ["weights"]).read_text()
     assert command in page
     assert "data:image/png;base64," in page
+    assert "Training seeds: 0, 1." in page
     assert "Training" not in run(*arguments)[2]
     assert "no experiment named 'wieghts'. Did you mean 'weights'?" in refused(
         "reproduce", "wieghts", "--out", tmp_path

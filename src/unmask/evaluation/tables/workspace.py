@@ -230,7 +230,8 @@ def write_report(folder: Path, names: Sequence[str]) -> Path:
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width">\n<style>{STYLE}</style>\n<h1>{title}</h1>\n'
-        f"<nav>{contents}</nav>\n{''.join(sections)}</html>\n"
+        f'<nav>{contents}</nav>\n<p class="note">Bars in figures: 95% intervals, or else the largest error.</p>\n'
+        f"{''.join(sections)}</html>\n"
     )
     path = folder / "report.html"
     atomic_text(path, page)
@@ -250,7 +251,8 @@ def _section(folder: Path) -> str:
         f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>\n"
         f'{notes}<img alt="{escape(report["title"])}" src="data:image/png;base64,{picture}">\n'
         f'<p><code>{escape(report["command"])}</code></p>\n<p class="note">Data: {escape(report["protocol"])}. '
-        f"Training and measurements took {sum(report['seconds_by_part'].values()):.0f} s. {escape(versions)}.</p>\n"
+        f"Training seeds: {', '.join(map(str, report['training_seeds']))}. Training and measurements took "
+        f"{sum(report['seconds_by_part'].values()):.0f} s. {escape(versions)}.</p>\n"
     )
 
 
