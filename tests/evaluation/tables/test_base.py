@@ -142,7 +142,7 @@ def test_data_that_stand_in_or_are_kept_back_are_named(tmp_path, monkeypatch):
         measure=lambda *_: Table("T", ["x"], {"A": {"x": Cell(1.0)}}),
     )
     table = run_experiment(experiment, "tiny", None, Workspace(tmp_path / "out"))
-    assert table.notes == ["The test part of wiki is kept back: all figures are of its validation part."]
+    assert table.notes == ["The test part of wiki is kept back: figures on it are of its validation part."]
     report = json.loads((tmp_path / "out/weights/table.json").read_text())
     assert (report["protocol"], report["part"]) == ("wiki", "validation")
     table = run_experiment(experiment, "tiny", "chr20", Workspace(tmp_path / "out"))

@@ -163,7 +163,7 @@ def run_experiment(
     table = experiment.measure(workspace, scale, protocol, runs)
     notes = [f"{protocol.name} stands in for {protocol.stand_in}."] if protocol.stand_in else []
     if part.part != "test":
-        notes.append(f"The test part of {protocol.name} is kept back: all figures are of its {part.part} part.")
+        notes.append(f"The test part of {protocol.name} is kept back: figures on it are of its {part.part} part.")
     table = replace(table, notes=[*table.notes, *notes])
     options = ["--scale", scale_name, *(["--on", on] if on else []), *(["--seeds", str(seeds)] if seeds else [])]
     command = shlex.join(["unmask", "reproduce", experiment.name, *options, *settings])
