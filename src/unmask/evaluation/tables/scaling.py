@@ -266,10 +266,10 @@ def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol,
         best_of_all.append(Curve.of(model, list(scale.characters), best_of_model))
     steps = ", ".join(f"{max(1, round(scale.recipe['training']['steps'] * length)):,}" for length in scale.lengths)
     notes = [
-        f"Best validation: the lowest bits per token, ± Monte-Carlo error, of networks trained for {steps} steps, each "
-        f"with {', '.join(scale.tuned)}; {HALF_WIDTH} has dropout 0.1. Longest: the best of the longest training. AR "
-        "takes as many steps as MDLM.",
-        f"Test: the network with the best validation. {error_note(scale)}",
+        f"Best validation: the lowest bits per token of networks trained for {steps} steps, each with "
+        f"{', '.join(scale.tuned)}; {HALF_WIDTH} has dropout 0.1. AR takes as many steps as MDLM. Longest: the best of "
+        "the longest training. Test: the network with the best validation.",
+        error_note(scale),
     ]
     return Table(
         f"Masked diffusion and AR on repeated text ({protocol.name})",
