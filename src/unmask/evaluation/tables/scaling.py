@@ -336,7 +336,7 @@ EXPERIMENTS = (
                 "stdlib",
                 TINY,
                 documents=6,
-                characters=(4_000, 8_000),
+                characters=(2_000, 8_000),
                 tuned=("no regularisation", HALF_WIDTH),
                 lengths=(1 / 4, 1),
             ),
