@@ -226,6 +226,14 @@ def test_a_bug_is_one_sentence_and_a_log(run, monkeypatch, tmp_path, error, cach
     assert "'list'" in text
 
 
+def test_closed_streams_are_no_error():
+    command = [*UNMASK, "list"]
+    for streams in (">&-", "2>&-", "<&- >&- 2>&-"):
+        subprocess.run(["sh", "-c", f'"$0" "$@" {streams}', *command], check=True)
+    refused = subprocess.run(["sh", "-c", '"$0" "$@" >&- 2>&-', *UNMASK, "list", "nothing"], check=False)
+    assert refused.returncode == 2
+
+
 def test_a_closed_pipe_is_silent():
     with subprocess.Popen([*UNMASK, "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as verb:
         verb.stdout.close()

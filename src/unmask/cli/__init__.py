@@ -80,6 +80,9 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command line. Bad input prints one sentence and exits with 2, a bug with 1, Ctrl-C with 130."""
+    for name in ("stdout", "stderr"):  # None if the caller has closed it
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ASCII_ERRORS)
