@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ from unmask.data.rows import Rows, Tokens
 from unmask.pipeline import MaskedDiffusionLM, load
 
 LENGTH = 48
+
+
+def pytest_sessionstart() -> None:
+    """Let Ctrl-C stop the tests and the processes they start, also where a script runs the tests in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
