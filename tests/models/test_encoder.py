@@ -115,6 +115,19 @@ def test_fine_tuned_encoders_open_in_plain_transformers(kind, tmp_path):
     assert found.confidence[2] == pytest.approx(top["score"] / excluded, rel=1e-4)
 
 
+def test_an_output_layer_of_its_own_is_kept(tmp_path):
+    plain = make_encoder(tmp_path / "encoder", tie_word_embeddings=False)
+    lm = load(tmp_path / "encoder")
+    lm.save_pretrained(tmp_path / "saved")
+    ids = torch.tensor([[2, 8, 4, 9, 3]])
+    with torch.no_grad():
+        expected = plain(ids).logits
+        rows = lm.denoiser.hidden(ids, framed=False)
+        torch.testing.assert_close(lm.denoiser.head(rows, mask_logit=True), expected, rtol=0, atol=1e-5)
+        again = AutoModelForMaskedLM.from_pretrained(tmp_path / "saved").eval()
+        torch.testing.assert_close(again(ids).logits, expected, rtol=0, atol=1e-5)
+
+
 def test_all_of_the_pipeline_works(tmp_path):
     make_encoder(tmp_path / "encoder", "roberta")
     lm = load(tmp_path / "encoder")

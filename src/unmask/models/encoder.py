@@ -242,9 +242,9 @@ def _output_projection(network: Any) -> tuple[Tensor, Tensor | None]:
         return network.get_input_embeddings().weight, network.lm_predictions.lm_head.bias
     layer = network.get_output_embeddings()
     linear = isinstance(layer, nn.Linear) and layer.out_features == network.config.vocab_size
-    # ESM adds a bias of its own after the layer; BERT's is that of the layer, under a second name
-    around = (getattr(module, "bias", None) for module in network.modules() if layer in module.children())
-    adds_bias = any(isinstance(bias, nn.Parameter) and bias is not layer.bias for bias in around)
+    around = [module for module in network.modules() if layer in module.children()]
+    has_bias = any(isinstance(getattr(module, "bias", None), nn.Parameter) for module in around)
+    adds_bias = linear and layer.bias is None and has_bias  # as ESM does; BERT's is a second name of the layer's own
     if not linear or adds_bias or network.config.is_encoder_decoder:
         raise _no_output_layer(network)
     return layer.weight, layer.bias
