@@ -13,7 +13,7 @@ from unmask.checkpoint import CheckpointConfig
 from unmask.data.sources.fasta import reverse_complement_text
 from unmask.data.sources.genome import Genome
 from unmask.errors import UnmaskError
-from unmask.evaluation.variants import read_variants, score_both_strands, score_variant
+from unmask.evaluation.variants import Variant, read_variants, score_both_strands, score_variant
 from unmask.pipeline import build_pipeline
 
 pytest.importorskip("pyfaidx")
@@ -91,6 +91,21 @@ def test_common_random_numbers_make_the_error_small(masked, genome, tmp_path):
     alone = score_variant(masked, genome, variant, draws=16)
     assert alone.stderr < 0.5 * masked.score([window(variant, variant.ref)], precision=None).stderr
     assert found.stderr < alone.stderr
+
+
+def test_an_equivariant_model_scores_a_variant_equally_on_both_strands(genome, tmp_path):
+    """As exactly as the Monte-Carlo errors tell, since other positions are masked."""
+    lm = dna_lm("caduceus-ps")
+    context = 12
+    text = BASES[94:106]
+    (tmp_path / "strands.fa").write_text(f">given\n{text}\n>opposite\n{reverse_complement_text(text)}\n")
+    strands = Genome(tmp_path / "strands.fa")
+    ref, alt = text[3], "ACGT"["ACGT".index(text[3]) - 1]
+    given = Variant("given", 4, ".", ref, alt, "given")
+    opposite = Variant("opposite", 9, ".", *map(reverse_complement_text, (ref, alt)), "opposite")
+    one, other = (score_variant(lm, strands, variant, context, draws=512) for variant in (given, opposite))
+    assert abs(one.log_ratio) > 5 * one.stderr
+    assert abs(one.log_ratio - other.log_ratio) < 4 * math.hypot(one.stderr, other.stderr)
 
 
 def test_a_score_does_not_depend_on_the_other_variants(masked, genome, tmp_path):

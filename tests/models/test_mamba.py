@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -59,6 +61,24 @@ def some_ids(rows: int = 3, length: int = L) -> Tensor:
 def test_dna_sizes_have_the_parameters_of_the_paper(spec: dict[str, Any], published: int) -> None:
     network = registry.build("model", {**spec, "size": "dna"}).build(6, 5, 1024)
     assert network.num_parameters() == pytest.approx(published, rel=0.01)
+
+
+def test_a_new_mamba_begins_with_the_published_decays_and_step_sizes() -> None:
+    torch.manual_seed(0)
+    ssm = (
+        registry.build("model", {"name": "mamba", "size": "dna"})
+        .build(6, 5, 64)
+        .blocks[0]
+        .ssms[0]
+        .requires_grad_(False)
+    )
+    decay = torch.exp(ssm.log_decay).view(16, -1)
+    torch.testing.assert_close(decay, torch.arange(1.0, 17.0)[:, None].expand_as(decay))
+    steps = F.softplus(ssm.dt_bias).log() / math.log(10)  # log-uniform from 1e-3 to 1e-1
+    assert -3.001 < steps.min() < -2.9
+    assert -1.1 < steps.max() < -0.999
+    assert float(steps.mean()) == pytest.approx(-2, abs=0.15)
+    assert bool((ssm.skip == 1).all())
 
 
 @pytest.mark.parametrize(("trunk", "transformer"), [("mamba", "causal"), ("bimamba", "dit"), ("hyena", "dit")])
