@@ -73,22 +73,30 @@ def reproduce(
         return
     workspace = Workspace(folder, _watch_training, device=device)
     tables = {}
-    try:
-        for experiment in _suited(chosen, on) if what == ALL else [get_experiment(what)]:
-            own_seeds = None if what == ALL and not experiment.takes_seeds(chosen) else seeds
+    chosen_experiments = _suited(chosen, on) if what == ALL else [get_experiment(what)]
+    for experiment in chosen_experiments:
+        own_seeds = None if what == ALL and not experiment.takes_seeds(chosen) else seeds
+        try:
             tables[experiment.name] = run_experiment(experiment, chosen, on, workspace, settings or [], own_seeds)
-            if not as_json:
-                print_experiment(tables[experiment.name], folder / experiment.name)
-    except Interrupted as stop:
-        common.error_console.print(
-            f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
-            soft_wrap=True,
-        )
-        raise typer.Exit(stop.exit_code) from None
-    if what == ALL:
+        except Interrupted as stop:
+            common.error_console.print(
+                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
+                soft_wrap=True,
+            )
+            raise typer.Exit(stop.exit_code) from None
+        except UnmaskError as error:  # often data or an extra that one experiment alone needs
+            if what != ALL:
+                raise
+            common.error_console.print(f"{experiment.name} is left out: {error}", soft_wrap=True, markup=False)
+            continue
+        if not as_json:
+            print_experiment(tables[experiment.name], folder / experiment.name)
+    if what == ALL and tables:
         common.error_console.print(f"Report: {write_report(folder, list(tables))}", soft_wrap=True)
     if as_json:
         common.print_json({name: table.as_dict() for name, table in tables.items()})
+    if left_out := len(chosen_experiments) - len(tables):
+        raise UnmaskError(f"{left_out} of {len(chosen_experiments)} experiments are left out; see the reasons above.")
 
 
 def _watch_training(label: str) -> list[Callback]:

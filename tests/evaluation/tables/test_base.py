@@ -130,6 +130,16 @@ def test_a_plan_counts_shared_runs_once_and_takes_the_speed_of_trained_ones(tmp_
     assert found["left"]["hours"] == pytest.approx(workspace.training_seconds(run) / 3600)
 
 
+def test_all_goes_on_without_the_experiments_that_lack_data(run, tmp_path, monkeypatch):
+    monkeypatch.delenv("UNMASK_DATA", raising=False)
+    code, _, err = run("reproduce", "all", "--scale", "small", "--on", "text8-74m", "--out", tmp_path)
+    assert code == 2
+    for name in ("table1", "data-scarce"):
+        assert f"{name} is left out: The train part of 'text8-74m' is not on the Hugging Face hub" in err
+    assert "experiments are left out" in err
+    assert not (tmp_path / "small/report.html").exists()
+
+
 def test_data_that_stand_in_or_are_kept_back_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
     (tmp_path / "wiki").mkdir()
