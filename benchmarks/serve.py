@@ -181,6 +181,8 @@ NONSENSE: list[Any] = [
     [],
     "{" * 4000,
 ]
+
+
 async def load_test(url: str, model: MaskedDiffusionLM, minutes: float, clients: int, process: int) -> dict[str, Any]:
     """Clients that send requests until the time is over: one in ten leaves, one in ten sends nonsense."""
     import httpx
