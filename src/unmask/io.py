@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from unmask.errors import UnmaskError, first_line
@@ -119,6 +122,23 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise UnmaskError(f"{what} ({first_line(error)}); {remedy}.") from error
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Stop Python code of this thread after some seconds with a `TimeoutError`, such as a template that loops."""
+    end, tracer = time.monotonic() + seconds, sys.gettrace()
+
+    def check(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError(f"it takes longer than {seconds:g} seconds")
+        return check
+
+    sys.settrace(check)
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
 
 
 def read_json(path: Path, remedy: str = "restore it or fetch it again") -> dict[str, Any]:

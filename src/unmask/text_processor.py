@@ -26,7 +26,7 @@ from unmask.data.encoding import begins_with_spaces, encode
 from unmask.data.length_policies import SpecialTokens, rows_given
 from unmask.data.rows import Tokens
 from unmask.errors import UnmaskError
-from unmask.io import reading
+from unmask.io import reading, time_limit
 from unmask.random import is_integer
 from unmask.samplers.base import Canvas, State
 from unmask.samplers.guidance import BosDenoiser, MaskPaddedDenoiser
@@ -40,6 +40,8 @@ GLYPH = "░"
 """Shown for a mask."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_UTF8_BYTES = 4
+TEMPLATE_SECONDS = 10.0
+"""Time that a chat template may take; it is a program of its author."""
 MAX_BLANK_LENGTHS = 64
 """Lengths that one blank of open length may choose from."""
 
@@ -274,7 +276,8 @@ class TextProcessor:
             raise UnmaskError(
                 f"messages must be a text or a list of {{'role': ..., 'content': ...}}, got {messages!r:.80}."
             )
-        with reading("The chat template of this checkpoint cannot be used", "correct chat_template.jinja"):
+        broken = reading("The chat template of this checkpoint cannot be used", "correct chat_template.jinja")
+        with broken, time_limit(TEMPLATE_SECONDS):
             ids = self.tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, return_dict=False)
         if self.mask_token_id in ids:
             raise UnmaskError("The messages contain the mask token, which stands for text to be written; leave it out.")

@@ -277,6 +277,15 @@ def test_chat_uses_the_template_and_ends_at_the_end_of_the_turn(kind, tmp_path):
         unmask.load("smoke", device="cpu").chat("hi")
 
 
+def test_a_chat_template_that_loops_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("unmask.text_processor.TEMPLATE_SECONDS", 0.3)
+    loop = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    convert(make_published(tmp_path / "published", "llada", template=loop), tmp_path / "ours")
+    lm = unmask.load(tmp_path / "ours", device="cpu")
+    with pytest.raises(UnmaskError, match=r"chat template .* \(it takes longer than 0.3 seconds\); correct"):
+        lm.chat("hi")
+
+
 def test_chat_on_the_command_line(run, refused, tmp_path):
     code, out, err = run("convert", make_published(tmp_path / "published", "dream"), tmp_path / "ours")
     assert code == 0, err

@@ -60,6 +60,13 @@ def test_bad_files_are_reported(tmp_path, task, text, message):
         read_examples(TASKS[task], write(tmp_path, "train.tsv", text))
 
 
+def test_bytes_that_are_not_utf8_are_reported(tmp_path):
+    path = write(tmp_path, "train.tsv", "")
+    path.write_bytes(b"sentence\tlabel\n\xff\t1\n")
+    with pytest.raises(UnmaskError, match=r"not valid UTF-8 at byte 15 \(.*\); convert it to UTF-8\.$"):
+        read_examples(TASKS["SST-2"], path)
+
+
 def test_missing_files_leave_a_task_out(tmp_path):
     write(tmp_path, "SST-2/dev.tsv", "sentence\tlabel\ngood\t1\n")
     (tmp_path / "SST-2/train.tsv.xz").write_bytes(lzma.compress(b"sentence\tlabel\nbad\t0\n"))

@@ -193,7 +193,7 @@ def read_examples(task: Task, path: Path) -> Examples:
     labels: list[float] = []
     malformed = 0
     mark = "," if task.suffix == ".csv" else "\t"
-    with file.open_text("strict") as lines:
+    with file.open_text() as lines:
         numbered = enumerate((line.rstrip("\r\n").split(mark) for line in lines), start=1)
         header = task.header or next(numbered, (0, []))[1]
         lacks = [name for name in (*task.texts, task.label) if name not in header]

@@ -100,7 +100,7 @@ class Protocol:
     def _file_texts(self, path: Path, characters: slice) -> Texts:
         file = InputFile(path, path.name, str(path))
         try:
-            with file.open_text("strict") as lines:
+            with file.open_text() as lines:
                 yield from (text[characters] for text in self.read(lines))
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise UnmaskError(

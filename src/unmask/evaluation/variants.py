@@ -94,7 +94,7 @@ def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The place and the fields of each line of a VCF file, which may be compressed, after its header."""
     if not path.is_file():
         raise UnmaskError(f"There is no file '{path}'; check the path of --vcf.")
-    with InputFile(path, path.name, str(path)).open_text("strict") as lines:
+    with InputFile(path, path.name, str(path)).open_text() as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip() and not line.startswith("#"):
                 yield f"'{path}', line {number}: ", line.rstrip("\r\n").split("\t")

@@ -142,20 +142,21 @@ class InputFile:
         return b"\0" not in start
 
     @contextlib.contextmanager
-    def open_text(self, errors: str, newline: str = "\n") -> Iterator[TextIO]:
+    def open_text(self, errors: str | None = None, newline: str = "\n") -> Iterator[TextIO]:
         """Open the file as UTF-8; text is unchanged except for a byte-order mark at the start, which is dropped.
 
-        errors: ``'strict'`` or ``'replace'``. newline: ``"\\n"``, lines end there; ``""``, also at a lone ``"\\r"``.
+        errors: ``'strict'`` or ``'replace'``, the user's choice; None: strict, without a choice. newline: ``"\\n"``,
+        lines end there; ``""``, also at a lone ``"\\r"``.
         """
         with self.open_bytes() as stream:
-            text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline=newline)
+            text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors=errors or "strict", newline=newline)
             try:
                 yield text
             except UnicodeDecodeError as error:
                 offset = stream.tell() - len(error.object) + error.start
+                choice = ", or set data.source.encoding_errors=replace" if errors else ""
                 raise UnmaskError(
-                    f"{self.label} is not valid UTF-8 at byte {offset} ({error.reason}); "
-                    "convert it to UTF-8, or set data.source.encoding_errors=replace."
+                    f"{self.label} is not valid UTF-8 at byte {offset} ({error.reason}); convert it to UTF-8{choice}."
                 ) from error
             finally:
                 text.detach()

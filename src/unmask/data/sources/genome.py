@@ -155,7 +155,7 @@ class Interval:
 def read_intervals(path: Path) -> Iterator[Interval]:
     """The intervals of a BED file whose fourth column is the split."""
     file = InputFile(path, path.name, str(path))
-    with file.open_text("strict") as lines:
+    with file.open_text() as lines:
         for number, line in enumerate(lines, start=1):
             fields = line.split()
             if not fields or fields[0].startswith(HEADER_WORDS):

@@ -88,7 +88,7 @@ class ParallelSource(Source):
         places = [Path(path).expanduser() for path in paths]
         files = [InputFile(place, place.name, str(place)) for place in places]
         with ExitStack() as opened:
-            sides = [opened.enter_context(file.open_text("strict")) for file in files]
+            sides = [opened.enter_context(file.open_text()) for file in files]
             if len(sides) == 2:
                 yield from join_pairs(sides[0], sides[1], where)
                 return
