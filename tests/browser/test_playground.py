@@ -98,14 +98,16 @@ def slow_url(mdlm_folder) -> Iterator[str]:
     """A server whose network takes a while."""
     from unmask.serving.app import create_app
 
+    def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **options: Any) -> Any:
+            time.sleep(0.15)
+            return function(*arguments, **options)
+
+        return slow
+
     lm = unmask.load(mdlm_folder, device="cpu")
-    hidden = lm.denoiser.hidden
-
-    def slow(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.15)
-        return hidden(*arguments, **options)
-
-    lm.denoiser.hidden = slow
+    for name in ("hidden", "hidden_at"):
+        setattr(lm.denoiser, name, slowly(getattr(lm.denoiser, name)))
     with serve(create_app({"small": lm})) as address:
         yield address
 

@@ -90,7 +90,7 @@ def test_bad_input_leaves_nothing(refused, mdlm_folder, tmp_path):
     file = tmp_path / "file"
     file.write_text("x")
     assert "nowhere" in refused("export", "onnx", "nowhere", tmp_path / "out")
-    assert "is a file" in refused("export", "onnx", mdlm_folder, file)
+    assert "is not a folder" in refused("export", "onnx", mdlm_folder, file)
     assert "float64" in refused("export", "onnx", mdlm_folder, tmp_path / "out", "--dtype", "float64")
     with pytest.raises(unmask.UnmaskError, match="dtype must be one of"):
         export_onnx(mdlm_folder, tmp_path / "out", "bf16")  # type: ignore[arg-type]
