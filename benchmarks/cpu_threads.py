@@ -2,20 +2,23 @@
 
     python benchmarks/cpu_threads.py
 
-Each row is measured as the machine is, and next to a busy process per CPU. Every measurement runs in a new process,
-because OpenMP reads its settings once. `import unmask` selects the last row unless torch is imported before it, and the
-command line takes only as many threads as there are free CPUs.
+Each row is measured as the machine is, and next to a busy process per CPU, in rounds; the figures are medians of the
+ratios within a round. Every measurement runs in a new process, because OpenMP reads its settings once. `import unmask`
+selects the last row unless torch is imported before it, and the command line takes only as many threads as there are
+free CPUs.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 SECONDS = 4.0
+ROUNDS = 3
 LENGTH, BATCH, VOCABULARY = 128, 32, 1024
 CPUS = os.cpu_count() or 1
 SETTINGS = {
@@ -69,22 +72,29 @@ def run_in_process(threads: int, settings: dict[str, str]) -> list[float]:
     return [float(number) for number in done.stdout.split()]
 
 
-def main() -> None:
-    """Print the table."""
-    print(f"{'relative to 1 thread':<34}{'sample':>8}{'train':>8}{'sample, busy':>14}{'train, busy':>13}")
-    first: list[float] = []
-    for words, (threads, settings) in SETTINGS.items():
-        speeds = run_in_process(threads, settings)
+def measure_round() -> list[list[float]]:
+    """Return the four speeds of every setting relative to one thread, measured one after another."""
+    speeds = []
+    for threads, settings in SETTINGS.values():
+        quiet = run_in_process(threads, settings)
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CPUS)]
         try:
-            speeds += run_in_process(threads, settings)
+            speeds.append(quiet + run_in_process(threads, settings))
         finally:
             for process in busy:
                 process.kill()
                 process.wait()
-        first = first or speeds
-        ratios = [speed / one for speed, one in zip(speeds, first, strict=True)]
-        print("{:<34}{:>8.2f}{:>8.2f}{:>14.2f}{:>13.2f}".format(words, *ratios), flush=True)
+    return [[speed / one for speed, one in zip(row, speeds[0], strict=True)] for row in speeds]
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"load average {os.getloadavg()[0]:.1f}; relative to 1 thread")
+    print(f"{'':<34}{'sample':>8}{'train':>8}{'sample, busy':>14}{'train, busy':>13}")
+    rounds = [measure_round() for _ in range(ROUNDS)]
+    for words, *rows in zip(SETTINGS, *rounds, strict=True):
+        ratios = [statistics.median(column) for column in zip(*rows, strict=True)]
+        print("{:<34}{:>8.2f}{:>8.2f}{:>14.2f}{:>13.2f}".format(words, *ratios))
 
 
 if __name__ == "__main__":

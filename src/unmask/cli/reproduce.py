@@ -37,6 +37,10 @@ def reproduce(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Training seeds of each run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs, measurements, tables and figures.")] = Path("reproduced"),
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that train, or fine-tune, side by side; small networks share a GPU well."),
+    ] = 1,
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
@@ -54,7 +58,7 @@ def reproduce(
 
         unmask reproduce table8 --scale small --on text8-74m --out reproduced
 
-        unmask reproduce table1 training.steps=1000 --seeds 3
+        unmask reproduce table1 training.steps=1000 --seeds 3 --jobs 4
 
         unmask reproduce all --scale tiny
     """
@@ -71,7 +75,7 @@ def reproduce(
     if what == LIST:
         _list(chosen, on, folder, as_json)
         return
-    workspace = Workspace(folder, _watch_training, device=device)
+    workspace = Workspace(folder, _watch_training, device, jobs, _report_training)
     tables = {}
     chosen_experiments = _suited(chosen, on) if what == ALL else [get_experiment(what)]
     for experiment in chosen_experiments:
@@ -104,6 +108,10 @@ def _watch_training(label: str) -> list[Callback]:
 
     common.error_console.print(f"Training {label}", markup=False)
     return [make_progress(common.error_console)]
+
+
+def _report_training(label: str, done: int, total: int) -> None:
+    common.error_console.print(f"Trained {label} ({done} of {total})", markup=False)
 
 
 def print_experiment(table: Table, folder: Path) -> None:

@@ -17,11 +17,9 @@ import copy
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +33,7 @@ from unmask.data.glue import Task, TaskData
 from unmask.data.rows import permute
 from unmask.errors import UnmaskError
 from unmask.evaluation.tables.base import Cell, Table
-from unmask.evaluation.tables.workspace import Workspace
+from unmask.evaluation.tables.workspace import Workspace, run_side_by_side
 from unmask.optimizers.base import AdamW
 from unmask.pipeline import MaskedDiffusionLM, load
 
@@ -335,27 +333,17 @@ def fine_tune_side_by_side(
     workspace: Workspace,
     jobs: int,
 ) -> None:
-    """Run the fine-tunings of checkpoints, with their names, that the workspace does not have, in `jobs` processes.
-
-    Steps of 16 short texts leave a GPU idle most of the time, so several processes share it well.
-    """
+    """Run the fine-tunings of checkpoints, with their names, that the workspace does not have, in `jobs` processes."""
     left = [
         (lm, one)
         for lm, name in models
         for one in _fine_tunings(lm, name, tasks, settings)
         if not workspace.has_measured(one.label, **one.inputs)
     ]
-    if not left:
-        return
     left.sort(key=lambda part: len(part[1].encoded.train), reverse=True)  # so that no long one is left for the end
-    threads = max(1, torch.get_num_threads() // jobs)
-    context = get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(left)), context, torch.set_num_threads, (threads,)) as pool:
-        for future in [
-            pool.submit(_run_in_process, str(lm.path), str(lm.device), one, settings, workspace.folder)
-            for lm, one in left
-        ]:
-            future.result()
+    calls = [(str(lm.path), str(lm.device), one, settings, workspace.folder) for lm, one in left]
+    for _ in run_side_by_side(_run_in_process, calls, jobs):
+        pass
 
 
 @dataclass(frozen=True)

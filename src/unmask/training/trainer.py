@@ -89,7 +89,10 @@ class Interrupted(Exception):
         folder = shlex.quote(str(path))
         recipe = shlex.quote(str(path / RECIPE))
         self.resume_command = f"unmask train {recipe} --out {folder} --resume"
-        super().__init__(f"Stopped and saved at step {step}; resume with: {self.resume_command}")
+        super().__init__(path, step, number)  # as a pickle of it needs them
+
+    def __str__(self) -> str:
+        return f"Stopped and saved at step {self.step}; resume with: {self.resume_command}"
 
 
 def train(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from tests.runs import StopAt
 from unmask.data.protocols import get_protocol
+from unmask.errors import UnmaskError
 from unmask.evaluation.tables import experiments
 from unmask.evaluation.tables.base import TINY, Cell, Scale, Table, bound_cell, make_run, merge
 from unmask.evaluation.tables.workspace import Workspace, plan, run_experiment, training_flops, write_report
@@ -61,6 +67,38 @@ def test_an_interrupted_run_goes_on(tmp_path):
     path = Workspace(tmp_path, lambda label: [Count()]).train(run)
     assert len(steps) == 2
     assert (path / "model.safetensors").exists()
+
+
+def test_runs_side_by_side_are_trained_once_and_an_error_ends_them(tmp_path):
+    done = []
+    workspace = Workspace(tmp_path, jobs=2, on_trained=lambda *report: done.append(report))
+    first, second = tiny_run(), tiny_run(seed=1)
+    start = {"model": {"name": "checkpoint", "path": first.folder}}
+    later = replace(make_run("later", get_protocol("stdlib"), merge(first.recipe.model_dump(), start)), start=first)
+    workspace.train_side_by_side([later, first, second])
+    assert [label for label, *_ in done][-1] == "later, seed 0"
+    assert [report[1:] for report in done] == [(1, 3), (2, 3), (3, 3)]
+    workspace.train_side_by_side([first, second, later])
+    assert len(done) == 3
+    assert all(workspace.training_seconds(run) is not None for run in (first, second, later))
+    nothing = {"source": {"name": "text", "paths": ["nothing.txt"]}}
+    with pytest.raises(UnmaskError, match=r"nothing\.txt"):
+        workspace.train_side_by_side([tiny_run(data=nothing), tiny_run(seed=2)])
+
+
+def test_ctrl_c_saves_runs_side_by_side(tmp_path):
+    command = [sys.executable, "-m", "unmask", "reproduce", "table1", "--scale", "tiny", "--jobs", "2", "--out", "out"]
+    command += ["training.steps=100000", "training.save_every=100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    logs = tmp_path / "out/tiny/runs"
+    while len(list(logs.glob("*/log.jsonl"))) < 2 and process.poll() is None:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGINT
+    assert "The same command continues from there." in message
+    assert "Traceback" not in message
+    assert len(list(logs.glob("*/latest"))) == 2
 
 
 def test_cells_average_seeds_and_keep_every_error():

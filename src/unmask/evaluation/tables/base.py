@@ -79,6 +79,11 @@ class Run:
     start: Run | None = None
 
     @property
+    def title(self) -> str:
+        """The row and the training seed."""
+        return f"{self.label}, seed {self.seed}"
+
+    @property
     def folder(self) -> str:
         """A name that is the same for the same recipe, so that experiments share their runs."""
         digest = blake2b(self.recipe.to_yaml().encode(), digest_size=5).hexdigest()

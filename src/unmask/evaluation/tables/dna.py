@@ -13,7 +13,7 @@ from unmask.data.dna_tasks import motif_task, read_genomic_benchmarks, read_gue
 from unmask.data.glue import TaskData
 from unmask.data.protocols import DATA_VARIABLE, Protocol
 from unmask.errors import UnmaskError
-from unmask.evaluation.glue import GlueResult, GlueSettings, glue_table
+from unmask.evaluation.glue import GlueSettings, glue_table
 from unmask.evaluation.tables.base import (
     TINY,
     Experiment,
@@ -26,7 +26,7 @@ from unmask.evaluation.tables.base import (
     seeded_runs,
     with_parameters,
 )
-from unmask.evaluation.tables.encoders import fine_tune_run
+from unmask.evaluation.tables.encoders import fine_tune_runs
 from unmask.evaluation.tables.workspace import Workspace
 
 MAMBA, HYENA, SEDD, MDLM, MLM = "Mamba AR", "HyenaDNA AR", "SEDD", "MDLM", "MLM"
@@ -103,9 +103,7 @@ def dna_tasks(scale: DNAScale) -> tuple[list[TaskData], list[str]]:
 def measure_table7(workspace: Workspace, scale: DNAScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """The scores of each pre-trained model on the test part of every task."""
     tasks, missing = dna_tasks(scale)
-    results: list[GlueResult] = []
-    for run in runs:
-        results += fine_tune_run(workspace, run, tasks, scale.settings)
+    results = fine_tune_runs(workspace, runs, tasks, scale.settings)
     table = glue_table(results, [data.task for data in tasks], scale.settings, missing)
     published: Mapping[str, Mapping[str, float]] = {
         f"{name}, accuracy": {MDLM: value}

@@ -35,7 +35,6 @@ from unmask.evaluation.tables.base import (
 )
 from unmask.evaluation.tables.sampling import cells_of, judged_cells, judged_data
 from unmask.evaluation.tables.workspace import Workspace
-from unmask.models.inference import select_device
 from unmask.pipeline import load
 
 AR, BERT, MDLM = "AR", "BERT", "BERT + MDLM"
@@ -55,14 +54,12 @@ class GlueScale(Scale):
     """The size of Table 4.
 
     recipe: shared by AR and BERT, which are trained from scratch. fine_tuning: what MDLM fine-tuning changes in it.
-    tasks: of GLUE; without any a made-up one is used if there are no files. settings: how they are fine-tuned. jobs:
-    processes that do it side by side on a GPU, at most as many as there are processors.
+    tasks: of GLUE; without any a made-up one is used if there are no files. settings: how they are fine-tuned.
     """
 
     fine_tuning: Mapping[str, Any] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
     settings: GlueSettings = field(default_factory=GlueSettings)
-    jobs: int = 1
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -112,16 +109,11 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     """GLUE, the bound on the test part, and generated texts under the AR model as the judge."""
     tasks, missing = table4_tasks(scale)
     judge = runs[0]
-    jobs = min(scale.jobs, os.cpu_count() or 1)
-    if jobs > 1 and select_device(workspace.device).type == "cuda":
-        models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
-        fine_tune_side_by_side(models, tasks, scale.settings, workspace, jobs)
-    results: list[GlueResult] = []
+    results = fine_tune_runs(workspace, runs, tasks, scale.settings)
     likelihoods: dict[str, dict[str, Cell | str]] = {}
     generated: dict[str, dict[str, Cell | str]] = {}
     parameters: dict[str, Cell | str] = {}
     for run in runs:
-        results += fine_tune_run(workspace, run, tasks, scale.settings)
         bound = workspace.bound(run, protocol, scale.documents)
         for column, unit in units(protocol).items():
             likelihoods.setdefault(f"{column}, {protocol.name}", {})[run.label] = bound_cell([bound], unit)
@@ -156,12 +148,18 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     )
 
 
-def fine_tune_run(
-    workspace: Workspace, run: Run, tasks: Sequence[TaskData], settings: GlueSettings
+def fine_tune_runs(
+    workspace: Workspace, runs: Sequence[Run], tasks: Sequence[TaskData], settings: GlueSettings
 ) -> list[GlueResult]:
-    """The scores of a run on all tasks, under its label."""
-    lm = load(workspace.train(run), device=workspace.device, dtype="float32")
-    return [replace(one, checkpoint=run.label) for one in evaluate_glue(lm, run.folder, tasks, settings, workspace)]
+    """The scores of runs on all tasks, under their labels."""
+    models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
+    if workspace.jobs > 1:
+        fine_tune_side_by_side(models, tasks, settings, workspace, workspace.jobs)
+    return [
+        replace(one, checkpoint=run.label)
+        for run, (lm, name) in zip(runs, models, strict=True)
+        for one in evaluate_glue(lm, name, tasks, settings, workspace)
+    ]
 
 
 def published_scores(rows: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -226,7 +224,6 @@ SCALES: dict[ScaleName, GlueScale] = {
         samples=256,
         tasks=FIVE,
         settings=GlueSettings(learning_rates=(1e-4,), batch_size=32),
-        jobs=15,
     ),
     "paper": GlueScale(
         "c4",

@@ -9,14 +9,19 @@ from __future__ import annotations
 import base64
 import json
 import math
+import multiprocessing
 import platform
 import shlex
+import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +41,9 @@ if TYPE_CHECKING:
 class Workspace:
     """A folder in which runs are trained and measured once.
 
-    on_run: called with the label before a run is trained, and returns the callbacks of its training.
+    on_run: called with the label before a run is trained, and returns the callbacks of its training. jobs: processes
+    that train, or fine-tune, side by side. on_trained: called with a label, the number of runs that these processes
+    have trained, and that of all they train.
     """
 
     def __init__(
@@ -44,10 +51,14 @@ class Workspace:
         folder: Path,
         on_run: Callable[[str], Sequence[Callback]] = lambda label: (),
         device: str | None = None,
+        jobs: int = 1,
+        on_trained: Callable[[str, int, int], None] = lambda label, done, total: None,
     ) -> None:
         self.folder = folder
         self.device = device
+        self.jobs = jobs
         self._on_run = on_run
+        self._on_trained = on_trained
         self.seconds: dict[str, float] = {}
 
     def train(self, run: Run) -> Path:
@@ -60,10 +71,19 @@ class Workspace:
             if run.start is not None:
                 model = recipe.model.model_copy(update={"path": str(self.train(run.start))})
                 recipe = recipe.model_copy(update={"model": model})
-            callbacks = self._on_run(f"{run.label}, seed {run.seed}")
-            seconds = train(recipe, path, resume="auto", callbacks=callbacks).seconds
+            seconds = train(recipe, path, resume="auto", callbacks=self._on_run(run.title)).seconds
         self.seconds[run.folder] = seconds
         return path
+
+    def train_side_by_side(self, runs: Sequence[Run]) -> None:
+        """Train the runs that are missing, `jobs` of them at a time; those that start from another run come last."""
+        missing = {run.folder: run for run in runs if self.training_seconds(run) is None}
+        done = 0
+        for later in (False, True):
+            wave = [run for run in missing.values() if (run.start is not None) == later]
+            for number in run_side_by_side(_train_run, [(self.folder, run) for run in wave], self.jobs):
+                done += 1
+                self._on_trained(wave[number].title, done, len(missing))
 
     def training_seconds(self, run: Run) -> float | None:
         """How long a run took, None if it is not finished."""
@@ -134,6 +154,55 @@ class Workspace:
         return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
 
 
+def _train_run(folder: Path, run: Run) -> None:
+    Workspace(folder).train(run)
+
+
+def run_side_by_side(function: Callable[..., None], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[int]:
+    """Call a function with each of the arguments in `jobs` processes, and yield the number of each call that is done.
+
+    Small networks leave a GPU waiting for the processor most of the time, so several processes share it well. After a
+    signal the calls that are running save what they must, and no other begins.
+    """
+    import torch
+
+    threads = max(1, torch.get_num_threads() // jobs)
+    spawn = multiprocessing.get_context("spawn")
+    waiting, running = iter(enumerate(calls)), dict[Future[None], int]()
+    with _sigterm_for_children(), ProcessPoolExecutor(jobs, spawn, torch.set_num_threads, (threads,)) as pool:
+        try:
+            while True:
+                # not all at once: what is in the queue of a pool begins even after a signal
+                for number, arguments in islice(waiting, jobs - len(running)):
+                    running[pool.submit(function, *arguments)] = number
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    number = running.pop(future)
+                    future.result()
+                    yield number
+        except KeyboardInterrupt:
+            for future in running:
+                future.result()  # a training raises `Interrupted` when it is saved
+            raise
+
+
+@contextmanager
+def _sigterm_for_children() -> Iterator[None]:
+    """Pass SIGTERM on to the processes of a pool, which a terminal's Ctrl-C reaches by itself."""
+
+    def stop(number: int, frame: Any) -> None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run_experiment(
     experiment: Experiment,
     scale_name: ScaleName,
@@ -159,6 +228,8 @@ def run_experiment(
     trained_seeds = sorted({run.seed for run in runs})
     if seeds is not None and len(trained_seeds) != seeds:
         raise UnmaskError(f"'{experiment.name}' trains each network with one seed, got --seeds {seeds}; leave it out.")
+    if workspace.jobs > 1:
+        workspace.train_side_by_side(runs)
     workspace.seconds.clear()
     table = experiment.measure(workspace, scale, protocol, runs)
     notes = [f"{protocol.name} stands in for {protocol.stand_in}."] if protocol.stand_in else []
