@@ -214,6 +214,7 @@ def test_trunks_give_the_logits_and_gradients_of_the_cpu(name):
         network.zero_grad()
         logits = network(ids.to(device)).logits[..., :5]
         logits.square().mean().backward()
-        found.append([logits.detach().cpu(), *(one.grad.cpu() for one in network.parameters() if one.grad is not None)])
+        gradients = [one.grad for one in network.parameters() if one.grad is not None]
+        found.append([one.detach().cpu().clone() for one in (logits, *gradients)])  # `to` moves gradients in place
     for cpu, gpu in zip(*found, strict=True):
         assert (cpu - gpu).abs().max() <= 2e-3 * cpu.abs().max() + 1e-7  # matrix products may use TF32
