@@ -55,7 +55,7 @@ def results(function, inputs: list[Tensor]) -> dict[str, Tensor]:
 def test_scan_and_its_gradients_equal_the_loop_over_tokens(
     length: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(scan.STATES_IN_BACKWARD, "cpu", 2 * CHUNK * 3 * 5 * 2)  # two chunks at a time
+    monkeypatch.setattr(scan, "STATES_IN_BACKWARD", 2 * CHUNK * 3 * 5 * 2)  # two chunks at a time
     inputs = random_inputs(length)
     expected = results(sequential_scan, inputs)
     found = results(selective_scan, [tensor.detach().to(dtype).requires_grad_() for tensor in inputs])
@@ -127,44 +127,46 @@ INTERPRETED = """
 import torch
 from tests.models.test_scan import random_inputs, results, selective_scan, sequential_scan
 from unmask.models import scan, scan_triton
-scan._loops = lambda x: scan_triton
-for length, width, size in ((1, 5, 3), (45, 66, 16), (101, 7, 5)):
-    inputs = random_inputs(length, width=width, size=size)
+scan._has_kernels = lambda x: True
+scan_triton.BACKWARD_PROGRAMS = 6
+for length, width, size, rate in ((1, 5, 3, 1.0), (45, 66, 16, 1.0), (101, 7, 5, 0.1), (70, 3, 2, 1e3)):
+    inputs = random_inputs(length, rate, width=width, size=size)
     found = results(selective_scan, [one.detach().float().requires_grad_() for one in inputs])
     for name, value in results(sequential_scan, inputs).items():
         error = (found[name] - value).abs().max() / value.abs().max()
-        assert error < 2e-6, (length, name, error)
+        assert error < 3e-6, (length, name, error)
 """
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("length", "width", "size"), [(1, 5, 3), (63, 236, 16), (64, 64, 16), (1000, 130, 16), (4096, 40, 5)]
+    ("length", "width", "size"), [(1, 5, 3), (16, 32, 16), (63, 236, 16), (64, 64, 16), (1000, 130, 16), (4096, 40, 5)]
 )
 def test_triton_kernels_equal_the_loops_in_float64(length: int, width: int, size: int) -> None:
     inputs = random_inputs(length, width=width, size=size)
     expected = results(selective_scan, [tensor.detach().cuda().requires_grad_() for tensor in inputs])
     kernels = [tensor.detach().float().cuda().requires_grad_() for tensor in inputs]
-    assert scan._loops(kernels[0]).__name__.endswith("scan_triton")
+    assert scan._has_kernels(kernels[0]) == (length >= scan.KERNEL_CHUNK)
     found = results(selective_scan, kernels)
     for name, value in expected.items():
         assert float((found[name] - value).detach().abs().max() / value.detach().abs().max()) < 1e-4, name
 
 
 @pytest.mark.gpu
-def test_triton_kernels_work_in_parts_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_kernels_repeat_whatever_the_number_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unmask.models import scan_triton
+
     inputs = [tensor.detach().float().cuda().requires_grad_() for tensor in random_inputs(1000, width=70, size=16)]
     whole, again = results(selective_scan, inputs), results(selective_scan, inputs)
-    monkeypatch.setitem(scan.STATES_IN_BACKWARD, "cuda", 3 * scan.GPU_CHUNK * 2 * 70 * 16)  # three chunks at a time
-    parts = results(selective_scan, inputs)
+    monkeypatch.setattr(scan_triton, "BACKWARD_PROGRAMS", 9)
+    fewer = results(selective_scan, inputs)
     for name, value in whole.items():
         assert torch.equal(value, again[name]), name
-        torch.testing.assert_close(parts[name], value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(fewer[name], value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
 def test_memory_of_a_long_scan_grows_with_its_inputs() -> None:
-    """The backward pass holds `STATES_IN_BACKWARD` numbers at most, and otherwise multiples of the inputs."""
     length, width = 1 << 17, 64
     shapes = [(1, length, width), (1, length, width), (16, width), (1, length, 16), (1, length, 16), (1, 16, width)]
     inputs = [torch.rand(*shape, device="cuda").requires_grad_() for shape in shapes]
@@ -173,5 +175,4 @@ def test_memory_of_a_long_scan_grows_with_its_inputs() -> None:
     y, _ = selective_scan(inputs[0], inputs[1], -inputs[2], *inputs[3:])
     y.sum().backward()
     peak = torch.cuda.max_memory_allocated() - before
-    states = 4 * scan.STATES_IN_BACKWARD["cuda"]
-    assert peak < states + 16 * sum(one.numel() * 4 for one in inputs)
+    assert peak < 16 * sum(one.numel() * 4 for one in inputs)

@@ -126,13 +126,23 @@ class SelectiveSSM(nn.Module):
         width = self.conv.kernel_size[0] - 1
         tail, hidden = (x.new_zeros(x.shape[0], width, x.shape[2]), None) if state is None else state
         inputs = torch.cat([tail.to(x.dtype), x], dim=1)
-        x = zero_padding(F.silu(self.conv(inputs.transpose(1, 2)).transpose(1, 2)), mask)
+        x = zero_padding(F.silu(self._convolve(inputs)), mask)
         dt, b, c = self.x_proj(x).split([self.dt_rank, self.state_size, self.state_size], dim=-1)
         exact = torch.promote_types(x.dtype, torch.float32)
         dt = F.softplus(self.dt_proj(dt).to(exact) + self.dt_bias.to(exact))
         decay = -torch.exp(self.log_decay.to(exact)).view(self.state_size, -1)
         y, hidden = selective_scan(x, dt, decay, b, c, hidden)
         return y.to(x.dtype) + self.skip.to(x.dtype) * x, (inputs[:, inputs.shape[1] - width :], hidden)
+
+    def _convolve(self, inputs: Tensor) -> Tensor:
+        """The convolution [B, L, D] of inputs [B, L + width - 1, D]: a sum of shifted inputs, which is several times as
+        fast as a `conv1d` with as many groups as channels, and can be fused."""
+        exact = torch.promote_types(inputs.dtype, torch.float32)
+        weight, outputs = self.conv.weight[:, 0].to(exact), self.conv.bias.to(exact)  # type: ignore[union-attr]
+        length = inputs.shape[1] - weight.shape[1] + 1
+        for shift in range(weight.shape[1]):
+            outputs = torch.addcmul(outputs, inputs[:, shift : shift + length].to(exact), weight[:, shift])
+        return outputs.to(inputs.dtype)
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -8,8 +8,8 @@ A first loop finds how each chunk changes the state, a parallel scan over the ch
 them begins, and a second loop computes the outputs. All exponents are sums of dt A < 0, so nothing overflows.
 
 Neither pass stores the states [B, L, N, D]. The backward pass recomputes them from the beginnings of the chunks, a few
-chunks at a time, so memory grows with the length as the inputs do. On a GPU the loops are the Triton kernels of
-`scan_triton`.
+chunks at a time, so memory grows with the length as the inputs do. On a GPU the Triton kernels of `scan_triton` take
+the place of the loops.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from torch.autograd.function import once_differentiable
 from unmask.models.inference import has_triton
 
 CHUNK = 32
-GPU_CHUNK = 64
-STATES_IN_BACKWARD = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""Numbers in the states that the backward pass holds at a time."""
+KERNEL_CHUNK = 16
+"""Tokens of a chunk on a GPU, and the length below which the loops are used there too, as in a step of generation."""
+STATES_IN_BACKWARD = 1 << 22
+"""Numbers in the states that the loops of the backward pass hold at a time."""
 
 
 @torch.compiler.disable
@@ -57,41 +58,26 @@ class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         x, dt, decay, b, c, state = inputs
-        length = x.shape[1]
-        chunk = min(GPU_CHUNK if x.is_cuda else CHUNK, length)
+        length, kernels = x.shape[1], _has_kernels(x)
+        scan, chunk = _implementation(kernels), KERNEL_CHUNK if kernels else min(CHUNK, length)
         x, dt, b, c = (_split(tensor, chunk) for tensor in (x, dt, b, c))
-        loops = _loops(x)
-        starts = state[:, None]
-        if x.shape[1] > 1:
-            ends = _carry(_chunk_factors(dt, decay), loops.chunk_ends(x, dt, decay, b), state)
-            starts = torch.cat([starts, ends[:, :-1]], dim=1)
-        outputs, ends = loops.chunk_outputs(x, dt, decay, b, c, starts)
+        starts, last = scan.carry(dt, decay, scan.chunk_ends(x, dt, decay, b), state)
+        outputs = scan.chunk_outputs(x, dt, decay, b, c, starts)
         ctx.save_for_backward(x, dt, decay, b, c, starts)
-        ctx.length = length
-        return outputs.flatten(1, 2)[:, :length], ends[:, -1]
+        ctx.length, ctx.kernels = length, kernels
+        return outputs.flatten(1, 2)[:, :length], last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         x, dt, decay, b, c, starts = ctx.saved_tensors
+        scan = _implementation(ctx.kernels)
         grad_y, grad_last = _split(gradients[0], x.shape[2]), gradients[1]
-        loops = _loops(x)
-        own = loops.chunk_start_gradients(dt, decay, c, grad_y)
-        grad_starts = _carry(_chunk_factors(dt, decay).flip(1), own.flip(1), grad_last).flip(1)
-        grad_ends = torch.cat([grad_starts[:, 1:], grad_last[:, None]], dim=1)
-        numbers = x.shape[0] * x.shape[2] * decay.numel()
-        size = max(1, STATES_IN_BACKWARD.get(x.device.type, 1 << 22) // numbers)
-        grad_decay = torch.zeros_like(decay)
-        parts = []
-        for first in range(0, x.shape[1], size):
-            here = slice(first, first + size)
-            *grads, grad = loops.chunk_gradients(
-                *(tensor[:, here] for tensor in (x, dt, b, c, starts, grad_y, grad_ends)), decay
-            )
-            grad_decay += grad
-            parts.append(grads)
-        joined = [torch.cat(part, dim=1).flatten(1, 2)[:, : ctx.length] for part in zip(*parts, strict=True)]
-        return joined[0], joined[1], grad_decay, joined[2], joined[3], grad_starts[:, 0]
+        own = scan.chunk_start_gradients(dt, decay, c, grad_y)
+        grad_ends, grad_state = scan.carry(dt, decay, own, grad_last, reverse=True)
+        *grads, grad_decay = scan.chunk_gradients(x, dt, decay, b, c, starts, grad_y, grad_ends)
+        grad_x, grad_dt, grad_b, grad_c = (one.flatten(1, 2)[:, : ctx.length] for one in grads)
+        return grad_x, grad_dt, grad_decay, grad_b, grad_c, grad_state
 
 
 def _split(tensor: Tensor, chunk: int) -> Tensor:
@@ -101,31 +87,37 @@ def _split(tensor: Tensor, chunk: int) -> Tensor:
     return padded.unflatten(1, (-1, chunk)).contiguous()
 
 
-def _loops(x: Tensor) -> Any:
-    """The module with the loops over the tokens of a chunk: `scan_triton` for float32 on a GPU, else this one."""
-    kernels = x.is_cuda and x.dtype == torch.float32 and has_triton()
+def _has_kernels(x: Tensor) -> bool:
+    """Whether the Triton kernels scan these inputs [B, L, D]."""
+    return x.is_cuda and x.dtype == torch.float32 and x.shape[1] >= KERNEL_CHUNK and has_triton()
+
+
+def _implementation(kernels: bool) -> Any:
+    """The module with the functions below: `scan_triton`, or this one."""
     return import_module("unmask.models.scan_triton" if kernels else __name__)
 
 
-def _chunk_factors(dt: Tensor, decay: Tensor) -> Tensor:
-    """[B, n, N, D] by how much a state decays in each chunk."""
-    return torch.exp(dt.sum(dim=2)[:, :, None] * decay)
+# The functions below take chunks [B, n, Q, ...]. States are [B, n, N, D], one for each chunk.
 
 
-def _carry(factors: Tensor, values: Tensor, state: Tensor) -> Tensor:
-    """h_i = factor_i h_{i-1} + value_i along dimension 1, from h = state, in log2(n) steps."""
+def carry(dt: Tensor, decay: Tensor, values: Tensor, state: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """The states before each chunk, [B, n, N, D], and after the last one, in log2(n) steps.
+
+    A chunk turns h into exp(sum of dt A) h + value; with `reverse` the last chunk comes first.
+    """
+    factors = torch.exp(dt.sum(dim=2)[:, :, None] * decay)
+    if reverse:
+        factors, values = factors.flip(1), values.flip(1)
     first = torch.addcmul(values[:, :1], factors[:, :1], state[:, None])
-    values = torch.cat([first, values[:, 1:]], dim=1)
+    after = torch.cat([first, values[:, 1:]], dim=1)
     distance = 1
-    while distance < values.shape[1]:
-        later = torch.addcmul(values[:, distance:], factors[:, distance:], values[:, :-distance])
-        values = torch.cat([values[:, :distance], later], dim=1)
+    while distance < after.shape[1]:
+        later = torch.addcmul(after[:, distance:], factors[:, distance:], after[:, :-distance])
+        after = torch.cat([after[:, :distance], later], dim=1)
         factors = torch.cat([factors[:, :distance], factors[:, distance:] * factors[:, :-distance]], dim=1)
         distance *= 2
-    return values
-
-
-# The functions below take chunks [B, n, Q, ...]. States are [B, n, N, D], one for each chunk.
+    before = torch.cat([state[:, None], after[:, :-1]], dim=1)
+    return before.flip(1) if reverse else before, after[:, -1]
 
 
 def chunk_ends(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor) -> Tensor:
@@ -138,15 +130,15 @@ def chunk_ends(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor) -> Tensor:
     return h
 
 
-def chunk_outputs(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [B, n, Q, D] of chunks that begin with the states `starts`, and the states in which they end."""
+def chunk_outputs(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, starts: Tensor) -> Tensor:
+    """Outputs [B, n, Q, D] of chunks that begin with the states `starts`."""
     dt, b, c = dt[:, :, :, None], b[..., None], c[..., None]
     inputs = dt * x[:, :, :, None]
     h, outputs = starts, []
     for q in range(x.shape[2]):
         h = torch.addcmul(torch.exp(dt[:, :, q] * decay) * h, inputs[:, :, q], b[:, :, q])
         outputs.append((h * c[:, :, q]).sum(dim=2))
-    return torch.stack(outputs, dim=2), h
+    return torch.stack(outputs, dim=2)
 
 
 def chunk_start_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor) -> Tensor:
@@ -161,14 +153,24 @@ def chunk_start_gradients(dt: Tensor, decay: Tensor, c: Tensor, grad_y: Tensor) 
 def chunk_gradients(
     x: Tensor,
     dt: Tensor,
+    decay: Tensor,
     b: Tensor,
     c: Tensor,
     starts: Tensor,
     grad_y: Tensor,
     grad_ends: Tensor,
-    decay: Tensor,
 ) -> tuple[Tensor, ...]:
     """The gradients of x, dt, b, c, all [B, n, Q, ...], and of the decay [N, D]."""
+    size = max(1, STATES_IN_BACKWARD // (x.shape[0] * x.shape[2] * decay.numel()))
+    chunked = (x, dt, b, c, starts, grad_y, grad_ends)
+    parts = [_gradients(decay, *part) for part in zip(*(one.split(size, dim=1) for one in chunked), strict=True)]
+    *grads, grad_decay = zip(*parts, strict=True)
+    return (*(torch.cat(one, dim=1) for one in grads), torch.stack(grad_decay).sum(dim=0))
+
+
+def _gradients(
+    decay: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, starts: Tensor, grad_y: Tensor, grad_ends: Tensor
+) -> tuple[Tensor, ...]:
     step_sizes, tokens, b, c = dt[:, :, :, None], x[:, :, :, None], b[..., None], c[..., None]
     grad_y = grad_y[:, :, :, None]
     steps = range(x.shape[2])
