@@ -47,6 +47,12 @@ def some_ids(rows: int = 3, length: int = L) -> Tensor:
     return torch.randint(0, V, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
+def test_the_convolution_of_a_block_is_a_causal_conv1d():
+    ssm = build({"name": "mamba"}).blocks[0].ssms[0]
+    inputs = torch.randn(2, L + 3, ssm.conv.in_channels)
+    torch.testing.assert_close(ssm._convolve(inputs), ssm.conv(inputs.transpose(1, 2)).transpose(1, 2))
+
+
 @pytest.mark.parametrize(
     ("spec", "published"),
     [
