@@ -10,7 +10,6 @@ from scipy import stats
 
 from unmask import registry
 from unmask.errors import UnmaskError
-from unmask.random import Purpose
 from unmask.schedules import KNOT_GRID, KNOTS, Learned, draw_times, low_discrepancy, van_der_corput
 
 
@@ -170,14 +169,12 @@ def test_independent_times_are_not_evenly_spaced():
     assert torch.equal(t[5:9], draw_times(1, 3, torch.arange(5, 9), 4000, independent=True))
 
 
-def test_times_are_uniform_over_steps_and_seeds_and_depend_on_the_purpose():
+def test_times_are_uniform_over_steps_and_seeds():
     many = torch.arange(4000)
     for index in (0, 3, 7):
         here = torch.full_like(many, index)
         for t in (draw_times(0, many, here, 8), draw_times(many, 0, here, 8)):
             assert stats.kstest(t.numpy(), "uniform").pvalue > 1e-3
-    index = torch.arange(4)
-    assert not torch.equal(draw_times(0, 0, index, 4), draw_times(0, 0, index, 4, Purpose.OFFSET))
 
 
 def test_times_wrap_around_at_one():

@@ -1,9 +1,9 @@
 """Likelihood bounds with error bars.
 
-A bound is estimated with R independent random offsets, and the spread over the offsets is its Monte-Carlo error. Within
-one offset, the times of all rows (and of all passes over a row) form one stratified set. Every random number depends
-only on the seed and on the row's index, so batch size, device and order of evaluation do not change the result. The
-data error is the spread over documents, without the noise of the draws.
+A bound is estimated with R independent random offsets, whose spread is its Monte-Carlo error. Within one offset, the
+times of all rows (and of all passes over a row) form one stratified set. Every random number depends only on the seed
+and on the row's index, so batch size, device and order of evaluation do not change the result. The data error is the
+spread over documents, without the noise of the draws.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +36,7 @@ SCORE_PRECISION = 0.05
 OFFSETS = 16
 """Independent random offsets per bound."""
 MAX_PASSES, SCORE_PASSES = 1024, 16
-"""Passes of an estimate to reach a precision that was asked for, or the default one."""
+"""The most passes to reach a precision that was asked for, and to reach the default one."""
 OTHER_ESTIMATORS_SHARE = 4
 """The first estimator gets this many times the passes of the others, which only have to agree with it."""
 AGREEMENT = 4.0
@@ -61,12 +62,12 @@ Flags = npt.NDArray[np.bool_]
 class Bound:
     """An upper bound on -log p of some text in nats (for an autoregressive model, -log p itself), with its errors.
 
-    `tokens` are those of the texts and one end for each text where the length policy has one; `denominator` says
-    otherwise in records of earlier versions. `mc_stderr` is the Monte-Carlo standard error in nats (0 for an exact
-    likelihood). `data_stderr`, `byte_data_stderr` and `character_data_stderr` are the standard errors of nats per
-    token, byte and character from the spread over documents, times the tokens, bytes or characters; None with fewer
-    than two documents, or if the noise of the draws hides their spread. `each` holds one bound per document if
-    requested.
+    `tokens` counts the tokens of the texts, and one end per text if the length policy has one. In records of earlier
+    versions it counts positions, as their `denominator` says. `mc_stderr` is the Monte-Carlo standard error in nats (0
+    for an exact likelihood). `data_stderr`, `byte_data_stderr` and `character_data_stderr` are the standard errors of
+    nats per token, byte and character from the spread over documents, times the number of tokens, bytes or characters.
+    They are None with fewer than two documents, or if the noise of the draws hides the spread. `each` holds one bound
+    per document if requested.
     """
 
     estimator: str
@@ -85,7 +86,7 @@ class Bound:
 
     @property
     def stderr(self) -> float:
-        """The Monte-Carlo standard error in nats, for this particular text."""
+        """The Monte-Carlo standard error in nats."""
         return self.mc_stderr
 
     @property
@@ -116,7 +117,7 @@ class Bound:
         nats: float | None = self.mc_stderr
         if of == "data":
             in_unit = {"bits_per_byte": self.byte_data_stderr, "bits_per_char": self.character_data_stderr}.get(unit)
-            nats = self.data_stderr if in_unit is None else in_unit  # earlier versions stored only that of tokens
+            nats = self.data_stderr if in_unit is None else in_unit  # earlier versions stored the error of tokens only
         if nats is None:
             return None
         scale = {
@@ -173,14 +174,12 @@ class Evaluation:
     @property
     def disagreement(self) -> str | None:
         """A message if two estimators are too far apart, else None."""
-        named = list(self.bounds.items())
-        for i, (name, one) in enumerate(named):
-            for other_name, other in named[i + 1 :]:
-                if not agree(one, other):
-                    return (
-                        f"The estimators disagree: {name} {one.nats:.6g} +- {one.mc_stderr:.2g} nats against "
-                        f"{other_name} {other.nats:.6g} +- {other.mc_stderr:.2g}; do not trust this model's bound."
-                    )
+        for (name, one), (other_name, other) in combinations(self.bounds.items(), 2):
+            if not agree(one, other):
+                return (
+                    f"The estimators disagree: {name} {one.nats:.6g} +- {one.mc_stderr:.2g} nats against "
+                    f"{other_name} {other.nats:.6g} +- {other.mc_stderr:.2g}; do not trust this model's bound."
+                )
         return None
 
     def as_dict(self) -> dict[str, Any]:
@@ -196,11 +195,11 @@ class Evaluation:
 def format_with_errors(bound: Bound, unit: str) -> str:
     """A value with its Monte-Carlo error (unless exact) and data error, such as ``≤ 3.214 ± 0.004 ± 0.031``."""
     value = getattr(bound, unit)
-    if value != value:
+    if math.isnan(value):
         return "-"
-    draws, data = bound.error(unit, "mc"), bound.error(unit, "data")
-    parts = [f"{value:.3f}" if bound.exact else f"≤ {value:.3f} ± {draws:.3f}"]
-    return " ± ".join([*parts, f"{data:.3f}"] if data is not None else parts)
+    data_error = bound.error(unit, "data")
+    shown = f"{value:.3f}" if bound.exact else f"≤ {value:.3f} ± {bound.error(unit):.3f}"
+    return shown if data_error is None else f"{shown} ± {data_error:.3f}"
 
 
 def format_tokens(bound: Bound) -> str:
@@ -242,9 +241,9 @@ def evaluate(
     """Estimate the bound of `rows` by every estimator of the objective, and the T-step bounds for T in `steps`.
 
     With `precision`, draw until the Monte-Carlo error of the first estimator is at most this many bits per token;
-    "auto" stops at `SCORE_PRECISION` or after `SCORE_PASSES` passes. The other estimators then get a quarter of its
-    passes, and at least one, drawn independently of the first. Estimators that disagree are all drawn once more, with
-    as many passes each. `each` adds the bound of every document; `progress` is called with the number of new draws.
+    "auto" stops at `SCORE_PRECISION` or after `SCORE_PASSES` passes. The other estimators get a quarter of its passes,
+    at least one, drawn independently of the first. If estimators disagree, all are drawn once more with as many passes
+    each. `each` adds the bound of every document; `progress` is called with the number of new draws.
     """
     estimators = objective.estimators()
     (first_name, first), *others = estimators.items()
@@ -269,7 +268,7 @@ def evaluate(
     in_steps = {T: build("objective", {"name": "subs", "steps": T}) for T in steps if not objective.exact}
     discrete = {T: estimate_other(one, name=f"discrete T={T}") for T, one in in_steps.items()}
     evaluation = Evaluation(bounds, discrete)
-    if evaluation.disagreement:  # by chance, once in a thousand times: with 16 offsets the errors are rough
+    if evaluation.disagreement:  # happens by chance once in a thousand times: errors from 16 offsets are rough
         again = partial(estimate, passes=OTHER_ESTIMATORS_SHARE * passes)
         named = enumerate(estimators.items(), start=2)
         bounds = {name: again(one, name=name, stream=stream) for stream, (name, one) in named}
@@ -291,10 +290,8 @@ def _refine(bound: Bound, precision: float, most: int, estimate: Callable[..., B
 
 
 def count_draws(objective: Objective, rows: Rows, steps: int = 0) -> int:
-    """The draws of `evaluate` without a precision, with `steps` T-step bounds."""
-    if objective.exact:
-        return len(rows)
-    return len(rows) * OFFSETS * (len(objective.estimators()) + steps)
+    """The number of draws of `evaluate` without a precision, with `steps` T-step bounds."""
+    return len(rows) * (1 if objective.exact else OFFSETS * (len(objective.estimators()) + steps))
 
 
 @dataclass(frozen=True)
@@ -347,7 +344,7 @@ def draw_nats(
     draws: Draws,
     progress: Progress | None = None,
 ) -> NatTotals:
-    """The nats of all draws per offset and document. Equal draws of two tables use the same random numbers."""
+    """The nats of all draws per offset and document. Equal `draws` of two tables use the same random numbers."""
 
     def corrupt(batch: Batch, noise: Noise) -> Corruption:
         return estimator.corrupt(batch, schedule, noise, denoiser.config)
@@ -421,7 +418,7 @@ def accumulate_nats(
 
 @dataclass(frozen=True)
 class _PreparedBatch:
-    """One network call. `document` [B, L] and `index` [B, L] say where tokens and nats of each position are added.
+    """One network call. The nats of a position are added at `index` [B, L] and its token at `document` [B, L].
 
     All calls have the same shape; only the first `size` rows count.
     """
@@ -434,9 +431,9 @@ class _PreparedBatch:
     size: int
 
     def to(self, device: torch.device) -> tuple[Batch, Corruption]:
-        if device.type != "cuda":
-            return self.batch.to(device), self.corruption.map(lambda tensor: tensor.to(device))
-        batch, corruption = self.batch.map(pin_memory), self.corruption.map(pin_memory)
+        batch, corruption = self.batch, self.corruption
+        if device.type == "cuda":
+            batch, corruption = batch.map(pin_memory), corruption.map(pin_memory)
         return batch.to(device), corruption.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -447,7 +444,7 @@ def _prepare_batches(
     device: torch.device,
     share: tuple[int, int],
 ) -> Iterator[_PreparedBatch]:
-    """Draw times and masks: draw d of offset r has the stratified time of d, shifted by the offset."""
+    """Draw times and masks. The time of draw d is its stratum, shifted by the offset."""
     strata = van_der_corput(len(rows) * draws.passes)
     total = len(rows) * draws.passes * draws.offsets
     size = min(total, draws.rows_per_call(rows.length, device))

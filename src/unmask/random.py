@@ -102,10 +102,9 @@ def exponential(
     step: Integer = 0,
     sample: Integer = 0,
     position: Integer = 0,
-    device: torch.device | str | None = None,
 ) -> Tensor:
     """Float32 Exp(1) draws, -log1p(-u). They are accurate near 0, where the argmin over a vocabulary lies."""
-    return -torch.log1p(-uniform(seed, purpose, step, sample, position, device))
+    return -torch.log1p(-uniform(seed, purpose, step, sample, position))
 
 
 def _fold(value: Integer) -> Integer:

@@ -267,22 +267,15 @@ def _intervals(times: tuple[float, ...], dtype: torch.dtype, device: torch.devic
     return start, end
 
 
-def draw_times(
-    seed: Integer,
-    step: Integer,
-    index: Tensor,
-    batch_size: int,
-    purpose: Purpose = Purpose.TIME,
-    independent: bool = False,
-) -> Tensor:
+def draw_times(seed: Integer, step: Integer, index: Tensor, batch_size: int, independent: bool = False) -> Tensor:
     """[B] times of the samples `index` (positions in the global batch of `batch_size`) at a training step.
 
     They depend only on the seed, the step and the index, not on how the global batch is split into micro-batches. With
     `independent` they are i.i.d. instead of evenly spaced.
     """
     if independent:
-        return uniform(seed, purpose, step, index)
-    offset = uniform(seed, purpose, step=step, device=index.device)
+        return uniform(seed, Purpose.TIME, step, index)
+    offset = uniform(seed, Purpose.TIME, step=step, device=index.device)
     return low_discrepancy(offset, van_der_corput(batch_size, index.device)[index], batch_size)
 
 

@@ -29,7 +29,7 @@ def test_a_text_is_accepted_if_python_matches_it(single, pattern):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("[a", r"'\[a' is not supported: unterminated character set at position 0"),
+        ("[a", r"'\[a' cannot be used: unterminated character set at position 0"),
         ("ab(c", r"missing \).* at position 2"),
         ("a{3,2}", "min repeat greater than max repeat"),
         ("a{9999999999999}", "repetition number is too large"),

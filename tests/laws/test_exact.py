@@ -38,7 +38,7 @@ def test_bound_of_the_recursion_is_the_integral_over_time(conditioned):
     expected = exact.continuous_bound(table, texts, targets).sum(dim=1)
     assert torch.allclose(found.bound, expected, atol=1e-7)
     assert bool((found.bound > found.nll).all())
-    assert found.canvases == 2 * 4 * (exact.CLOCK_NODES if conditioned else 1)
+    assert found.canvases == 2 * 4 * (exact.RATE_NODES if conditioned else 1)
 
 
 @pytest.mark.parametrize("conditioned", [False, True])

@@ -1,8 +1,8 @@
 """Deterministic finite automata (DFAs): over token classes, over characters, and over the UTF-8 bytes of characters.
 
 Symbols with the same transitions form one class: tokens in an `Automaton`, characters in a `CharacterDFA`, bytes in a
-`ByteDFA`. A token may end inside a character, so a state of a `ByteDFA` is a state between two characters together with
-the bytes read of the next one.
+`ByteDFA`. A token may end inside a character, so a state of a `ByteDFA` is a state of the `CharacterDFA` together with
+the bytes read so far of the next character.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Automaton:
 
 
 def position_automaton(token_class: Ints, allowed: Bools) -> Automaton:
-    """The automaton with one state, which checks every position alone against `allowed` [P, C]."""
+    """The automaton with one state, which compares each position with `allowed` [P, C]."""
     classes = allowed.shape[1]
     return simplify(Automaton(token_class, np.zeros((1, classes), dtype=np.int64), np.ones(1, dtype=bool), allowed))
 
@@ -83,7 +83,8 @@ def simplify(automaton: Automaton) -> Automaton:
 def minimise(automaton: Automaton) -> Automaton:
     """The same automaton with the fewest states, if nothing depends on positions.
 
-    States are split by the groups that their transitions lead to until no group splits; random sums identify rows.
+    Groups of states are split by the groups that their transitions lead to, until none splits. Random sums identify
+    rows.
     """
     own, *weights = np.random.default_rng(0).integers(1 << 62, size=1 + automaton.classes)
     _, first, group = np.unique(automaton.accepting, return_index=True, return_inverse=True)
@@ -196,7 +197,7 @@ def _merge_token_classes(automaton: Automaton) -> Automaton:
 UNICODE = 0x110000
 SURROGATES = slice(0xD800, 0xE000)
 BLOCKS = ((0x100, 0x800, 0x40), (0x800, 0x40000, 0x1000))
-"""(begin, end, size): ranges in which characters are classified by blocks, which share their first UTF-8 bytes."""
+"""(begin, end, size): ranges of characters that are classified by blocks, whose first UTF-8 bytes are the same."""
 OTHER = 0
 """The class of characters that a DFA does not name."""
 
@@ -205,7 +206,7 @@ OTHER = 0
 def word_characters() -> Bools:
     """[0x110000] whether a character is a letter or a digit.
 
-    Above U+00FF a whole block counts as what most of its characters are: a decision per character would multiply the
+    Above U+00FF all characters of a block count as what most of them are: a decision per character would multiply the
     states for partly read characters.
     """
     is_word = np.zeros(UNICODE, dtype=bool)
@@ -235,32 +236,33 @@ class NFA:
 
     def __init__(self) -> None:
         self.edges: list[list[tuple[str, int]]] = [[]]
-        """Of each state, the characters of an edge and the state that it leads to."""
+        """The edges of each state: characters and the state that they lead to."""
         self.others: list[list[tuple[str, int]]] = [[]]
-        """The same for edges with all characters but these."""
+        """The same for edges with all characters except the given ones."""
         self.skips: list[list[int]] = [[]]
-        """The states that are reached without a character."""
+        """The states that are reached from each state without a character."""
 
     def state(self) -> int:
-        """A new state."""
+        """Add a state and return its number."""
         check_size(len(self.edges), NFA_CLASSES)
         for edges in (self.edges, self.others, self.skips):
             edges.append([])
         return len(self.edges) - 1
 
     def add(self, at: int, characters: str, to: int | None = None) -> int:
-        """An edge with each of these characters; returns the state that it leads to."""
+        """Add an edge for these characters and return the state that it leads to."""
         to = self.state() if to is None else to
         self.edges[at].append((characters, to))
         return to
 
     def add_others(self, at: int, characters: str) -> int:
-        """An edge with each character but these."""
-        self.others[at].append((characters, to := self.state()))
+        """Add an edge for all characters except these to a new state and return it."""
+        to = self.state()
+        self.others[at].append((characters, to))
         return to
 
     def skip(self, at: int, to: int) -> None:
-        """`to` is reached from `at` without a character."""
+        """Make `to` reachable from `at` without a character."""
         self.skips[at].append(to)
 
     def text(self, at: int, text: str) -> int:
@@ -270,7 +272,7 @@ class NFA:
         return at
 
     def join(self, *states: int) -> int:
-        """A new state that is reached from each of these without a character."""
+        """Add a state that is reached from each of these without a character and return it."""
         to = self.state()
         for state in states:
             self.skip(state, to)
@@ -398,9 +400,9 @@ def _merge_character_classes(dfa: CharacterDFA) -> CharacterDFA:
 
 
 def _utf8_tables(character_class: Ints) -> tuple[Ints, Ints]:
-    """[P, 256] the prefix of a character after each byte, and [P, 256] the class of the completed character; -1: none.
+    """[P, 256] the prefix of a character after each byte, and [P, 256] the class of a completed character; -1: none.
 
-    Prefixes that continue alike are merged: first those that need one more byte, then two, then three.
+    Prefixes with the same continuations are merged: first those that lack one byte, then two, then three.
     """
     ones, one = _distinct_rows(character_class.reshape(-1, 64))
     one = np.where(ones.max(axis=1)[one] >= 0, one + 1, -1)

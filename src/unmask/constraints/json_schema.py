@@ -15,12 +15,12 @@ from unmask.constraints.regex import regex_dfa
 from unmask.errors import UnmaskError, first_line
 
 MAX_SIZE = 1 << 16
-"""Characters that a schema may have."""
+"""The most characters of a schema."""
 DIGITS = "0123456789"
 ESCAPED = "".join(map(chr, range(0x20))) + '"\\'
 """Characters that JSON escapes in strings."""
 MAX_DIGITS = {"integer": 18, "fraction": 17, "exponent": 2}
-"""Digits of a number, so that every parser reads it."""
+"""The most digits of a number, which every parser can read."""
 KEYWORDS = {
     **dict.fromkeys(("null", "boolean", "integer", "number"), frozenset[str]()),
     "string": frozenset({"minLength", "maxLength", "pattern"}),
@@ -34,7 +34,7 @@ COMBINATIONS = {
     "const": frozenset({"const", "type"}),
     "anyOf": frozenset({"anyOf"}),
 }
-"""Keywords that stand in place of those of a type, and what may stand beside each."""
+"""Keywords that replace those of a type, and the keywords that may stand beside each."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"$comment", "$schema", "$id", "$defs", "definitions"}
@@ -44,8 +44,8 @@ ANNOTATIONS = frozenset(
 def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str = "") -> CharacterDFA:
     """The DFA that accepts `prefix` followed by JSON that a schema accepts.
 
-    Objects have the named properties alone, in the order of the schema. A space may follow a colon or a comma, and line
-    ends the JSON. Raises `UnmaskError` for keywords that it cannot express.
+    Objects have no properties but the named ones, in the order of the schema. A space may follow a colon or comma, and
+    line ends may follow the JSON. Raises `UnmaskError` for keywords that it cannot express.
     """
     try:
         from jsonschema.validators import Draft202012Validator, validator_for
@@ -75,7 +75,7 @@ def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str = "") -> Charac
 
 
 def _limited(pieces: Iterable[str]) -> str:
-    """The text of the pieces of a schema; parts that are shared can make it very long."""
+    """The joined pieces of a schema, which can be very long if it contains an object many times."""
     text = ""
     for piece in pieces:
         text += piece
@@ -85,13 +85,13 @@ def _limited(pieces: Iterable[str]) -> str:
 
 
 class _Writer:
-    """Writes the values of a schema into an NFA. Each method starts at a state and returns the one after the value."""
+    """Adds the values of a schema to an NFA. Each method starts at a state and returns the one after the value."""
 
     def __init__(self, root: dict[str, Any], validator: Any) -> None:
         self.root, self.validator, self.nfa = root, validator, NFA()
 
     def value(self, at: int, schema: Any, place: str, references: tuple[str, ...]) -> int:
-        """A value of the schema; `place` is its path in the root, and `references` are the $refs that lead to it."""
+        """A value of `schema`, which is at the path `place` of the root and inside of the $refs `references`."""
         if not isinstance(schema, dict):
             raise _refusal(place, f"is {json.dumps(schema)}", "describe the value by its type")
         types = schema.get("type", [])
@@ -182,7 +182,7 @@ class _Writer:
         return self.nfa.text(self.nfa.join(*ends), "]")
 
     def write_object(self, at: int, schema: dict[str, Any], place: str, references: tuple[str, ...]) -> int:
-        """The properties in their order; `none` is the state while no property is written, `some` the one after."""
+        """The properties in order. `none` is the state before the first one that is written, `some` those after one."""
         if "properties" not in schema:
             raise _refusal(place, "has no properties", "name them")
         required = set(schema.get("required", []))
@@ -220,7 +220,7 @@ class _Writer:
 
 
 def _pattern_dfa(pattern: str, place: str) -> CharacterDFA:
-    """The DFA of the strings that a pattern matches as a whole, all of which JSON writes as they are."""
+    """The DFA of the strings that a pattern matches as a whole. None of them needs escapes in JSON."""
     whole = re.sub(r"(?<!\\)((?:\\\\)*)\$$", r"\1", pattern.removeprefix("^"))
     try:
         dfa = regex_dfa(whole)

@@ -38,16 +38,16 @@ MAX_LENGTH = 1024
 
 
 class Constraint(ABC):
-    """A condition on the canvas."""
+    """A condition on a canvas."""
 
     @abstractmethod
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
         """The automaton over the tokens of a vocabulary."""
 
     def for_length(self, length: int, vocabulary: Vocabulary, limit: int) -> Constraint:
-        """An equivalent constraint for canvases of at most `length` tokens, perhaps with a smaller automaton.
+        """An equivalent constraint for canvases of at most `length` tokens, whose automaton may be smaller.
 
-        `limit` is the length of the model, for error messages.
+        Error messages name `limit`, the length of the model.
         """
         return self
 
@@ -68,9 +68,9 @@ class Regex(Constraint):
 
 @dataclass(frozen=True)
 class JsonSchema(Constraint):
-    """The text, prompt included, is `prefix` followed by JSON that a JSON schema accepts; a dict or a JSON string.
+    """The text, prompt included, is `prefix` followed by JSON that a schema (a dict or a JSON string) accepts.
 
-    `json_schema_dfa` says which JSON is written.
+    See `json_schema_dfa` for the JSON that can be written.
     """
 
     schema: Mapping[str, Any] | str
@@ -144,8 +144,8 @@ def _check_bounds(name: str, low: Any, high: Any) -> None:
 class _WordList(Constraint):
     """Words of the text, however they are split into tokens, or sequences of token ids.
 
-    A `whole` word has no letter or digit next to its own first and last letter or digit; otherwise it may be part of a
-    longer word.
+    A `whole` word that begins or ends with a letter or digit does not follow or precede another one. Otherwise a word
+    may be part of a longer one.
     """
 
     words: tuple[str | tuple[int, ...], ...]
@@ -158,7 +158,8 @@ class _WordList(Constraint):
         object.__setattr__(self, "whole", whole)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        absent, word_dfa = isinstance(self, NoWords), whole_word_dfa if self.whole else substring_dfa
+        absent = isinstance(self, NoWords)
+        word_dfa = whole_word_dfa if self.whole else substring_dfa
         return intersect(
             [
                 minimise(lift_to_tokens(word_dfa(word, absent), vocabulary))
@@ -222,34 +223,37 @@ def as_constraints(given: Constraint | Sequence[Constraint]) -> list[Constraint]
     return constraints
 
 
-def substring_dfa(word: str, absent: bool = False) -> CharacterDFA:
-    """A word somewhere in the text, or nowhere: state i has read its first i characters."""
-    classes = {character: number for number, character in enumerate(dict.fromkeys(word), start=1)}
-    transitions, accepting = _search([classes[character] for character in word], len(classes) + 1, absent)
-    return CharacterDFA(classes, transitions, accepting)
+def substring_dfa(word: str, absent: bool) -> CharacterDFA:
+    """A word somewhere in the text, or nowhere."""
+    return CharacterDFA(*_search(word, absent))
 
 
 def _token_sequence(tokens: list[int], vocabulary: Vocabulary, absent: bool) -> Automaton:
     """A sequence of tokens somewhere on the canvas, or nowhere."""
-    classes = {token: number for number, token in enumerate(dict.fromkeys(tokens), start=1)}
-    transitions, accepting = _search([classes[token] for token in tokens], len(classes) + 1, absent)
+    classes, transitions, accepting = _search(tokens, absent)
     token_class = np.zeros(vocabulary.size, dtype=np.int64)
     token_class[list(classes)] = list(classes.values())
     token_class[vocabulary.mask] = -1
     return simplify(Automaton(token_class, transitions, accepting, np.ones((0, len(classes) + 1), dtype=bool)))
 
 
-def _search(word: list[int], classes: int, absent: bool) -> tuple[Ints, Bools]:
-    """The transitions [n + 1, C] and accepting states of a Knuth-Morris-Pratt search for n symbols; n means found."""
-    transitions = np.zeros((len(word) + 1, classes), dtype=np.int64)
+def _search(word: Sequence[Any], absent: bool) -> tuple[dict[Any, int], Ints, Bools]:
+    """A Knuth-Morris-Pratt search: the classes of its symbols, transitions [n + 1, C] and accepting states.
+
+    State i has read the first i of the n symbols; all other symbols are of class 0.
+    """
+    classes = {symbol: number for number, symbol in enumerate(dict.fromkeys(word), start=1)}
+    transitions = np.zeros((len(word) + 1, len(classes) + 1), dtype=np.int64)
     fallback = 0
     for state, symbol in enumerate(word):
         transitions[state] = transitions[fallback]
-        transitions[state, symbol] = state + 1
-        fallback = transitions[fallback, symbol] if state else 0
+        transitions[state, classes[symbol]] = state + 1
+        fallback = transitions[fallback, classes[symbol]] if state else 0
     transitions[len(word)] = len(word)
     found = np.arange(len(word) + 1) == len(word)
-    return (np.where(found[transitions], -1, transitions), ~found) if absent else (transitions, found)
+    if absent:
+        return classes, np.where(found[transitions], -1, transitions), ~found
+    return classes, transitions, found
 
 
 WordSearch = tuple[bool, frozenset[int]]
@@ -257,7 +261,7 @@ WordSearch = tuple[bool, frozenset[int]]
 FOUND: WordSearch = (False, frozenset([-1]))
 
 
-def whole_word_dfa(word: str, absent: bool = False) -> CharacterDFA:
+def whole_word_dfa(word: str, absent: bool) -> CharacterDFA:
     """A word somewhere in the text, or nowhere, as a whole word (see `_WordList`)."""
     is_word = {character: bool(word_characters()[ord(character)]) for character in word}
     classes = {character: number for number, character in enumerate(is_word, start=1)}
@@ -373,7 +377,7 @@ def compile_constraints(
 def can_accept(automaton: Automaton, row: Sequence[int], mask: int, end: int = -1) -> bool:
     """Whether the masks of a row can be written so that the automaton accepts it.
 
-    Masks before given text cannot become the token `end` that ends a text.
+    Masks before given text cannot become `end`, the token that ends a text.
     """
     if len(automaton.allowed) > len(row):
         return False
@@ -388,14 +392,14 @@ def can_accept(automaton: Automaton, row: Sequence[int], mask: int, end: int = -
 
 
 def masks_before_text(row: Sequence[int], mask: int, end: int) -> Bools:
-    """[L] the masks of a row before a given token other than `end`: they lie inside the text."""
+    """[L] the masks of a row that precede a given token other than `end`, and so lie inside the text."""
     ids = np.array(row, dtype=np.int64)
     given = (ids != mask) & (ids != end)
     return (ids == mask) & (given[::-1].cumsum()[::-1] > 0)
 
 
 def _suggest_length(automaton: Automaton, length: int, limit: int) -> str:
-    """Name the nearest length of a canvas that the automaton can accept."""
+    """Name the length nearest to `length` of canvases that the automaton can accept."""
     longest = min(limit, MAX_LENGTH)
     reached, possible = np.arange(automaton.states) == 0, []
     for size, symbols in enumerate(automaton.allowed_at(longest), start=1):

@@ -1,8 +1,8 @@
 """Sequential Monte Carlo: particles weighted by a constraint, or by any score of the text.
 
 With a score the distribution of the texts tends to p(x) exp(score(x)) / Z. Each call draws the whole canvas from the
-prediction and writes only the positions of the sampler. The drawn canvas is scored, and the log-weight grows by the
-change of the score since the call before. The changes add up to the score of the finished text.
+prediction, but writes only the sampler's positions. The drawn canvas is scored, and the change of the score since the
+call before is added to the log-weight. The changes add up to the score of the finished text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unmask.samplers.base import (
 FINAL_DRAW = -1
 """The step of the random number that chooses one of the finished particles."""
 ROWS_PER_CHUNK = 512
-"""Positions with logits in memory at a time."""
+"""Positions whose logits are in memory at a time."""
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """Finished canvases [B, L] and their attention masks [B, L] to scores [B]."""
@@ -114,7 +114,7 @@ def _log_mean(log_w: Tensor) -> Tensor:
 
 
 class ScoredTokenSampler(JointTokenSampler):
-    """Weights particles by a score; the tokens written are bit for bit those of the token sampler alone."""
+    """Weights particles by a score; each writes exactly the tokens that the token sampler alone would draw."""
 
     def __init__(self, token_sampler: AnyTokenSampler, score: Score) -> None:
         self.token_sampler = token_sampler
@@ -134,7 +134,7 @@ class ScoredTokenSampler(JointTokenSampler):
     def _draw(
         self, head: Head, prediction: Prediction, state: State, targets: Positions
     ) -> Iterator[tuple[Positions, Tensor, Tensor]]:
-        """Positions, tokens and confidences: of all masked positions, and last of the targets."""
+        """Positions with tokens and confidences: all masked positions, then the targets if they are drawn jointly."""
         at, hidden = prediction
         if isinstance(self.token_sampler, JointTokenSampler):
             for chosen in (at, targets):

@@ -15,11 +15,11 @@ from unmask.constraints.automaton import CharacterDFA, check_size, shorten
 from unmask.errors import UnmaskError
 
 MAX_WORK = 1 << 20
-"""Transitions to follow while building one DFA, about a second of work."""
+"""The most transitions to follow while building a DFA, about a second of work."""
 MAX_LENGTH = 1 << 14
-"""Characters of a pattern, about a second of parsing."""
+"""The most characters of a pattern, about a second of parsing."""
 MAX_CHARACTERS = 1 << 16
-"""Characters that an expression may name, as [a-z] names 26."""
+"""The most characters that an expression may name; [a-z] names 26."""
 UNSUPPORTED = {
     "anchor": r"[$^]|\\[AZ]",
     "word boundary": r"\\[bB]",
@@ -34,7 +34,7 @@ UNSUPPORTED = {
     "brace": r"(?<=[^(|])\{(?![\d,])",
     "": r"\\.|\[(?:\\.|[^\]\\])*\]",
 }
-"""Python constructs that interegular lacks, by name; the last, without a name, is skipped as a whole."""
+"""Constructs of Python that interegular lacks, by name. The last pattern skips escapes and sets, which it supports."""
 SCAN = re.compile("|".join(f"({form})" for form in UNSUPPORTED.values()), re.DOTALL)
 _crawl_lock = Lock()
 
@@ -46,8 +46,9 @@ class TooMuchWork(Exception):
 def regex_dfa(pattern: str) -> CharacterDFA:
     """The DFA that accepts the texts that a regular expression matches as a whole.
 
-    interegular numbers states and classes of characters in the order of sets, which differs between processes. Here
-    classes are numbered by their first character, after that of all other characters, and states as they are reached.
+    interegular numbers states and classes of characters in the order of sets, which differs between processes. So
+    classes are numbered again by their first character, after the class of all other characters, and states in the
+    order in which they are reached.
     """
     fsm = _build_fsm(pattern)
     from interegular.fsm import anything_else
@@ -80,7 +81,7 @@ def regex_dfa(pattern: str) -> CharacterDFA:
 def _build_fsm(pattern: str) -> Any:
     """The DFA of interegular for a pattern, minimised unless that takes too much work."""
     try:
-        with _limited_crawl(MAX_WORK):
+        with _limited_crawl():
             fsm = _parse(pattern)
     except TooMuchWork:
         raise UnmaskError(
@@ -88,7 +89,7 @@ def _build_fsm(pattern: str) -> Any:
             "or constrain the length with Characters."
         ) from None
     try:
-        with _limited_crawl(MAX_WORK):
+        with _limited_crawl():
             return fsm.reduce()
     except TooMuchWork:
         return fsm
@@ -115,7 +116,7 @@ def _parse(pattern: str) -> Any:
         except (InvalidSyntax, Unsupported) as error:
             reason = " ".join(str(error).split()) or "it has an unknown construct"
     raise UnmaskError(
-        f"The regular expression {shorten(pattern)} is not supported: {reason}; describe the whole text, without "
+        f"The regular expression {shorten(pattern)} cannot be used: {reason}; describe the whole text, without "
         "anchors, back-references, word boundaries or look-around."
     )
 
@@ -135,8 +136,8 @@ def _find_fault(pattern: str) -> str | None:
 
 
 @contextmanager
-def _limited_crawl(limit: int) -> Iterator[None]:
-    """Replace the `crawl` of interegular, which has no limit, by one that stops after `limit` transitions."""
+def _limited_crawl() -> Iterator[None]:
+    """Replace the `crawl` of interegular, which has no limit, by one that raises `TooMuchWork` after `MAX_WORK`."""
     try:
         from interegular import fsm
     except ImportError:
@@ -144,21 +145,21 @@ def _limited_crawl(limit: int) -> Iterator[None]:
             "Regular expressions need the package interegular; install it with: pip install 'unmask[regex]'."
         ) from None
     with _crawl_lock:
-        original, fsm.crawl = fsm.crawl, _crawl_within(limit)
+        original, fsm.crawl = fsm.crawl, _make_crawl()
         try:
             yield
         finally:
             fsm.crawl = original
 
 
-def _crawl_within(limit: int) -> Callable[..., Any]:
+def _make_crawl() -> Callable[..., Any]:
     """A `crawl` for interegular: all states reachable from the initial one, numbered as they are found."""
     from interegular.fsm import FSM, OblivionError
 
     def key(state: Any) -> frozenset[Any]:
         return frozenset(state.items() if isinstance(state, dict) else state)
 
-    left = limit
+    left = MAX_WORK
 
     def crawl(alphabet: Any, initial: Any, final: Callable[[Any], bool], follow: Callable[[Any, Any], Any]) -> Any:
         nonlocal left

@@ -1,8 +1,8 @@
 """Exact draws of a whole canvas from the factorised prediction, given that an automaton accepts it.
 
-Each call reduces the prediction at every masked position to the probabilities of the token classes of the automaton. A
-path through the automaton is drawn after a backward filter; then, at each target, a token is drawn among those that the
-path allows there. Together this is a draw from the prediction given the match.
+Each call reduces the prediction at every masked position to the probabilities of the automaton's token classes. A
+backward filter follows, a path through the automaton is drawn, and at each target a token among those that the path
+allows there. Together this is a draw from the prediction given that the canvas matches.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_
 NOISE_PER_CHUNK = 1 << 20
 GROUP_WIDTH = 16
 MANY_ARCS = 4096
-"""Arcs from which it pays to take logarithms of states rather than of arcs."""
+"""From this many arcs it is faster to take logarithms per state than per arc."""
 MAX_LOG_RANGE = 600.0
 """Nats between the largest and the smallest factor for which float64 can hold the products."""
 
 
 def log_total(x: Tensor, greedy: bool) -> Tensor:
-    """The log of the summed probabilities over the last dimension; if `greedy` the log of the largest one, with which
-    paths become the most likely ones."""
+    """The log of the sum of probabilities over the last dimension; if `greedy`, of the largest one."""
     return x.amax(-1) if greedy else x.logsumexp(-1)
 
 
 class GroupReduce:
     """Reduces the last dimension of a tensor by groups, which may overlap and differ in size.
 
-    Members are reduced 16 at a time until one is left, so the result does not depend on the rest of the tensor.
+    Members are reduced 16 at a time until one is left, so the result of a group depends on its members alone.
     """
 
     def __init__(self, group: Ints, member: Ints, groups: int, size: int, device: torch.device) -> None:
@@ -60,8 +59,8 @@ class GroupReduce:
 
 
 class AutomatonPaths:
-    """The arcs of an automaton. All transitions from one state to another form one arc, labelled with a set of token
-    classes; arcs out of state s have the labels `_labels[s]` [W] and lead to the states `_ends[s]` [W]."""
+    """The arcs of an automaton. All transitions from one state to another form one arc, whose label is a set of token
+    classes. The arcs out of state s have the labels `_labels[s]` [W] and lead to the states `_ends[s]` [W]."""
 
     def __init__(self, automaton: Automaton, device: torch.device) -> None:
         contains, labels, ends = _arcs(automaton)
@@ -96,7 +95,7 @@ class AutomatonPaths:
         return log_accept
 
     def _step_back(self, log_m: Tensor, after: Tensor, greedy: bool) -> Tensor:
-        """[B, S] the log-probability of acceptance before a position from that `after` [B, S] it."""
+        """[B, S] the log-probability of acceptance before a position, given the one `after` [B, S] it."""
         out = torch.empty_like(after)
         in_logs = greedy or not self._many_arcs
         if not in_logs and (_log_range(log_m) + _log_range(after)).amax() < MAX_LOG_RANGE:
@@ -112,7 +111,7 @@ class AutomatonPaths:
     def sample_labels(
         self, log_accept: Tensor, log_m_BLA: Tensor, read_BL: Tensor, seeds_B: Tensor, step: int, greedy: bool
     ) -> Tensor:
-        """[B, L] the labels along a path drawn given acceptance, or along the most likely path."""
+        """[B, L] the labels along a path that is drawn given acceptance, or along the most likely path."""
         if self._independent:
             return torch.zeros_like(read_BL, dtype=torch.int64)
         padded = torch.nn.functional.pad(log_m_BLA, (0, 1), value=-torch.inf)
@@ -164,7 +163,7 @@ def _by_width(labels: Tensor, ends: Tensor, no_label: int) -> list[tuple[Tensor,
 
 
 def _arcs(automaton: Automaton) -> tuple[Bools, Ints, Ints]:
-    """Label sets [A, C], and [S, W] the labels and ends of the arcs out of each state, filled up with A and 0."""
+    """The classes in each label [A, C], and the labels and ends [S, W] of the arcs out of each state, padded."""
     state, symbol = np.nonzero(automaton.transitions >= 0)
     end = automaton.transitions[state, symbol]
     arcs, arc = np.unique(state * automaton.states + end, return_inverse=True)
@@ -187,10 +186,10 @@ def _arcs(automaton: Automaton) -> tuple[Bools, Ints, Ints]:
 class ConstrainedTokenSampler(JointTokenSampler):
     """Draws tokens under a constraint.
 
-    `particles` consecutive rows belong to one sequence and are weighted, which costs a second filter per call; 0 for
-    none. If truncation or a greedy choice leaves a sequence no path, it is lifted for that sequence and call; a
-    particle without a path gets weight zero if another particle has one. `eos` fills a row after its text, if given. A
-    given `end` token is shown to the network but not read by the automaton.
+    Every `particles` consecutive rows belong to one sequence and are weighted, which costs a second filter per call; 0
+    for no particles. If truncation or a greedy choice leaves no path for a sequence, it is lifted for that sequence and
+    call; a particle without a path gets weight zero if another particle has one. `eos` is the token that fills a row
+    after its text, if any. The automaton does not read given `end` tokens at the end of a canvas.
     """
 
     def __init__(
@@ -224,35 +223,35 @@ class ConstrainedTokenSampler(JointTokenSampler):
         log_m = self._label_masses(head, prediction, state, lifted)
         log_accept = self.paths.log_accept(log_m, read, self.greedy)
         lost = log_accept[0, :, 0].isneginf()
-        worthless = self._lost_particles(state, lost)
+        dead = self._dead_particles(state, lost)
         if bool(lost.any()):
             lifted = lost
             log_m = self._label_masses(head, prediction, state, lifted)
             log_accept = self.paths.log_accept(log_m, read, self.greedy)
         if bool(log_accept[0, :, 0].isneginf().any()):
-            raise UnmaskError("The network gives every canvas that satisfies the constraint probability 0; relax it.")
+            raise UnmaskError("The model gives all canvases that satisfy the constraint probability 0; relax it.")
         labels = self.paths.sample_labels(log_accept, log_m, read, seeds, state.call, self.greedy)[targets]
         tokens, confidence = self._sample_tokens(head, prediction, state, targets, labels, lifted)
         if not self.particles:
             return TokenDraw(tokens, confidence)
-        log_z = log_accept[0, :, 0].masked_fill(worthless, -torch.inf)
+        log_z = log_accept[0, :, 0].masked_fill(dead, -torch.inf)
         return TokenDraw(tokens, confidence, self._weigh(state, log_m, log_z, targets, tokens))
 
     def _read_positions(self, state: State) -> Tensor:
-        """[B, L] the positions that the automaton reads: those of the text, without a given end."""
+        """[B, L] the positions that the automaton reads, which exclude a given end."""
         real = state.canvas.attention_mask
         if self.end is None:
             return real
         return (real & (state.canvas.ids != self.end)).flip(1).cumsum(dim=1).flip(1) > 0
 
-    def _lost_particles(self, state: State, lost: Tensor) -> Tensor:
-        """[B] particles without a truncated path, if another particle of positive weight has one."""
+    def _dead_particles(self, state: State, lost: Tensor) -> Tensor:
+        """[B] the particles that have `lost` [B] every path, if another particle of positive weight has one."""
         weights, size = state.particle_weights, max(1, self.particles)
         alive = ~lost if weights is None else ~lost & ~weights.log_weight.isneginf()
         return lost & alive.view(-1, size).any(dim=1, keepdim=True).expand(-1, size).flatten()
 
     def _label_masses(self, head: Head, prediction: Prediction, state: State, lifted: Tensor) -> Tensor:
-        """[B, L, A] log-probabilities of the labels: as predicted at masks, 0 or -inf at known tokens."""
+        """[B, L, A] log-probabilities of the labels: predicted ones at masks, 0 or -inf at known tokens."""
         log_m, allowed = self._known_labels(state.ids), self._allowed_classes(state.ids.shape[1])
         for row, column, log_p in self._predictions(head, prediction.hidden, prediction.at):
             mass = self.class_mass(self._log_weights(log_p, state, row, lifted), self.greedy).double()
@@ -269,7 +268,7 @@ class ConstrainedTokenSampler(JointTokenSampler):
         return rows_per_chunk(like.device, len(self.token_class))
 
     def _log_weights(self, log_p: Tensor, state: State, row: Tensor, lifted: Tensor) -> Tensor:
-        """[N, V] log-probabilities of tokens after truncation, which is undone for `lifted` [B] sequences."""
+        """[N, V] log-probabilities of tokens after truncation, which does not apply to `lifted` [B] sequences."""
         if self.greedy or self.token_sampler == TokenSampler():
             return log_p
         log_w = self.token_sampler.truncate(log_p, state.in_greedy_tail(self.token_sampler, row))
@@ -296,10 +295,8 @@ class ConstrainedTokenSampler(JointTokenSampler):
         self, head: Head, prediction: Prediction, state: State, targets: Positions, labels: Tensor, lifted: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Tokens [N] from the labels [N], and their confidences."""
-        index = torch.zeros_like(state.ids)
-        index[prediction.at] = torch.arange(len(prediction.hidden), device=index.device)
         allowed, tokens, confidence = self._allowed_classes(state.ids.shape[1]), [], []
-        chunks = self._predictions(head, prediction.hidden[index[targets]], targets)
+        chunks = self._predictions(head, prediction.hidden_at(targets, state.ids.shape), targets)
         for (row, column, log_p), label in zip(chunks, labels.split(self._chunk(labels)), strict=True):
             possible = torch.nn.functional.pad(self.paths.contains[label] & allowed[column], (0, 1))
             log_w = self._log_weights(log_p, state, row, lifted)
@@ -313,7 +310,7 @@ class ConstrainedTokenSampler(JointTokenSampler):
         return torch.cat(tokens), torch.cat(confidence)
 
     def _weigh(self, state: State, log_m: Tensor, log_z: Tensor, targets: Positions, tokens: Tensor) -> ParticleWeights:
-        """Multiply the weights by the probability of a match now, over that after the last call."""
+        """Multiply the weights by the probability of a match before this call, over that after the last call."""
         zero = torch.zeros_like(log_z)
         before = state.particle_weights or ParticleWeights(zero, zero)
         known = self._known_labels(state.ids.index_put(targets, tokens))

@@ -1,4 +1,4 @@
-"""The tokens of a model as bytes, and DFAs over characters lifted to its tokens."""
+"""The bytes of a model's tokens, and the lifting of DFAs over characters to these tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from unmask.constraints.automaton import Automaton, CharacterDFA, Ints, explore, simplify, to_byte_dfa
+from unmask.data.encoding import byte_symbols, encode
 from unmask.errors import UnmaskError
 
 PROBES, PROBE_LENGTH = 32, 8
@@ -21,7 +22,7 @@ TokenBytes = list[bytes | None]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model: `size` tokens with the token `mask` among them.
+    """The tokens of a model: `size` tokens, one of which is `mask`.
 
     With `ends_with_eos` the first EOS ends the text; otherwise EOS reads as a new line.
     """
@@ -43,7 +44,7 @@ class Vocabulary:
 
     @cached_property
     def token_bytes(self) -> tuple[TokenBytes, TokenBytes]:
-        """The bytes of every token at the start of a text, and further on; None for tokens that are never text."""
+        """The bytes of every token at the start of a text, and those elsewhere; None for tokens that are never text."""
         first, later = self._bytes_of_byte_level() or self._bytes_by_decoding()
         self._check_token_bytes(first, later)
         for pieces in (first, later):
@@ -63,9 +64,7 @@ class Vocabulary:
         return max(sum(byte & 0xC0 != 0x80 for byte in piece or b"") for all_ in self.token_bytes for piece in all_)
 
     def tokens(self, named: Sequence[int | str]) -> list[int]:
-        """Token ids from ids and from words that are single tokens."""
-        from unmask.data.encoding import encode
-
+        """The ids of tokens, which are given as ids or as words that are single tokens."""
         tokens = []
         for one in named:
             if not isinstance(one, (Integral, str)):
@@ -86,8 +85,6 @@ class Vocabulary:
     def _bytes_of_byte_level(self) -> tuple[TokenBytes, TokenBytes] | None:
         """For byte-level tokenizers, which write every byte as a visible character; None for others."""
         from tokenizers.decoders import ByteLevel
-
-        from unmask.data.encoding import byte_symbols
 
         if not isinstance(self._require_tokenizer().backend_tokenizer.decoder, ByteLevel):
             return None
@@ -131,17 +128,17 @@ class Vocabulary:
 
 
 SKIP, END, NEVER = -3, -2, -1
-"""The last columns of a transition table: a filler that is skipped, the end of the text, and a token never accepted."""
+"""The last columns of a transition table: padding, the end of the text, and tokens that are never accepted."""
 
 Spelling = tuple[bytes | int, bytes | int, bool]
 """The byte classes of a token at the start of a text and elsewhere, and whether a text starts after the token."""
 
 
 def lift_to_tokens(dfa: CharacterDFA, vocabulary: Vocabulary) -> Automaton:
-    """The automaton over tokens that accepts the canvases with a text that `dfa` accepts.
+    """The automaton over tokens that accepts the canvases whose text `dfa` accepts.
 
-    Tokens with the same byte classes are read once. If tokens read differently at the start of a text, states from the
-    size of the table on are those at a start.
+    Tokens with the same byte classes are read once. If tokens read differently at the start of a text, the states from
+    `len(table)` on are those at a start.
     """
     byte_dfa = to_byte_dfa(dfa)
     ended, byte_classes = byte_dfa.transitions.shape

@@ -1,4 +1,4 @@
-"""Check a checkpoint: its weights, its tokenizer, and its bound against the exact likelihood of a text."""
+"""Checks of a checkpoint: its weights, its tokenizer, and its bound against the exact likelihood of a text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +33,12 @@ OFFSETS, PASSES = 32, 4
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """How far logits may move with the shape of a batch, relative to the largest logit, or absolutely if that is below 1.
 
-Another shape changes the order of summation, which in float32 moves logits by 1e-6 to 1e-5. Half precision rounds after
-every layer and needs about a dozen units in the last place.
+The order of summation depends on the shape, which in float32 moves logits by 1e-6 to 1e-5. Half precision rounds after
+every layer, which moves them by about a dozen units in the last place.
 """
 ROUNDING = 1e-6
-CLOCK_ERROR = 1e-3
-"""Relative error of likelihood and bound for a conditioned network, where time is interpolated by a polynomial."""
+CONDITIONED_ERROR = 1e-3
+"""Relative error of likelihood and bound for a conditioned network, which polynomials in the mask rate interpolate."""
 WRONG_CODE = "the code disagrees with the mathematics; run 'unmask doctor' for the laws and report the result"
 NO_TOKENIZER = "the checkpoint has no tokenizer; convert it again with --tokenizer"
 
@@ -45,10 +46,10 @@ Check = Callable[[], CheckResult]
 
 
 class CheckpointCheck:
-    """Checks of a model on a text: the one given, else one that the model generates, else random tokens.
+    """Checks of a model on a text: the given one, else one that the model generates, else random tokens.
 
     ids [L]: the tokens. open [L]: eight evenly spaced positions, which are masked. canvas [L]: the input of the
-    network, which for an autoregressive model has no masks. text: None if the tokens are random.
+    network, without masks for an autoregressive model. text: None if the tokens are random.
     """
 
     def __init__(self, lm: MaskedDiffusionLM, text: str | None = None) -> None:
@@ -64,7 +65,7 @@ class CheckpointCheck:
         self._bounds: dict[tuple[str, int], Bound] = {}
 
     def run(self) -> Iterator[CheckResult]:
-        """Run every check; one that raises an exception has failed. None but the first applies to damaged weights."""
+        """Run every check; one that raises an exception has failed. With damaged weights the rest does not apply."""
         damaged = False
         for name, check in self.checks().items():
             try:
@@ -103,7 +104,6 @@ class CheckpointCheck:
     # ---- network ----------------------------------------------------------------------------------------------------
 
     def check_weights(self) -> CheckResult:
-        """Weights are neither NaN nor infinite."""
         parameters = self.lm.denoiser.named_parameters()
         bad = {name: count for name, p in parameters if (count := int((~p.isfinite()).sum()))}
         where = f", the first in {next(iter(bad))}" if bad else ""
@@ -114,7 +114,6 @@ class CheckpointCheck:
         return at_most(sum(bad.values()), 0, f"weights that are not finite{where}", remedy)
 
     def check_logits(self) -> CheckResult:
-        """Logits, including that of the mask token, are finite."""
         bad = int((~self._logits(self.canvas[None]).isfinite()).sum())
         remedy = "the weights are damaged or too large; restore them, and in half precision try float32"
         return at_most(bad, 0, "logits that are not finite", remedy)
@@ -137,7 +136,6 @@ class CheckpointCheck:
         return at_most(highest, 0, "probability of the mask token", remedy)
 
     def check_batch_independence(self) -> CheckResult:
-        """Logits do not depend on the other rows of the batch."""
         others = self._random_tokens(3, len(self.ids), seed=1)
         batch = torch.cat([others[:1], self.canvas[None], others[1:]])
         remedy = "look for operations across rows of the batch, such as batch normalisation"
@@ -157,7 +155,6 @@ class CheckpointCheck:
     # ---- tokenizer and unmask.json ----------------------------------------------------------------------------------
 
     def check_round_trip(self) -> CheckResult:
-        """Encoding, decoding and encoding again gives the same tokens."""
         if self.lm.tokenizer is None:
             return not_applicable(NO_TOKENIZER)
         if self.text is None:
@@ -171,7 +168,6 @@ class CheckpointCheck:
         return at_most(changed, 0, f"{exactly}; tokens of {len(ids)} that change", remedy)
 
     def check_mask_token(self) -> CheckResult:
-        """Tokenizer and network have the same mask token."""
         if self.lm.tokenizer is None:
             return not_applicable(NO_TOKENIZER)
         theirs, ours = self.lm.tokenizer.mask_token_id, self.config.mask_token_id
@@ -179,7 +175,6 @@ class CheckpointCheck:
         return CheckResult("", theirs == ours, f"{theirs} in the tokenizer, {ours} in config.json", remedy)
 
     def check_vocabulary(self) -> CheckResult:
-        """The network has an embedding for every token of the tokenizer."""
         if self.lm.tokenizer is None:
             return not_applicable(NO_TOKENIZER)
         remedy = "copy the tokenizer of the training run into the folder"
@@ -187,7 +182,6 @@ class CheckpointCheck:
         return at_most(vocabulary_size(self.lm.tokenizer), self.config.vocab_size, words, remedy)
 
     def check_config(self) -> CheckResult:
-        """unmask.json suits the network and the tokenizer."""
         saved, tokenizer = self.lm.config, self.lm.tokenizer
         mask_logit = getattr(self.config, "mask_logit", False)
         wrong = []
@@ -212,7 +206,7 @@ class CheckpointCheck:
         nll, nats = float(self.exact.nll), float(self.exact.bound)
         size = f"{int(self.open.sum())} positions open, {self.exact.canvases:,} canvases"
         words = f"-log p = {nll:.4f} exactly, bound {nats:.4f} ({size}); nats by which the bound is below"
-        limit = (CLOCK_ERROR if self.config.conditioned else ROUNDING) * max(nats, 1.0)
+        limit = (CONDITIONED_ERROR if self.config.conditioned else ROUNDING) * max(nats, 1.0)
         return at_most(nll - nats, limit, words, "a probability is not a number; check weights and logits")
 
     def check_mask_count(self) -> CheckResult:
@@ -237,20 +231,26 @@ class CheckpointCheck:
         worst = max(errors for _, errors in found)
         return at_most(worst, AGREEMENT, f"{shown}; standard errors below -log p", WRONG_CODE)
 
-    def _estimate(self, name: str, estimator: Objective, off: Callable[[float], float]) -> tuple[Bound, float]:
-        """Return an estimate and by how many standard errors it is `off`.
+    def _estimate(self, name: str, estimator: Objective, deviation: Callable[[float], float]) -> tuple[Bound, float]:
+        """Return an estimate and its `deviation` in standard errors.
 
-        An estimate that looks wrong is drawn once more: the heavy tails of 1/t make a correct one look wrong once in
-        two hundred times.
+        An estimate that looks wrong is drawn once more: because of the heavy tails of 1/t, one in two hundred correct
+        estimates looks wrong.
         """
         for seed in (0, 1):
             if (name, seed) not in self._bounds:
-                rows = SingleRow(self.ids, self.open)
-                options: dict[str, Any] = {"name": name, "seed": seed, "offsets": OFFSETS, "passes": PASSES}
-                schedule = self.lm.config.schedule
-                self._bounds[name, seed] = estimate_bound(self.lm.denoiser, estimator, schedule, rows, **options)
+                self._bounds[name, seed] = estimate_bound(
+                    self.lm.denoiser,
+                    estimator,
+                    self.lm.config.schedule,
+                    SingleRow(self.ids, self.open),
+                    name=name,
+                    seed=seed,
+                    offsets=OFFSETS,
+                    passes=PASSES,
+                )
             made = self._bounds[name, seed]
-            errors = off(made.nats) / max(made.mc_stderr, 0.1 * self.tolerance * max(made.nats, 1.0))
+            errors = deviation(made.nats) / max(made.mc_stderr, 0.1 * self.tolerance * max(made.nats, 1.0))
             if errors <= AGREEMENT:
                 break
         return made, errors
@@ -305,7 +305,7 @@ class CheckpointCheck:
         return ids
 
     def _generate_text(self) -> tuple[str | None, list[int]]:
-        """Generate a text and encode it; random tokens if that gives too few."""
+        """Generate a text and encode it; return random tokens if that gives too few."""
         length = max(1, min(LENGTH, self.lm.row_length - PADS))
         try:
             text = self.lm.generate(1, length=length, exact=True, steps=None if self.lm.causal else length // 2 or 1)[0]
@@ -360,12 +360,13 @@ class SingleRow(Rows):
         return 1
 
     def _read(self, rows_B: Integers) -> RowBatch:
-        ids_BL = self._ids.repeat(len(rows_B), axis=0)
-        return RowBatch(ids_BL, ids_BL >= 0, 0 * ids_BL, self._frozen.repeat(len(rows_B), axis=0), ids_BL < 0)
+        ids_BL, frozen_BL = (row.repeat(len(rows_B), axis=0) for row in (self._ids, self._frozen))
+        every_BL = np.ones_like(frozen_BL)
+        return RowBatch(ids_BL, every_BL, np.zeros_like(ids_BL), frozen_BL, padding=~every_BL)
 
 
 def at_most(value: float, limit: float, words: str, remedy: str) -> CheckResult:
-    """Return a result that has passed if the value is at most the limit; a NaN has not. `run` adds the name."""
+    """Return a result that passes if the value is at most the limit; NaN fails. `run` adds the name."""
     return CheckResult("", value <= limit, words, remedy, value, limit)
 
 

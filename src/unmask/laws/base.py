@@ -1,7 +1,7 @@
 """Laws and their results, the members and variants they are checked on, test statistics, and laws on a GPU.
 
-A law is a function from a member of an axis to `Check`s, decorated with `@law(axis)`. Its name with spaces for
-underscores is the name shown to users.
+A law is a function from a member of an axis to `Check`s, decorated with `@law(axis)`. Users see its name with spaces
+for underscores.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from unmask.registry import Component
 
 AXES = ("schedule", "objective", "sampler", "model")
 STEPS = (2, 4)
-"""The values of `steps` to check, for members with this option."""
+"""The values of `steps` that are checked, for members with this option."""
 KNOTS = (*((k + 2.5 * math.sin(k / 3) ** 2) / 66 for k in range(1, 64)), 1.0)
-"""The knots to check besides the default, for members with this option."""
+"""The knots that are checked besides the default, for members with this option."""
 FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "size": "nano",
@@ -39,8 +39,7 @@ FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "sampler": {"size": 2},
 }
-"""Options with the same value in all variants: models are checked at a small size, blocks of a sampler smaller than the
-canvas."""
+"""Options with the same value in all variants: models are small, and blocks of a sampler smaller than the canvas."""
 MIN_EXPECTED = 5.0
 _DEFAULT = object()
 

@@ -34,7 +34,7 @@ BLANK, PROMPTED = torch.full((L,), MASK), torch.tensor([MASK, 2, MASK])
 
 @singledispatch
 def output_distribution(sampler: Sampler, denoiser: Any, start: Tensor) -> Tensor:
-    """[V^L] the probabilities of all canvases that a sampler can make of `start` [L]."""
+    """[V^L] the probabilities of all canvases that a sampler can return for `start` [L]."""
     raise LawBroken(
         f"The Markov chain of {describe(sampler)} is unknown: write a function (sampler, denoiser, start) -> "
         f"probabilities [V^L] that enumerates it and decorate it with "

@@ -1,7 +1,7 @@
 """Likelihoods, bounds and Markov chains by enumeration: the reference for objectives and samplers.
 
 Nothing here uses an objective, a sampler or `unmask.process`. Chains and divergences are computed from transition
-matrices and Bayes' rule, in float64. Only a handful of positions may be targets.
+matrices and Bayes' rule, in float64, for a handful of target positions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unmask.models.inference import device_of
 from unmask.schedules import Schedule
 
 MAX_OPEN = 8
-CLOCK_NODES = 12
+RATE_NODES = 12
 QUADRATURE_NODES = 64
 NODES_BETWEEN_BREAKPOINTS = 6
 TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 14, 1 << 24
-"""The size of one call of a denoiser, so that the networks of real checkpoints fit into memory too."""
+"""The most tokens and logits of one call of a denoiser, so that networks of real checkpoints fit into memory."""
 
 
 def log_conditionals(denoiser: Any, ids: Tensor, alpha: Tensor | float, mask_logit: bool = False) -> Tensor:
@@ -41,7 +41,7 @@ def log_conditionals(denoiser: Any, ids: Tensor, alpha: Tensor | float, mask_log
 @dataclass(frozen=True)
 class AnyOrder:
     """Uniform-order generation, one position at a time: `nll` [B] is -log likelihood and `bound` [B] the mean nats over
-    all orders, which is at least as large (Jensen). `canvases` is the number of canvases shown to the denoiser."""
+    all orders, which is at least as large (Jensen). `canvases` is the number of canvases that the denoiser sees."""
 
     nll: Tensor
     bound: Tensor
@@ -57,14 +57,14 @@ def any_order(denoiser: Any, ids: Tensor, target_mask: Tensor) -> AnyOrder:
     functions of v, represented as polynomials through a few nodes.
     """
     sets = _subsets(target_mask)
-    clock = _clock(denoiser)
-    p = _target_probabilities(denoiser, ids, sets, clock)
-    f = [torch.ones(len(clock), ids.shape[0], dtype=torch.float64)]
+    rates = _rate_nodes(denoiser)
+    p = _target_probabilities(denoiser, ids, sets, rates)
+    f = [torch.ones(len(rates), ids.shape[0], dtype=torch.float64)]
     h = [torch.zeros_like(f[0])]
     bit = {position: 1 << k for k, position in enumerate(target_mask.nonzero()[:, 0].tolist())}
     for masked in range(1, len(sets)):
         positions = sets[masked].nonzero()[:, 0].tolist()
-        average = _beta_average(clock, len(positions))
+        average = _beta_average(rates, len(positions))
         f_next = torch.stack([p[masked, :, :, i] * f[masked ^ bit[i]] for i in positions])
         h_next = torch.stack([h[masked ^ bit[i]] - p[masked, :, :, i].log() for i in positions])
         f.append(average @ f_next.mean(dim=0))
@@ -166,7 +166,7 @@ def score_distribution(denoiser: Any, start: Tensor, rates: Tensor) -> Tensor:
 
 
 def rewritten_distribution(denoiser: Any, probability: Tensor, target_mask: Tensor, mask_logit: bool) -> Tensor:
-    """[V^L] probabilities of x if z_0 has the given ones and the network rewrites all target positions [L]."""
+    """[V^L] probabilities of x if those of z_0 are given and the network rewrites all target positions [L]."""
     V = denoiser.config.vocab_size
     canvases = all_canvases(V, len(target_mask))
     written = log_conditionals(denoiser, canvases, 1.0, mask_logit=mask_logit).exp()
@@ -264,15 +264,15 @@ def _target_probabilities(denoiser: Any, ids: Tensor, sets: Tensor, rates: Tenso
     return torch.cat([probabilities(*chunk) for chunk in chunks]).view(S, K, B, L)
 
 
-def _clock(denoiser: Any) -> Tensor:
+def _rate_nodes(denoiser: Any) -> Tensor:
     """[K] the nodes for functions of the mask rate, the last of which is 1; one for an unconditioned denoiser."""
     if not denoiser.config.conditioned:
         return torch.ones(1, dtype=torch.float64)
-    return (1.0 - torch.cos(torch.pi * torch.arange(CLOCK_NODES, dtype=torch.float64) / (CLOCK_NODES - 1))) / 2
+    return (1.0 - torch.cos(torch.pi * torch.arange(RATE_NODES, dtype=torch.float64) / (RATE_NODES - 1))) / 2
 
 
-def _beta_average(clock: Tensor, masks: int) -> Tensor:
+def _beta_average(rates: Tensor, masks: int) -> Tensor:
     """[K, K] maps g at the nodes v to E g(v b), b ~ Beta(masks, 1): E b^m = masks / (masks + m) for each power v^m."""
-    power = torch.arange(len(clock), dtype=torch.float64)
-    values = clock[:, None] ** power
+    power = torch.arange(len(rates), dtype=torch.float64)
+    values = rates[:, None] ** power
     return values * (masks / (masks + power)) @ torch.linalg.inv(values)

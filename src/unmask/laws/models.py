@@ -125,7 +125,7 @@ def masked_rows_loss_equals_the_dense_loss(spec: Any) -> Iterator[Check]:
             with mock.patch.object(cross_entropy, "LOGITS_PER_REDUCTION", 3 * V):
                 chunks = nelbo_and_gradients(objective, net)
             for name, found in (("rows", rows), ("rows in chunks", chunks)):
-                # a bias of keys has the gradient 0 up to rounding: softmax does not depend on it
+                # the bias of the keys has gradient 0 up to rounding, since softmax does not depend on it
                 smallest = max(1e-3, 0.01 * max(map(max_abs, dense)))
                 pairs = zip(found, dense, strict=True)
                 difference = max(max_abs(a - b) / max(max_abs(b), smallest) for a, b in pairs)

@@ -56,7 +56,7 @@ EnumeratedNoise = tuple[Noise, Tensor]
 
 @singledispatch
 def enumerate_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -> EnumeratedNoise:
-    """All cases of the noise of an objective for the target positions [L]."""
+    """All cases of the noise of an objective and their probabilities, for the target positions [L]."""
     raise LawBroken(
         f"The noise of {describe(objective)} cannot be enumerated: write a function (objective, schedule, target_mask) "
         f"-> (noise, probability) and decorate it with @enumerate_noise.register({type(objective).__name__}), as in "
@@ -68,7 +68,7 @@ def enumerate_noise(objective: Objective, schedule: Schedule, target_mask: Tenso
 @enumerate_noise.register(D3PM)
 @enumerate_noise.register(SEDD)
 def threshold_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -> EnumeratedNoise:
-    """Positions with u < 1 - alpha(t) are masked, t uniform or on the grid i/T: every t with every set of small u."""
+    """Positions with u < 1 - alpha(t) are masked, t uniform or on the grid i/T: all t with all sets of small u."""
     steps = getattr(objective, "steps", None)
     if steps is None:
         t, weight = exact.time_quadrature(schedule.breakpoints())
@@ -86,7 +86,7 @@ def threshold_noise(objective: Objective, schedule: Schedule, target_mask: Tenso
 
 @enumerate_noise.register(MaskCount)
 def count_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -> EnumeratedNoise:
-    """The n = ceil(t L) smallest of the target u are any set of them, and the n-th smallest is Beta(n, L - n + 1).
+    """The targets with the n = ceil(t L) smallest u may be any set; the n-th smallest u is Beta(n, L - n + 1).
 
     Other positions get even smaller numbers, which must not matter.
     """
@@ -108,7 +108,7 @@ def count_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -
 
 @enumerate_noise.register(AR)
 def no_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -> EnumeratedNoise:
-    """Nothing is random."""
+    """A single case with probability 1: nothing is random."""
     one = torch.ones(1, dtype=torch.float64)
     return Noise(0.5 * one, torch.full((1, len(target_mask)), 0.5, dtype=torch.float64)), one
 
@@ -116,7 +116,7 @@ def no_noise(objective: Objective, schedule: Schedule, target_mask: Tensor) -> E
 def expected_nelbo(
     objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, target_mask: Tensor
 ) -> Tensor:
-    """[L] the nats of the objective at each position of a text [L], averaged exactly over its noise."""
+    """[L] the exact expectation over the noise of the nats at each position of a text [L]."""
     noise, probability = enumerate_noise(objective, schedule, target_mask)
     count = len(probability)
     batch = Batch.of(text.expand(count, -1), frozen=(~target_mask).expand(count, -1))
@@ -128,7 +128,7 @@ def expected_nelbo(
 def enumerated_bound(
     objective: Objective, denoiser: Any, schedule: Schedule, text: Tensor, target_mask: Tensor
 ) -> Tensor:
-    """[L] the bound that the objective's declarations describe, at each position."""
+    """[L] the nats at each position of the bound that the fields of the objective describe."""
     if objective.causal:
         return exact.left_to_right_nll(denoiser, text[None], target_mask)[0]
     steps = getattr(objective, "steps", None)
@@ -157,17 +157,7 @@ def enumerated_nll(objective: Objective, denoiser: Any, schedule: Schedule, text
 # ---- laws of bounds -------------------------------------------------------------------------------------------------
 
 
-def is_bound(objective: Objective) -> bool:
-    """Whether an objective bounds -log p of a text."""
-    return objective.is_bound
-
-
-def trains_denoiser(objective: Objective) -> bool:
-    """Whether an objective trains the network that predicts tokens."""
-    return not objective.trains_planner
-
-
-@law("objective", when=is_bound)
+@law("objective", when=lambda o: o.is_bound)
 def expectation_equals_the_bound(objective: Objective) -> Iterator[Check]:
     """The expectation of an objective is its bound, for every schedule, conditioned or not (laws 2, 3, 4, 5): in
     continuous time the same number for all schedules, in T steps the divergences from transition matrices."""
@@ -181,7 +171,7 @@ def expectation_equals_the_bound(objective: Objective) -> Iterator[Check]:
         yield Check(worst, TOLERANCE, f"nats from the enumerated bound with {describe(schedule)}")
 
 
-@law("objective", when=is_bound)
+@law("objective", when=lambda o: o.is_bound)
 def bound_is_not_below_the_negative_log_likelihood(objective: Objective) -> Iterator[Check]:
     """The bound is at least the enumerated -log p of the process that it bounds (law 1)."""
     gaps = []
@@ -195,7 +185,7 @@ def bound_is_not_below_the_negative_log_likelihood(objective: Objective) -> Iter
         yield Check(abs(min(gaps)), TOLERANCE, "nats between an exact objective and -log p")
 
 
-@law("objective", when=lambda o: is_bound(o) and getattr(o, "steps", None) is None)
+@law("objective", when=lambda o: o.is_bound and getattr(o, "steps", None) is None)
 def bound_is_tight_for_an_oracle(objective: Objective) -> Iterator[Check]:
     """With the true conditionals the bound equals -log p, for a random distribution and a Markov chain, with and
     without given tokens (law 1)."""
@@ -213,7 +203,7 @@ def bound_is_tight_for_an_oracle(objective: Objective) -> Iterator[Check]:
 @law("objective", when=lambda o: getattr(o, "steps", None) is not None)
 def more_steps_lower_the_bound_of_an_oracle(objective: Any) -> Iterator[Check]:
     """With the true conditionals the T-step bound, averaged over the data, falls along T, 2T, 4T towards the entropy of
-    the data and never below it (law 3)."""
+    the data, but not below it (law 3)."""
     denoiser = RANDOM.oracle()
     for given in (0, 1):
         targets = torch.arange(L) >= given
@@ -247,7 +237,7 @@ def bound_converges_to_continuous_time(objective: Objective) -> Iterator[Check]:
             yield Check(abs(2 * gaps[1] - gaps[0]), 0.01, "nats left after extrapolating 1/T to 0")
 
 
-@law("objective", when=is_bound)
+@law("objective", when=lambda o: o.is_bound)
 def estimators_agree(objective: Objective) -> Iterator[Check]:
     """All estimators of an objective have the same expectation (law 2)."""
     for denoiser in denoisers(objective):
@@ -267,7 +257,7 @@ def frozen_and_padding_tokens_are_ignored(objective: Objective) -> Iterator[Chec
     noise = _training_noise(64, seed=3)
     terms = objective.loss(denoiser, batch, LogLinear(), noise)
     ignored = ~batch.target_mask
-    wrong = terms.counted == ignored if is_bound(objective) else terms.counted & ignored
+    wrong = terms.counted == ignored if objective.is_bound else terms.counted & ignored
     yield Check(float(wrong.sum()), 0, "counted positions that are not targets, or for a bound the reverse")
     for name in ("diffusion", "reconstruction", "prior", "cross_entropy"):
         yield Check(float(getattr(terms, name)[ignored].abs().sum()), 0, f"{name} at positions that are not counted")
@@ -280,7 +270,7 @@ def frozen_and_padding_tokens_are_ignored(objective: Objective) -> Iterator[Chec
     yield Check(float((terms.nelbo != again.nelbo).sum()), 0, "values that change with the ids at padding")
 
 
-@law("objective", when=trains_denoiser)
+@law("objective", when=lambda o: not o.trains_planner)
 def cross_entropy_is_that_of_x_theta(objective: Objective) -> Iterator[Check]:
     """The term `cross_entropy` is -log x_theta(x) at masked tokens (for AR: at all) and 0 elsewhere."""
     denoiser: Any = RecordingDenoiser(denoisers(objective)[0])
@@ -294,7 +284,7 @@ def cross_entropy_is_that_of_x_theta(objective: Objective) -> Iterator[Check]:
     yield Check(max_abs(terms.cross_entropy - expected), TOLERANCE, "nats from -log x_theta(x)")
 
 
-@law("objective", when=trains_denoiser)
+@law("objective", when=lambda o: not o.trains_planner)
 def terms_and_gradients_are_finite(objective: Objective) -> Iterator[Check]:
     """Every term and gradient is finite at all times, including t = 0, t = 1 and the first step of the grid."""
     table = denoisers(objective)[0]
@@ -308,7 +298,7 @@ def terms_and_gradients_are_finite(objective: Objective) -> Iterator[Check]:
         yield Check(bad, 0, f"values or gradients that are not finite with {describe(schedule)}")
 
 
-@law("objective", when=lambda o: is_bound(o) and not o.exact)
+@law("objective", when=lambda o: o.is_bound and not o.exact)
 def training_noise_averages_to_the_bound(objective: Objective) -> Iterator[Check]:
     """With the noise of training, low-discrepancy times included, the mean is within 4 standard errors (law 2)."""
     rounds, size = 24, 256

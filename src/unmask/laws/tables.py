@@ -39,7 +39,7 @@ class TableConfig:
 
 
 class LogitDenoiser(nn.Module):
-    """A denoiser with logits as hidden rows."""
+    """A denoiser whose hidden rows are logits."""
 
     config: TableConfig
 
@@ -57,8 +57,8 @@ class LogitDenoiser(nn.Module):
 class TableDenoiser(LogitDenoiser):
     """`logits` [V^L, L, V], a row for every position of every canvas, plus alpha times `slope`, of the same shape.
 
-    Over the tokens without the mask, exp(logits) sums to `mass` (V - 1): in SEDD, a score of that total mass. Padding
-    is not seen, and a canvas shorter than L is one with padding at its end.
+    Logits are shifted so that exp(logits) sums to `mass` (V - 1) over all tokens but the mask: in SEDD, a score of that
+    total mass. Padding is ignored, and a canvas shorter than L counts as padded.
     """
 
     def __init__(self, logits: Tensor, mask_token_id: int, slope: Tensor | None = None, mass: float = 1.0) -> None:
@@ -158,14 +158,14 @@ def random_table(
     return TableDenoiser(logits, mask_token_id, slope if conditioned else None, mass)
 
 
-def random_causal_table(
-    seed: int = 0, vocab_size: int = 4, length: int = 3, mask_token_id: int = 1, begin: bool = True
-) -> CausalTableDenoiser:
-    """A causal table of random logits; with `begin` every sequence begins with the mask token."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = ((vocab_size + 1) ** (length + 1), vocab_size)
-    logits = torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5
-    return CausalTableDenoiser(logits, mask_token_id, length, mask_token_id if begin else None)
+def random_causal_table(begin: bool = True) -> CausalTableDenoiser:
+    """A causal table of random logits for sequences of 3 out of 4 tokens; the mask is 1.
+
+    With `begin` every sequence begins with the mask token.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((5**4, 4), generator=generator, dtype=torch.float64) * 1.5
+    return CausalTableDenoiser(logits, mask_token_id=1, length=3, bos_token_id=1 if begin else None)
 
 
 # ---- data distributions and their oracles ---------------------------------------------------------------------------

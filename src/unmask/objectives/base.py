@@ -1,10 +1,11 @@
-"""The parts every objective shares: its random numbers, the corrupted batch, the loss terms and the base class."""
+"""What all objectives share: random numbers, the corrupted batch, the terms of the loss and the base class."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from unmask.data.rows import TEXT_TOKENS
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.cross_entropy import scatter_rows
+from unmask.models.cross_entropy import Reduce, reduce_rows, scatter_rows
 from unmask.process import Batch, mask_tokens
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
@@ -40,9 +41,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Corruption:
-    """Everything that one draw of the noise decides about a batch: the positions to predict, mask rates and weights.
+    """All that one draw of the noise decides about a batch: the positions to predict, mask rates and weights.
 
-    It is computed on the CPU ahead of the training step, so the number of rows is known without a synchronisation.
+    Training computes it ahead of the step on the CPU, so that the number of rows is known without a synchronisation.
     """
 
     predicted: Tensor
@@ -79,9 +80,8 @@ class Corruption:
     def pad_rows(self, share: float = 0.5) -> Corruption:
         """Add rows of weight 0 until the number of rows is one of a few sizes, so that shapes repeat.
 
-        With low-discrepancy times the number of rows hardly varies around its mean, `share` of all positions. The sizes
-        are placed so that the mean is half-way between two of them and one size fits most batches. The padding is 1/64
-        of the batch on average.
+        With low-discrepancy times the number of rows hardly varies around its mean, a `share` of all positions. The
+        mean is half-way between two sizes, so that one size fits most batches. On average 1/64 of the batch is padding.
         """
         positions = self.predicted.numel()
         unit = max(1, positions // ROW_BUCKETS)
@@ -113,8 +113,8 @@ class LossTerms:
 
     `diffusion` is an unbiased one-sample estimate, at every position, of the integral (or sum) over time. `counted`
     [B, L] are the positions that the bound is averaged over. `cross_entropy` [B, L] is -log x_theta(x) at the predicted
-    positions. `loss` is the scalar that training minimises, summed over the batch: the only one with gradients, and
-    possibly weighted differently from the bound. `masked` [B, L] and `mask_rate` [B] are None for AR.
+    positions. `loss` is the scalar that training minimises, summed over the batch. It alone has gradients, and its
+    weights may differ from those of the bound. `masked` [B, L] and `mask_rate` [B] are None for AR.
     """
 
     diffusion: Tensor
@@ -171,9 +171,9 @@ class Objective(Component):
     exact: ClassVar[bool] = False
     """Whether the value is the likelihood itself, without Monte-Carlo noise."""
     is_bound: ClassVar[bool] = True
-    """Whether it bounds -log p of a text; if not, `estimators` do."""
+    """Whether it is a bound on -log p of a text; if not, its `estimators` are."""
     trains_planner: ClassVar[bool] = False
-    """Whether it trains the planner of a network with frozen weights, and is not a bound on the text."""
+    """Whether it trains the planner of a network whose other weights are frozen."""
     denominator: ClassVar[str] = TEXT_TOKENS
     """What figures per token divide by."""
     predicts_scores: ClassVar[bool] = False
@@ -216,12 +216,21 @@ class Objective(Component):
 
 
 def hidden_states(denoiser: Denoiser, batch: Batch, corruption: Corruption) -> Tensor:
-    """[B, L, D] the network's hidden states for z_t, before its head."""
+    """[B, L, D] the hidden states of the network for z_t."""
     z_BL = corruption.z
     if z_BL is None:
         z_BL = mask_tokens(batch, corruption.predicted, denoiser.config.mask_token_id)
     assert corruption.mask_rate is not None
     return denoiser.hidden(z_BL, alpha=1.0 - corruption.mask_rate, attention_mask=batch.key_padding_mask)
+
+
+def reduce_logits(
+    denoiser: Denoiser, hidden_BLD: Tensor, batch: Batch, rows_N: Tensor, reduce: Reduce, mask_logit: bool = False
+) -> Tensor:
+    """[N, ...] `reduce(logits_NV, targets_N)` at rows of the flattened batch, computed in chunks."""
+    head = partial(denoiser.head, mask_logit=mask_logit)
+    hidden_ND, targets_N = hidden_BLD.flatten(0, 1)[rows_N], batch.input_ids.flatten()[rows_N]
+    return reduce_rows(head, hidden_ND, targets_N, reduce, denoiser.config.vocab_size)
 
 
 def time_grid(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:

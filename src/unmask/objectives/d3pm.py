@@ -6,7 +6,6 @@ In Table 8 of the paper both switches on is SUBS in discrete time (eq. 43). Carr
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import torch
@@ -14,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.cross_entropy import Reduce, cross_entropy, reduce_rows
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states, time_grid
+from unmask.models.cross_entropy import cross_entropy
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states, reduce_logits, time_grid
 from unmask.process import MAX_STEPS, Batch, reveal_probability, sample_mask
 from unmask.schedules import Schedule
 
@@ -81,7 +80,7 @@ class D3PM(Objective):
             return torch.stack([log_p_NV.gather(1, targets_N[:, None])[:, 0], log_p_NV[:, mask_token_id]], 1)
 
         hidden_BLD = hidden_states(denoiser, batch, corruption)
-        both_N2 = self._reduce(denoiser, hidden_BLD, batch, corruption.rows, reduce)
+        both_N2 = reduce_logits(denoiser, hidden_BLD, batch, corruption.rows, reduce, self.needs_mask_logit)
         return both_N2[:, 0], both_N2[:, 1]
 
     def _reconstruction_loss(self, denoiser: Denoiser, batch: Batch) -> Tensor:
@@ -92,13 +91,9 @@ class D3PM(Objective):
         alpha = torch.ones(shape[0], device=device)
         hidden_BLD = denoiser.hidden(batch.input_ids, alpha=alpha, attention_mask=batch.key_padding_mask)
         all_rows = torch.arange(shape.numel(), device=device)
-        nll_BL = self._reduce(denoiser, hidden_BLD, batch, all_rows, cross_entropy).view(shape)
+        nll_N = reduce_logits(denoiser, hidden_BLD, batch, all_rows, cross_entropy, self.needs_mask_logit)
+        nll_BL = nll_N.view(shape)
         return torch.where(batch.target_mask, nll_BL, torch.zeros_like(nll_BL))
-
-    def _reduce(self, denoiser: Denoiser, hidden_BLD: Tensor, batch: Batch, rows_N: Tensor, reduce: Reduce) -> Tensor:
-        head = partial(denoiser.head, mask_logit=self.needs_mask_logit)
-        hidden_ND, targets_N = hidden_BLD.flatten(0, 1)[rows_N], batch.input_ids.flatten()[rows_N]
-        return reduce_rows(head, hidden_ND, targets_N, reduce, denoiser.config.vocab_size)
 
 
 def diffusion_loss(log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:

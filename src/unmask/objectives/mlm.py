@@ -1,17 +1,16 @@
-"""BERT's pre-training: the cross-entropy of tokens of which most are masked, some replaced and some kept."""
+"""BERT's pre-training: the cross-entropy of chosen tokens, most of which are masked, some replaced and some kept."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.cross_entropy import cross_entropy, reduce_rows
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states
+from unmask.models.cross_entropy import cross_entropy
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states, reduce_logits
 from unmask.objectives.subs import Subs
 from unmask.process import Batch, sample_mask
 from unmask.schedules import Schedule
@@ -25,8 +24,8 @@ class MLM(Objective):
     mask token too, so that the weights suit programs that know nothing of zero-masking.
 
     The training loss is the mean cross-entropy of the chosen tokens, which is not a bound on the likelihood of a text.
-    So validation and checkpoints are evaluated by the bound of masked diffusion, `subs`: it is valid for any denoiser,
-    and high for one that has never seen high mask rates. The schedule is not used in training.
+    Validation and checkpoints therefore use the bound of masked diffusion, `subs`, which is valid for any denoiser and
+    high for one that has never seen high mask rates. Training does not use the schedule.
     """
 
     name: Literal["mlm"] = "mlm"
@@ -54,7 +53,7 @@ class MLM(Objective):
         chosen_BL = sample_mask(batch, mask_rate, noise.u)
         # given that a token is chosen, u / rate is uniform, and so is its place within each of the three shares
         u_BL = noise.u / self.rate
-        # the time, which has no other use here, shifts the tokens of a row: it makes each exactly as likely as another
+        # the time, which has no other use here, shifts the tokens of a row, so that all are equally likely
         place_BL = (u_BL - self.masked) / max(self.random, 1e-9)
         shift_B1 = (noise.t.double() * config.vocab_size).long()[:, None]
         random_BL = ((place_BL.double() * config.vocab_size).long() + shift_B1) % config.vocab_size
@@ -64,10 +63,8 @@ class MLM(Objective):
         return replace(Corruption.of(chosen_BL, mask_rate, 1.0 / mask_rate), z=z_BL)
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        rows_ND = hidden_states(denoiser, batch, corruption).flatten(0, 1)[corruption.rows]
-        targets_N = batch.input_ids.flatten()[corruption.rows]
-        head = partial(denoiser.head, mask_logit=True)
-        nll_N = reduce_rows(head, rows_ND, targets_N, cross_entropy, denoiser.config.vocab_size)
+        hidden_BLD = hidden_states(denoiser, batch, corruption)
+        nll_N = reduce_logits(denoiser, hidden_BLD, batch, corruption.rows, cross_entropy, mask_logit=True)
         nll_BL = corruption.scatter(nll_N.detach())
         assert corruption.weight is not None
         diffusion, loss = corruption.weight[:, None] * nll_BL, (nll_N * corruption.row_weight).sum()

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.cross_entropy import reduce_rows
-from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states
+from unmask.objectives.base import Corruption, LossTerms, Noise, Objective, hidden_states, reduce_logits
 from unmask.process import Batch, sample_mask
 from unmask.schedules import Schedule
 
@@ -31,18 +30,16 @@ class SEDD(Objective):
         return Corruption.of(sample_mask(batch, mask_rate, noise.u), mask_rate, schedule.weight(noise.t))
 
     def terms(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> LossTerms:
-        rows_N, vocab_size = corruption.rows, denoiser.config.vocab_size
-        hidden_ND = hidden_states(denoiser, batch, corruption).flatten(0, 1)[rows_N]
-        targets_N = batch.input_ids.flatten()[rows_N]
-        both_N2 = reduce_rows(denoiser.head, hidden_ND, targets_N, _log_mass_and_target, vocab_size)
-        log_mass_N, f_x_N = both_N2[:, 0] - math.log(vocab_size - 1), both_N2[:, 1] - math.log(vocab_size - 1)
-        score_entropy = corruption.scatter(corruption.row_weight * (log_mass_N.exp() - f_x_N - 1.0))
-        nll_BL = corruption.scatter(both_N2[:, 0] - both_N2[:, 1])
-        loss = score_entropy.sum()
-        return LossTerms.diffusion_only(score_entropy, nll_BL, loss, batch.target_mask, corruption)
+        hidden_BLD = hidden_states(denoiser, batch, corruption)
+        log_sum_N, f_x_N = reduce_logits(denoiser, hidden_BLD, batch, corruption.rows, _log_sum_and_target).unbind(1)
+        log_others = math.log(denoiser.config.vocab_size - 1)
+        log_mean_N = log_sum_N - log_others
+        score_entropy = corruption.scatter(corruption.row_weight * (log_mean_N.exp() - (f_x_N - log_others) - 1.0))
+        nll_BL = corruption.scatter(log_sum_N - f_x_N)
+        return LossTerms.diffusion_only(score_entropy, nll_BL, score_entropy.sum(), batch.target_mask, corruption)
 
 
-def _log_mass_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+def _log_sum_and_target(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """[N, 2]: log sum_y e^f_y over all tokens except the mask, and f at the target."""
     return torch.stack([logits_NV.logsumexp(-1), logits_NV.gather(1, targets_N[:, None])[:, 0]], 1)
 

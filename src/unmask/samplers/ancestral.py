@@ -1,9 +1,9 @@
 """Ancestral sampling in uniform order; its cached form and first-hitting sampling are the same sampler.
 
 Under SUBS the time at which a position is unmasked does not depend on the network (eq. 7), so all times are drawn
-first. Positions with a time in the same one of T steps are revealed together, from the canvas before that step. A step
-that reveals nothing leaves the canvas unchanged, so its network call is skipped. With `steps=None` positions are
-revealed one at a time in decreasing order of their times, which is exactly the limit T -> infinity if tokens are drawn
+first. Positions whose times fall into the same one of T steps are revealed together, from the canvas before that step.
+A step that reveals nothing leaves the canvas unchanged, so its network call is skipped. With `steps=None` positions are
+revealed one at a time in decreasing order of their times. This is exactly the limit T -> infinity if tokens are drawn
 as the network predicts them; see `unmask.samplers.eos` for models with learnt padding.
 """
 
@@ -73,19 +73,15 @@ class AncestralSampler(Sampler):
         plan: AncestralPlan = state.plan
         part = slice(plan.ends[state.call], plan.ends[state.call + 1])
         targets = Positions(plan.rows[part], plan.columns[part])
-        if isinstance(token_sampler, JointTokenSampler) and token_sampler.needs_all_masked:
-            at = Positions(*state.masked.nonzero(as_tuple=True))
-            hidden = self._hidden(denoiser, state, at, None)
-        else:
-            at = targets
-            hidden = self._hidden(denoiser, state, at, plan.slots[part])
+        needs_all = isinstance(token_sampler, JointTokenSampler) and token_sampler.needs_all_masked
+        at = Positions(*state.masked.nonzero(as_tuple=True)) if needs_all else targets
+        hidden = self._hidden(denoiser, state, at, None if needs_all else plan.slots[part])
         return write_targets(denoiser, state, Prediction(at, hidden), targets, token_sampler)
 
     def _hidden(self, denoiser: Any, state: State, at: Positions, slots: Tensor | None) -> Tensor:
-        """[N, D] the hidden rows at N positions; `slots` [N] numbers those of a sequence if they are few."""
+        """[N, D] the hidden rows at N positions; with `slots` [N] (see `AncestralPlan`) only these are computed."""
         plan: AncestralPlan = state.plan
-        ids, attention, row, own = state.ids, state.canvas.attention_mask, at.rows, state.own_call
-        time = plan.time[:, own] if isinstance(own, int) else plan.time.gather(1, own[:, None])[:, 0]
+        ids, attention, row, time = state.ids, state.canvas.attention_mask, at.rows, state.take_own_call(plan.time)
         active = [sequence for sequence, calls in enumerate(plan.calls) if calls > state.call]
         if 2 * len(active) <= len(ids):  # otherwise keep the batch whole, so that the network sees few shapes
             chosen = torch.tensor(active, device=ids.device)
@@ -111,27 +107,26 @@ class AncestralSampler(Sampler):
 
 @dataclass(frozen=True)
 class AncestralPlan:
-    """The positions in the order in which they are revealed, `call` [B, L] the call of the batch that reveals each, and
-    `time` [B, L] of the own calls of a sequence (see `reveal_calls`).
-
-    Call c of the batch reveals the positions `ends[c]` to `ends[c + 1]` of `rows` and `columns` [N]. `slots` [N]
-    numbers the positions that a call reveals in a sequence; `width` is their largest number, rounded up to a power of
-    two so that one captured shape serves nearly all seeds. `calls` are the calls of the batch up to the last of each
-    sequence.
-    """
+    """The positions `rows` and `columns` [N] in the order in which they are revealed: call c of the batch reveals those
+    from `ends[c]` to `ends[c + 1]`."""
 
     call: Tensor
+    """[B, L] the call of the batch that reveals each position, -1 for given ones."""
     time: Tensor
+    """[B, L] the time of each of a sequence's own calls."""
     rows: Tensor
     columns: Tensor
     slots: Tensor
+    """[N] the index of each position among those that its call reveals in its sequence."""
     width: int
+    """The most positions that a call reveals in a sequence, rounded up so that one captured shape serves most seeds."""
     ends: list[int]
     calls: list[int]
+    """The number of calls of the batch up to the last one of each sequence."""
 
 
 def make_plan(call: Tensor, time: Tensor, device: torch.device) -> AncestralPlan:
-    """The plan for calls [B, L], on the CPU, and their times [B, L]."""
+    """The plan for the call [B, L], on the CPU, that reveals each position, and the times of the calls [B, L]."""
     calls = call.max(dim=1).values + 1
     row, column = (call >= 0).nonzero(as_tuple=True)
     order = call[row, column].argsort(stable=True)

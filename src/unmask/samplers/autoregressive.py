@@ -1,4 +1,4 @@
-"""Left-to-right sampling from an autoregressive model with a key-value cache, without waiting for the GPU."""
+"""Left-to-right sampling from an autoregressive model with a key-value cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from unmask.errors import UnmaskError
 from unmask.models.attention import StaticCache
 from unmask.models.inference import CudaGraph, can_capture
-from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Positions, Sampler, State
+from unmask.samplers.base import AnyTokenSampler, Canvas, Positions, Sampler, State
 from unmask.samplers.token_sampling import TokenSampler
 
 MIN_CALLS_TO_CAPTURE = 16
-"""Calls of one shape left from which a CUDA graph saves more time than its capture takes."""
+"""From this many remaining calls of one shape a CUDA graph saves more time than its capture takes."""
 
 
 @dataclass
@@ -48,8 +48,7 @@ class AutoregressiveSampler(Sampler):
         return replace(state, idle_calls=torch.as_tensor(idle, device=device)) if idle.any() else state
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
-        if isinstance(token_sampler, JointTokenSampler):
-            raise UnmaskError("An autoregressive model cannot draw tokens jointly; constrain a masked model instead.")
+        assert isinstance(token_sampler, TokenSampler)
         plan: AutoregressivePlan = state.plan
         position = plan.first + state.call
         if plan.decoder is None:
@@ -68,9 +67,9 @@ class AutoregressiveSampler(Sampler):
 class CachedDecoder:
     """Draws token after token for the sequences of a canvas, up to position `end`.
 
-    `greedy_from` [B] is the position at which the greedy tail of each sequence begins. All values that change
-    from call to call are in tensors with fixed addresses, and `_sample` reads nothing else: on a GPU it is captured as
-    one CUDA graph per length of the cache.
+    `greedy_from` [B] is the position at which the greedy tail of each sequence begins. Everything that `_sample` reads
+    and that changes from call to call is in tensors with fixed addresses, so on a GPU it is captured as one CUDA graph
+    per length of the cache.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class CachedDecoder:
         token_sampler: TokenSampler,
         seeds: Tensor,
         end: int,
-        greedy_from: Tensor | None = None,
+        greedy_from: Tensor | None,
     ) -> None:
         self.denoiser = denoiser
         self.token_sampler = token_sampler
@@ -124,7 +123,7 @@ class CachedDecoder:
             self.cache.seek(position + self.bos_tokens - length, length)
 
     def _sample(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """One network call for all sequences, finished ones included, so that shapes stay the same."""
+        """Make one network call for all sequences, finished ones included, so that shapes stay the same."""
         hidden = self.denoiser.hidden(ids, past_key_values=self.cache)
         logits = self.denoiser.head(hidden[:, -1])
         at = self.position.expand(len(self.seeds))

@@ -1,4 +1,4 @@
-"""The sampler protocol: `begin` plans the calls for a canvas, `step` is one network call, `run_sampler` is the loop."""
+"""The sampler protocol: `begin` plans the calls for a canvas, `step` makes one of them, `run_sampler` is the loop."""
 
 from __future__ import annotations
 
@@ -75,27 +75,22 @@ class Canvas:
     def join(cls, canvases: Sequence[Canvas]) -> Canvas:
         """The sequences of several canvases of one length and one model."""
 
-        def cat(field: str) -> Any:
-            tensors = [getattr(canvas, field) for canvas in canvases]
-            return None if tensors[0] is None else torch.cat(tensors)
+        fields = ("ids", "attention_mask", "seeds", "no_eos", "condition")
+        joined = {name: cat_optional([getattr(canvas, name) for canvas in canvases]) for name in fields}
+        return replace(canvases[0], **joined, has_pads=any(canvas.has_pads for canvas in canvases))
 
-        return replace(
-            canvases[0],
-            ids=cat("ids"),
-            attention_mask=cat("attention_mask"),
-            seeds=cat("seeds"),
-            has_pads=any(canvas.has_pads for canvas in canvases),
-            no_eos=cat("no_eos"),
-            condition=cat("condition"),
-        )
+
+def cat_optional(tensors: Sequence[Any]) -> Any:
+    """The concatenation of tensors; None if they are None."""
+    return None if tensors[0] is None else torch.cat(tensors)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class ParticleWeights:
-    """Importance weights of sequences drawn as particles, in logs.
+    """Log importance weights of sequences drawn as particles.
 
-    `log_weight` [B] is the weight so far; `log_potential` [B] the potential of the last call that it already contains,
-    which the next call divides out: the probability of a match, or a score.
+    `log_weight` [B] is the weight so far. It contains `log_potential` [B] of the last call, the log-probability of a
+    match or the score, which the next call replaces by its own.
     """
 
     log_weight: Tensor
@@ -104,10 +99,10 @@ class ParticleWeights:
 
 @dataclass(frozen=True)
 class State:
-    """A partly written canvas, `ids` [B, L].
+    """A partly written canvas, `ids` [B, L], before the network call number `call`.
 
-    `calls` [B] are the network calls each sequence needs, `total` those of the batch. An `adaptive` sampler gives upper
-    limits, which fall to the number of calls that were made.
+    `calls` [B] is the number of network calls that each sequence needs, `total` that of the batch. With an `adaptive`
+    sampler they are upper limits, which fall to the number of calls that were made.
     """
 
     ids: Tensor
@@ -122,8 +117,8 @@ class State:
     plan: Any
     particle_weights: ParticleWeights | None = None
     idle_calls: Tensor | None = None
-    """[B] calls of the batch before the last call of a sequence that were not for it; None if there are none. Negative
-    for a sequence that joined the batch after it had made calls."""
+    """[B] how many calls of the batch, up to the last one of a sequence, are not for that sequence; None if all are.
+    Negative for a sequence that had made calls before it joined the batch."""
 
     @classmethod
     def start(cls, canvas: Canvas, calls: Tensor, total: int, plan: Any) -> State:
@@ -144,7 +139,7 @@ class State:
 
     @property
     def own_call(self) -> int | Tensor:
-        """The number of this call among those of a sequence: [B], or one number if all sequences began together."""
+        """The index of this call among those of each sequence: [B], or one number if all sequences began together."""
         return self.call if self.idle_calls is None else self.call - self.idle_calls
 
     @property
@@ -157,6 +152,11 @@ class State:
         """`own_call` of the sequences `rows` [N]: [N], or one number."""
         own = self.own_call
         return own if isinstance(own, int) else own[rows]
+
+    def take_own_call(self, values_BC: Tensor) -> Tensor:
+        """[B] the entry for this call of `values_BC`, which has one for every call of each sequence."""
+        own = self.own_call
+        return values_BC[:, own] if isinstance(own, int) else values_BC.gather(1, own[:, None])[:, 0]
 
     def at_own_call(self, values: Tensor) -> Tensor:
         """The entry of `values` [T] for this call, in float32: [B, 1], or a scalar if all sequences began together."""
@@ -211,10 +211,16 @@ class State:
 
 
 class Prediction(NamedTuple):
-    """Hidden rows [N, D] of the denoiser at N masked positions; `denoiser.head` makes logits of them."""
+    """Hidden rows [N, D] of the denoiser at N masked positions; `denoiser.head` turns them into logits."""
 
     at: Positions
     hidden: Tensor
+
+    def hidden_at(self, targets: Positions, shape: torch.Size) -> Tensor:
+        """The hidden rows at some of the positions, for a canvas of shape [B, L]."""
+        index = torch.zeros(shape, dtype=torch.int64, device=self.hidden.device)
+        index[self.at] = torch.arange(len(self.hidden), device=index.device)
+        return self.hidden[index[targets]]
 
 
 class TokenDraw(NamedTuple):
@@ -226,7 +232,7 @@ class TokenDraw(NamedTuple):
 
 
 class JointTokenSampler(ABC):
-    """Draws the tokens of a sequence jointly, as a constraint needs."""
+    """Draws the tokens of a sequence jointly, as constraints require."""
 
     needs_all_masked: ClassVar[bool] = True
     """Whether it needs the prediction at every masked position, not only at those being written."""
@@ -242,7 +248,7 @@ AnyTokenSampler = TokenSampler | JointTokenSampler
 
 
 class Sampler(Component):
-    """A way to unmask a canvas. `begin` draws everything that does not depend on the network; `step` is one call."""
+    """A way to unmask a canvas. `begin` draws what does not depend on the network, `step` makes one network call."""
 
     causal: ClassVar[bool] = False
     """Whether it samples from an autoregressive model."""
@@ -289,7 +295,7 @@ class Sampler(Component):
         return state.select(rows, state.canvas.select(rows), self.select_plan(state, rows))
 
     def join(self, states: Sequence[State]) -> State:
-        """One state of the sequences of several, at different calls but of one length; its first call is call 0.
+        """Merge states of sequences of one length, which may be at different calls; the next call is call 0.
 
         Finished sequences must be removed with `keep` before the next call.
         """
@@ -307,7 +313,7 @@ class Sampler(Component):
         raise UnmaskError(f"The sampler {type(self).__name__} does not support particles; use 'ancestral'.")
 
     def join_plans(self, states: Sequence[State]) -> Any:
-        """The plan of the state of all sequences that `join` makes."""
+        """The plan for the merged state of `join`."""
         raise UnmaskError(f"Sequences of the sampler {type(self).__name__} cannot join a batch; run them on their own.")
 
 

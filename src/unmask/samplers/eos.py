@@ -1,4 +1,4 @@
-"""Rows that hold a text and then EOS up to their end, as the length policy `supervised_eos` makes them."""
+"""Sampling of rows that hold a text followed by EOS up to their end, as in the length policy `supervised_eos`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk, sample_
 
 @dataclass(frozen=True)
 class TextEnds:
-    """What is known of the end of each text on a partly written canvas, [B] each.
+    """What is known about the end of each text on a partly written canvas, [B] each.
 
-    `last_text` is the last position known to be text, `first_eos` the first known EOS. `mixed` rows have text after
-    EOS, so nothing follows from their known positions.
+    `last_text` is the last position known to be text, `first_eos` that of the first known EOS. Rows that are `mixed`
+    have text after EOS, so nothing follows from their known positions.
     """
 
     eos: int
@@ -56,7 +56,7 @@ class TextEnds:
         return log_p.where(self.mixed[at.rows, None], spread)
 
     def adjust_planner(self, correct: Tensor, log_p: Tensor, at: Positions) -> Tensor:
-        """[N] a planner's probabilities [N], times the probability that the position is text at all."""
+        """[N] a planner's probabilities [N], times the probability that the position is text."""
         must_be_text, must_be_eos = self.known(at)
         is_text = (1.0 - log_p[:, self.eos].exp()).masked_fill(must_be_text | self.mixed[at.rows], 1.0)
         return (correct * is_text).masked_fill(must_be_eos, 1.0)
@@ -65,10 +65,10 @@ class TextEnds:
 class EosTokenSampler(JointTokenSampler):
     """Draws tokens such that nothing but EOS follows EOS.
 
-    Drawn independently, the positions of one call may end a text in its middle and continue after the end. Here one
-    uniform u per sequence and call decides for all of them: position i is EOS where u < e_i, its probability of EOS.
-    Every position is then EOS with probability e_i, and the positions agree where the e_i rise along the row. Known
-    tokens come first: all is text before a known text token, all is EOS after a known EOS.
+    If the positions of one call were drawn independently, EOS could fall in the middle of a text. Here one uniform u
+    per sequence and call decides for all of them: position i is EOS where u < e_i, its probability of EOS. Every
+    position is then EOS with probability e_i, and the positions agree where the e_i rise along the row. Known tokens
+    take precedence: all positions before a known text token are text, all after a known EOS are EOS.
     """
 
     needs_all_masked: ClassVar[bool] = False
@@ -76,19 +76,17 @@ class EosTokenSampler(JointTokenSampler):
     def __init__(self, token_sampler: TokenSampler, eos: int) -> None:
         self.token_sampler = token_sampler
         self.eos: int = eos
-        # The end itself is never drawn greedily: EOS is often the most likely token of every position of a blank row.
+        # the end itself is never drawn greedily: EOS is often the most likely token at every position of a blank row
         not_greedy = token_sampler.model_copy(update={"greedy_tail": None, "greedy_above": None})
         self.eos_sampler = TokenSampler() if token_sampler.temperature == 0 else not_greedy
 
     def sample_jointly(self, head: Head, prediction: Prediction, state: State, targets: Positions) -> TokenDraw:
-        ends, hidden = TextEnds.of(state, self.eos), prediction.hidden
-        index = torch.zeros_like(state.ids)
-        index[prediction.at] = torch.arange(len(hidden), device=index.device)
+        ends, hidden = TextEnds.of(state, self.eos), prediction.hidden_at(targets, state.ids.shape)
         size = rows_per_chunk(hidden.device, head(hidden[:1]).shape[-1])
         parts = []
-        for row, column in zip(*(x.split(size) for x in targets), strict=True):
-            log_p = head(hidden[index[row, column]]).float().log_softmax(-1)
-            parts.append(self._draw_text(log_p, state, ends, Positions(row, column)))
+        for rows, *at in zip(*(x.split(size) for x in (hidden, *targets)), strict=True):
+            log_p = head(rows).float().log_softmax(-1)
+            parts.append(self._draw_text(log_p, state, ends, Positions(*at)))
         tokens, confidence, p_eos, eos_confidence = (torch.cat(column) for column in zip(*parts, strict=True))
         is_eos = self._draw_eos(p_eos, state, ends, targets)
         return TokenDraw(tokens.masked_fill(is_eos, self.eos), torch.where(is_eos, eos_confidence, confidence))
@@ -118,9 +116,9 @@ class EosTokenSampler(JointTokenSampler):
 
 
 def make_rising(p: Tensor, shape: torch.Size, at: Positions) -> Tensor:
-    """[N] probabilities [N] at positions of canvases, made non-decreasing along each row.
+    """[N] the probabilities `p` [N] at some positions of the canvases, made non-decreasing along each row.
 
-    The result is half-way between the smallest rising sequence above them and the largest one below.
+    The result is half-way between the smallest non-decreasing sequence above them and the largest one below.
     """
     above = torch.full(shape, -torch.inf, dtype=p.dtype, device=p.device).index_put(at, p)
     below = torch.full_like(above, torch.inf).index_put(at, p)

@@ -1,5 +1,5 @@
-"""Denoisers wrapped for one canvas: classifier-free guidance, no EOS inside a text, a frame around short rows, a source
-that is encoded once.
+"""Wrappers of a denoiser for one canvas: classifier-free guidance, no EOS inside a text, context around short rows, and
+a source that is encoded once.
 
 A wrapper may append columns to the hidden rows that its `head` reads, so a sampler uses it like any denoiser.
 """
@@ -7,19 +7,21 @@ A wrapper may append columns to the hidden rows that its `head` reads, so a samp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from unmask.samplers.base import hidden_rows, select_sequences
 
 
+@dataclass(eq=False)
 class DenoiserWrapper(ABC):
     """Changes the predictions of a denoiser for the sequences of one canvas."""
 
-    def __init__(self, denoiser: Any) -> None:
-        self.denoiser = denoiser
+    denoiser: Any
 
     def __getattr__(self, name: str) -> Any:
         """`config`, `device`, `fused` and so on are those of the denoiser."""
@@ -39,9 +41,9 @@ class DenoiserWrapper(ABC):
         """The hidden rows [B, K, D'] at `positions` [B, K]."""
         return self._hidden(input_ids, positions, alpha, attention_mask)
 
-    @abstractmethod
-    def select_sequences(self, rows: Tensor) -> DenoiserWrapper:
+    def select_sequences(self, rows: Tensor) -> Self:
         """The same wrapper for some sequences [B'] of the canvas."""
+        return replace(self, denoiser=select_sequences(self.denoiser, rows))
 
     @abstractmethod
     def _hidden(
@@ -57,19 +59,18 @@ class DenoiserWrapper(ABC):
         return self.denoiser.plan(rows, log_top)
 
 
+@dataclass(eq=False)
 class GuidedDenoiser(DenoiserWrapper):
     """Classifier-free guidance: logits (1 + w) l(prompt) - w l(masked prompt).
 
     `condition` [B, L] marks the tokens masked for the second prediction; both come from one call on 2 B rows.
     """
 
-    def __init__(self, denoiser: Any, condition: Tensor, weight: float) -> None:
-        super().__init__(denoiser)
-        self.condition = condition
-        self.weight = weight
+    condition: Tensor
+    weight: float
 
-    def select_sequences(self, rows: Tensor) -> GuidedDenoiser:
-        return GuidedDenoiser(select_sequences(self.denoiser, rows), self.condition[rows], self.weight)
+    def select_sequences(self, rows: Tensor) -> Self:
+        return replace(super().select_sequences(rows), condition=self.condition[rows])
 
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
@@ -91,16 +92,15 @@ class GuidedDenoiser(DenoiserWrapper):
         return self.denoiser.plan(rows.chunk(2, dim=-1)[0], log_top)
 
 
+@dataclass(eq=False)
 class NoEosDenoiser(DenoiserWrapper):
     """Gives EOS (the token `eos`) no probability where `no_eos` [B, L] is set, as before given text."""
 
-    def __init__(self, denoiser: Any, no_eos: Tensor, eos: int) -> None:
-        super().__init__(denoiser)
-        self.no_eos = no_eos
-        self.eos = eos
+    no_eos: Tensor
+    eos: int
 
-    def select_sequences(self, rows: Tensor) -> NoEosDenoiser:
-        return NoEosDenoiser(select_sequences(self.denoiser, rows), self.no_eos[rows], self.eos)
+    def select_sequences(self, rows: Tensor) -> Self:
+        return replace(super().select_sequences(rows), no_eos=self.no_eos[rows])
 
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
@@ -118,15 +118,14 @@ class NoEosDenoiser(DenoiserWrapper):
         return self.denoiser.plan(rows[..., :-1], log_top)
 
 
+@dataclass(eq=False)
 class SourceDenoiser(DenoiserWrapper):
     """Keeps the encoded source [B, S, D] of an encoder-decoder, which does not change while a canvas is unmasked."""
 
-    def __init__(self, denoiser: Any, source: Tensor) -> None:
-        super().__init__(denoiser)
-        self.source = source
+    source: Tensor
 
-    def select_sequences(self, rows: Tensor) -> SourceDenoiser:
-        return SourceDenoiser(select_sequences(self.denoiser, rows), self.source[rows])
+    def select_sequences(self, rows: Tensor) -> Self:
+        return replace(super().select_sequences(rows), source=self.source[rows])
 
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
@@ -134,15 +133,11 @@ class SourceDenoiser(DenoiserWrapper):
         return hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask, source=self.source)
 
 
+@dataclass(eq=False)
 class MaskPaddedDenoiser(DenoiserWrapper):
     """Shows masks to the network after a short row and at its pads, up to `length`: the text may continue there."""
 
-    def __init__(self, denoiser: Any, length: int) -> None:
-        super().__init__(denoiser)
-        self.length = length
-
-    def select_sequences(self, rows: Tensor) -> MaskPaddedDenoiser:
-        return MaskPaddedDenoiser(select_sequences(self.denoiser, rows), self.length)
+    length: int
 
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
@@ -154,16 +149,12 @@ class MaskPaddedDenoiser(DenoiserWrapper):
         return hidden[:, :width] if positions is None else hidden
 
 
+@dataclass(eq=False)
 class BosDenoiser(DenoiserWrapper):
     """Shows the network the token `bos` before rows that are shorter than `max_length`."""
 
-    def __init__(self, denoiser: Any, bos: int, max_length: int) -> None:
-        super().__init__(denoiser)
-        self.bos = bos
-        self.max_length = max_length
-
-    def select_sequences(self, rows: Tensor) -> BosDenoiser:
-        return BosDenoiser(select_sequences(self.denoiser, rows), self.bos, self.max_length)
+    bos: int
+    max_length: int
 
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None

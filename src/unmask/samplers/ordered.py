@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from unmask.process import MAX_STEPS
 from unmask.random import Purpose, uniform
@@ -23,6 +24,7 @@ from unmask.samplers.base import (
     Prediction,
     Sampler,
     State,
+    cat_optional,
     map_positions,
     predict_masked,
     write_selected,
@@ -35,20 +37,18 @@ PositionScore = Literal["confidence", "margin", "entropy", "planner"]
 
 @dataclass(frozen=True)
 class OrderedPlan:
-    """`counts` [B, C] positions to write per call; `scores` [B, L] of an order that does not depend on the network.
-
-    `first_call` [B, L] is the first call that may write each position; None if all calls may.
-    """
-
     counts: Tensor
+    """[B, C] the number of positions that each call writes."""
     scores: Tensor | None
+    """[B, L] the scores of an order that does not depend on the network."""
     first_call: Tensor | None = None
+    """[B, L] the first call that may write each position; None if all calls may."""
 
 
 class OrderedSampler(Sampler):
-    """T calls, each writing the positions with the highest scores, as many as the schedule `pace` unmasks on average.
+    """T calls, each of which writes the positions with the highest scores.
 
-    The default pace writes equally many per call.
+    A call writes as many positions as the schedule `pace` unmasks on average, by default equally many each.
     """
 
     name: Literal["ordered"] = "ordered"
@@ -61,17 +61,14 @@ class OrderedSampler(Sampler):
         return self.order == "planner"
 
     def begin(self, canvas: Canvas) -> State:
-        masks = canvas.masked.sum(dim=1).tolist()
-        counts = {n: tokens_per_call(n, self.steps, self.pace) for n in set(masks)}
-        total = max(len(counts[n]) for n in masks)
-        padded = torch.tensor([counts[n] + [0] * (total - len(counts[n])) for n in masks], device=canvas.ids.device)
-        calls = torch.tensor([len(counts[n]) for n in masks], device=canvas.ids.device)
         position, scores = torch.arange(canvas.ids.shape[1], device=canvas.ids.device), None
         if self.order == "left_to_right":
             scores = -position.float().expand(canvas.ids.shape)
         elif self.order == "uniform":
             scores = uniform(canvas.seeds[:, None], Purpose.REVEAL, position=position[None])
-        return State.start(canvas, calls, total, OrderedPlan(padded, scores))
+        masks = canvas.masked.sum(dim=1).tolist()
+        counts = {n: tokens_per_call(n, self.steps, self.pace) for n in set(masks)}
+        return start_ordered(canvas, [counts[n] for n in masks], scores)
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
         plan: OrderedPlan = state.plan
@@ -80,15 +77,10 @@ class OrderedSampler(Sampler):
             scores = position_scores(denoiser, state, prediction, self.order, token_sampler)  # type: ignore[arg-type]
         else:
             scores = plan.scores.masked_fill(~state.masked, -torch.inf)
-        own = state.own_call
-        if isinstance(own, int):
-            count = plan.counts[:, own, None]
-        else:
-            own = own[:, None]
-            count = plan.counts.gather(1, own)
         if plan.first_call is not None:
-            scores = scores.masked_fill(plan.first_call > own, -torch.inf)
-        selected = ranks(scores) < count
+            own = state.own_call
+            scores = scores.masked_fill(plan.first_call > (own if isinstance(own, int) else own[:, None]), -torch.inf)
+        selected = ranks(scores) < state.take_own_call(plan.counts)[:, None]
         return write_selected(denoiser, state, prediction, selected, token_sampler)
 
     def select_plan(self, state: State, rows: Tensor) -> OrderedPlan:
@@ -100,13 +92,18 @@ class OrderedSampler(Sampler):
         plans: list[OrderedPlan] = [state.plan for state in states]
         most = max(plan.counts.shape[1] for plan in plans)
         counts = [torch.nn.functional.pad(plan.counts, (0, most - plan.counts.shape[1])) for plan in plans]
-        scores, first_calls = (
-            [part for part in parts if part is not None]
-            for parts in ([plan.scores for plan in plans], [plan.first_call for plan in plans])
-        )
-        return OrderedPlan(
-            torch.cat(counts), torch.cat(scores) if scores else None, torch.cat(first_calls) if first_calls else None
-        )
+        scores = cat_optional([plan.scores for plan in plans])
+        return OrderedPlan(torch.cat(counts), scores, cat_optional([plan.first_call for plan in plans]))
+
+
+def start_ordered(
+    canvas: Canvas, counts: list[list[int]], scores: Tensor | None, first_call: Tensor | None = None
+) -> State:
+    """The state before the first call, for the number of positions that each call of each sequence writes."""
+    calls = torch.tensor([len(row) for row in counts], device=canvas.ids.device)
+    padded = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in counts], batch_first=True)
+    plan = OrderedPlan(padded.to(canvas.ids.device), scores, first_call)
+    return State.start(canvas, calls, padded.shape[1], plan)
 
 
 def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
@@ -123,9 +120,9 @@ def tokens_per_call(masks: int, steps: int | None, pace: Schedule) -> list[int]:
 
 
 class AdaptiveSampler(Sampler):
-    """Writes in each call the positions that `select_positions` returns, at least the one with the highest score.
+    """Each call writes the positions that `select_positions` returns, at least the one with the highest score.
 
-    The number of calls is known at the end. Until then `calls` is an upper limit: one more call for every mask left.
+    Until the end `calls` is an upper limit: one more call for every mask that is left.
     """
 
     adaptive: ClassVar[bool] = True
@@ -212,10 +209,10 @@ def ranks(scores_BL: Tensor) -> Tensor:
 def position_scores(
     denoiser: Any, state: State, prediction: Prediction, score: PositionScore, token_sampler: AnyTokenSampler
 ) -> Tensor:
-    """[B, L] the score of each masked position, higher is more certain; -inf at all other positions.
+    """[B, L] the score of each masked position, higher if it is more certain; -inf at all other positions.
 
     The score `planner` is the probability that the most likely token is correct. If the token sampler fills rows with
-    EOS, an EOS that is not certain yet does not count as certain.
+    EOS, the probability of EOS counts as uncertainty (see `TextEnds.adjust_prediction`).
     """
     eos = token_sampler.eos if isinstance(token_sampler, JointTokenSampler) else None
     ends = None if eos is None else TextEnds.of(state, eos)

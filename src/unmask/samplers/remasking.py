@@ -20,7 +20,7 @@ from unmask.schedules import LogLinear
 
 
 class RemaskingSampler(Sampler):
-    """T calls by a plan that does not depend on the canvas."""
+    """T calls with probabilities that do not depend on the canvas."""
 
     rewrites: ClassVar[bool] = True
     steps: int = Field(default=128, ge=1, le=MAX_STEPS)
@@ -54,9 +54,9 @@ class ReMDMPlan:
 class ReMDMSampler(RemaskingSampler):
     """T calls, each of which unmasks some positions and masks written tokens again with probability rho.
 
-    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `cap_conf`: as cap on average, more for tokens
-    with a low confidence; not the published ReMDM-conf, which is the sampler `remdm-conf`. `loop`: as cap while alpha
-    is held at `alpha_on` from time `t_on` to `t_off`, and 0 otherwise.
+    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `cap_conf`: the average of rho is that of cap,
+    and it is higher for tokens with a low confidence; this is not the published ReMDM-conf, which is the sampler
+    `remdm-conf`. `loop`: as cap while alpha is held at `alpha_on` from time `t_on` to `t_off`, and 0 otherwise.
     """
 
     name: Literal["remdm"] = "remdm"
@@ -126,7 +126,7 @@ def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, 
 
 
 def remask_shares(state: State) -> Tensor:
-    """[B, L] how written tokens share the probability rho: the softmax of minus their confidence; 0 elsewhere."""
+    """[B, L] the share of rho of each written token, the softmax of minus its confidence; 0 elsewhere."""
     return (-state.confidence).masked_fill(~state.written, -torch.inf).softmax(dim=1).nan_to_num()
 
 

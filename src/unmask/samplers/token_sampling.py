@@ -17,14 +17,14 @@ from unmask.registry import Component
 ENTRIES_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Logits to draw from at a time: enough to fill a GPU, few enough for the cache of a CPU."""
 LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 24}
-"""Logits that the head computes at a time: many rows share one read of its matrix, and memory stays bounded."""
+"""Logits that the head computes at a time: many, so that they share one read of its matrix, within bounded memory."""
 
 
 class TokenSampler(Component):
     """The distribution a token is drawn from: temperature, then top-k, top-p and min-p, in this order.
 
-    `temperature=0` takes the most likely token. So do the last `greedy_tail` of the calls of a sequence, and positions
-    where the most likely token has a probability above `greedy_above`.
+    With `temperature=0` the most likely token is taken. The last calls of a sequence, a share of `greedy_tail`, take it
+    too, and so do positions where its probability is above `greedy_above`.
     """
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -93,9 +93,9 @@ class TokenSampler(Component):
         return calls - (self.greedy_tail * calls.double() + 1e-9).floor().long()  # 0.29 * 100 is below 29
 
     def truncate(self, log_p: Tensor, greedy: Tensor | None = None) -> Tensor:
-        """Log-weights [N, V] after temperature and truncation, -inf for tokens cut off.
+        """Log-weights [N, V] after temperature and truncation, -inf for tokens that are cut off.
 
-        Only the most likely token is left in `greedy` [N] rows and where it is above `greedy_above`.
+        Only the most likely token is left in rows that are `greedy` [N] or in which it is above `greedy_above`.
         """
         log_w = log_p if self.temperature == 1.0 else log_p / self.temperature
         if self.top_k is not None and self.top_k < log_w.shape[-1]:
@@ -140,7 +140,7 @@ def sample_tokens(log_w_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positio
 
 
 def _sample_fused(logits_NV: Tensor, seeds_N: Tensor, step: int | Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-    """`TokenSampler().sample` in compiled kernels, one set for any number of rows and any step."""
+    """`TokenSampler().sample` by compiled kernels, which serve any number of rows and any step."""
     step = torch.as_tensor(step).to(logits_NV.device, non_blocking=True)
     for tensor in (logits_NV, seeds_N, positions_N, *([step] if step.ndim else [])):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)

@@ -1,4 +1,4 @@
-"""Canvases longer than the network: one window after the other, each continuing the tail of the window before."""
+"""Canvases longer than the network's rows, sampled window by window; each continues the end of the one before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unmask.samplers.base import Canvas, Sampler, State
 class Windows:
     """Windows of `size` tokens, each starting `stride` tokens after the one before; the last ends with the canvas.
 
-    A sequence is finished with the first window that contains the token `end`, if there is one.
+    A sequence ends with the first window that contains the token `end`, if one is given.
     """
 
     size: int
@@ -34,7 +34,7 @@ def run_windows(
 ) -> Iterator[State]:
     """Yield every state of the whole canvas; `run` runs the sampler on the canvas of one window.
 
-    The calls of a sequence are those of all its windows; once it has ended, those that were made.
+    The calls of a sequence are those of all its windows, or once it has ended those that were made.
     """
     starts = windows.starts(canvas.ids.shape[1])
     calls = _planned_calls(sampler, canvas, windows, starts)
@@ -69,7 +69,7 @@ def _total(calls: Tensor) -> int:
 
 
 def _window(state: State, active: Tensor, columns: slice, number: int) -> Canvas:
-    """The canvas of a window. The first keeps the seeds of the sequences; later windows have new ones."""
+    """The canvas of a window. The first window has the seeds of the sequences, later ones have new seeds."""
     window = replace(state.canvas, ids=state.ids, has_pads=False).select(active, columns)
     return window if number == 0 else replace(window, seeds=bits(window.seeds, Purpose.WINDOW, step=number))
 
@@ -93,7 +93,7 @@ def _embed(base: State, inner: State, active: Tensor, columns: slice, calls_befo
 def _finish_window(
     state: State, active: Tensor, calls: Tensor, number: int, stop: int, end: int | None
 ) -> tuple[Tensor, Tensor, State]:
-    """The sequences that continue, the calls [W, B], and the state with padding after finished texts."""
+    """The sequences that continue, the calls [W, B] and the state, with padding after texts that have ended."""
     ended = (state.ids[active, :stop] == end).any(dim=1) if end is not None else torch.zeros_like(active).bool()
     finished, calls, attention = active[ended], calls.clone(), state.canvas.attention_mask.clone()
     calls[number + 1 :, finished] = 0
