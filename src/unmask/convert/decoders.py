@@ -33,7 +33,7 @@ KINDS = ("llada", "Dream")
 DREAM_LENGTH = 2048
 """The context that Dream was trained on; its config.json has the positions of Qwen2."""
 SHARD_SIZE = "1GB"
-"""Sizes of the written files. A file is in memory while it is written."""
+"""Size of the largest weight file, which is in memory while it is written."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llada": {"temperature": 0.0, "sampler": {"name": "block", "size": 32}},
     "Dream": {"temperature": 0.2, "top_p": 0.95, "order": "entropy"},
@@ -85,14 +85,14 @@ def kind_of(folder: Path) -> str | None:
 
 
 def convert_decoder(
-    folder: Path, target: Path, tokenizer: Any = None, length: int | None = None, policy: Component | None = None
+    kind: str, folder: Path, target: Path, tokenizer: Any, length: int | None, policy: Component | None
 ) -> tuple[Decoder, CheckpointConfig]:
     """Write LLaDA or Dream as a checkpoint folder; returns the network, whose weights are those of the source.
 
     `tokenizer` is a folder with tokenizer files; None takes those in the source. The default `policy` is `padded` with
     a chat template, since answers end with EOS, else `packed`.
     """
-    kind, fields = str(kind_of(folder)), read_json(folder / "config.json")
+    fields = read_json(folder / "config.json")
     with reading(f"'{folder / 'config.json'}' cannot be used", "restore it"):
         config = read_config(kind, fields)
     weights = read_weights(folder, config)

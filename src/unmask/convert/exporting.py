@@ -17,7 +17,7 @@ from unmask.io import atomic_file, atomic_folder, check_new_folder
 from unmask.models.causal import CausalLM
 from unmask.models.dit import DiT
 
-OURS = {
+UNPUBLISHED = {
     "qk_norm": "normalises queries and keys",
     "absolute_positions": "has absolute positions",
     "learned_positions": "has learned positions",
@@ -86,7 +86,7 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
     config = model.config
     if config.rope_base != ROTARY_BASE:
         raise UnmaskError(f"{where} has the rotary base {config.rope_base:g}; the published code has {ROTARY_BASE:g}.")
-    for option, words in OURS.items():
+    for option, words in UNPUBLISHED.items():
         if getattr(config, option, False):
             raise UnmaskError(f"{where} {words}, which the published code does not.")
     # the published code has no planner head

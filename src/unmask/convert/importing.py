@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -37,14 +36,14 @@ from unmask.convert.torch_file import StoredTensor, TorchFile
 from unmask.data.encoding import vocabulary_size
 from unmask.data.tokenizers import MASK, HuggingFaceTokenizer, TokenizerComponent
 from unmask.errors import UnmaskError, did_you_mean
-from unmask.io import check_new_folder, read_json
+from unmask.io import check_new_folder, read_json, reading
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.decoder import Decoder
 from unmask.models.dit import DiT
 from unmask.registry import build
 
-Which = Literal["ema", "raw"]
+WeightSet = Literal["ema", "raw"]
 Objective = Literal["subs", "sedd"]
 
 PUBLISHED_LENGTH = 1024
@@ -119,7 +118,7 @@ def convert(
     dst: str | Path,
     *,
     tokenizer: Any = None,
-    weights: Which = "ema",
+    weights: WeightSet = "ema",
     time_conditioning: bool = False,
     length: int | None = None,
     heads: int | None = None,
@@ -146,22 +145,21 @@ def convert(
         policy: The length policy, a name or a mapping with its options; the default is `packed`, and `padded` for a
             model with a chat template, whose answers end with EOS.
     """
-    for name, value, choices in (("weights", weights, get_args(Which)), ("objective", objective, get_args(Objective))):
-        if value not in choices:
-            raise UnmaskError(f"{name} cannot be '{value}'.{did_you_mean(str(value), choices)}")
+    for name, value, known in (("weights", weights, WeightSet), ("objective", objective, Objective)):
+        if value not in get_args(known):
+            raise UnmaskError(f"{name} cannot be '{value}'.{did_you_mean(str(value), get_args(known))}")
     if length is not None and length < 1:
         raise UnmaskError(f"length must be 1 or more, got {length}.")
     length_policy = build("policy", policy or "packed")
     check_new_folder(Path(dst), "name a new folder")
-    if Path(src).is_dir() and (kind := kind_of(Path(src))) is not None:
+    if (kind := kind_of(Path(src))) is not None:
         if heads is not None or time_conditioning or objective != "subs" or weights != "ema":
             raise UnmaskError(
                 f"'{src}' is a {kind} network, for which --heads, --weights, --objective and --time-conditioning have "
                 "no meaning; leave them out."
             )
-        decoder, config = convert_decoder(
-            Path(src), Path(dst), tokenizer, length, None if policy is None else length_policy
-        )
+        given_policy = None if policy is None else length_policy
+        decoder, config = convert_decoder(kind, Path(src), Path(dst), tokenizer, length, given_policy)
         return _report(src, dst, decoder, config, heads=decoder.config.decoder["num_attention_heads"])
     published = read_published(Path(src), weights, heads)
     causal = "cond_dim" not in published.fields
@@ -238,16 +236,14 @@ def _build_network(weights: dict[str, Tensor], fields: dict[str, Any], condition
 # ---- reading published weights ---------------------------------------------------------------------------------------
 
 
-def read_published(path: Path, which: Which, heads: int | None = None) -> Published:
-    """Read a published network and check every key. `which` applies to Lightning checkpoints, which have both."""
+def read_published(path: Path, weights: WeightSet, heads: int | None) -> Published:
+    """Read a published network and check every key. `weights` applies to Lightning checkpoints, which have both."""
     if not path.is_file() and not path.is_dir():
         raise UnmaskError(f"There is no file or folder '{path}'; check the path.")
     file, config = (_weight_file(path), _read_config(path)) if path.is_dir() else (path, PublishedConfig())
     if file.suffix == ".safetensors":
-        try:
+        with reading(f"'{file}' is damaged or not safetensors", "fetch it again"):
             state = load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise UnmaskError(f"'{file}' is damaged or not safetensors ({error}); fetch it again.") from error
         return _read(path, config, state, lambda tensor: tensor, "as stored", None, heads)
     with TorchFile(file) as opened:
         tree = opened.tree
@@ -258,7 +254,7 @@ def read_published(path: Path, which: Which, heads: int | None = None) -> Publis
         state = {k: value for k, value in tree["state_dict"].items() if not str(k).startswith(TRAINER_KEYS)}
         ema = tree.get("ema")
         shadow = ema.get("shadow_params") if isinstance(ema, Mapping) else None
-        return _read(path, config, state, opened.tensor, which, shadow, heads)
+        return _read(path, config, state, opened.tensor, weights, shadow, heads)
 
 
 def _read(
@@ -275,10 +271,6 @@ def _read(
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, (Tensor, StoredTensor)):
             raise UnmaskError(f"{where} has {str(name)[:80]!r}, which is not a tensor; give a state dict.")
-    prefixed = [name for name in state if name.startswith(PREFIX)]
-    if prefixed and len(prefixed) < len(state):
-        other = next(name for name in state if name not in prefixed)
-        raise UnmaskError(f"{where} has the key {other} without the prefix '{PREFIX}'; give the original file.")
     tensors = {name.removeprefix(PREFIX): value for name, value in state.items()}
     rotary = tensors.pop(ROTARY, None)
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
@@ -331,12 +323,8 @@ def _read_config(folder: Path) -> PublishedConfig:
     file = folder / "config.json"
     if not file.is_file():
         return PublishedConfig()
-    try:
+    with reading(f"'{file}' cannot be used", "correct it"):
         return PublishedConfig.model_validate(read_json(file))
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = ".".join(str(part) for part in first["loc"]) or "content"
-        raise UnmaskError(f"The {what} in '{file}' is invalid: {first['msg']}; correct it.") from error
 
 
 # ---- tokenizers ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 With sigma = 0 the conditioning vector c is the same for every input, and so are shift, scale and gate of each branch:
 norm(x) w (1 + scale) + shift is a LayerNorm with weight w (1 + scale) and bias shift, and gate (W y + b) is a linear
-map with weight gate W and bias gate b. `fold` computes these weights; `unfold` is the way back.
+map with weight gate W and bias gate b. `fold` computes these weights. `unfold` makes a published network of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unmask.models import attention
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
+from unmask.models.layers import TIME_FEATURES
 
 PREFIX = "backbone."
 ROTARY = "rotary_emb.inv_freq"
 ROTARY_BASE = 10_000.0
-TIME_FEATURES = 256
 HEAD_DIM = 64
 """Width of a published attention head."""
 
@@ -89,7 +89,7 @@ def rotary_frequencies(head_dim: int) -> Tensor:
 
 
 def published_shapes(config: DiTConfig | CausalConfig) -> dict[str, Shape]:
-    """Return name and shape of each published parameter, in the published order, which the EMA list shares.
+    """Return name and shape of each published parameter, in the published order, which is that of the EMA list.
 
     These are the parameters of our conditioned DiT, and of our causal network without the biases of its norms.
     """

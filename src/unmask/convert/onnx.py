@@ -55,8 +55,9 @@ class Logits(nn.Module):
     def __init__(self, network: Any, causal: bool) -> None:
         super().__init__()
         self.network, self.causal = network, causal
-        self.conditioned = bool(getattr(network.config, "conditioned", False))
-        self.inputs = ["input_ids", "attention_mask", *(["alpha"] if self.conditioned else [])]
+        self.inputs = ["input_ids", "attention_mask"]
+        if getattr(network.config, "conditioned", False):
+            self.inputs.append("alpha")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, alpha: Tensor | None = None) -> Tensor:
         if self.causal:
@@ -82,10 +83,7 @@ def export_onnx(src: str | Path | None, dst: str | Path, dtype: Precision = "flo
         dtype: How weights are stored.
     """
     path = Path(dst)
-    check_new_folder(path, "name a new folder")
-    if dtype not in get_args(Precision):
-        raise UnmaskError(f"dtype must be one of {', '.join(get_args(Precision))}, got {dtype!r}.")
-    check_packages()
+    check_export(path, dtype)
     checkpoint = load_checkpoint(src)
     with atomic_folder(path) as folder:
         report = write_onnx(checkpoint, folder, dtype, str(path))
@@ -99,7 +97,7 @@ def export_onnx(src: str | Path | None, dst: str | Path, dtype: Precision = "flo
 
 
 def write_onnx(checkpoint: Checkpoint, folder: Path, dtype: Precision, shown: str) -> OnnxReport:
-    """Write and check model.onnx in an existing folder; messages name the folder `shown`."""
+    """Write and check model.onnx in an existing folder; report and errors call it `shown`."""
     import onnx
 
     module = Logits(checkpoint.model, checkpoint.config.objective.causal).eval()
@@ -129,8 +127,11 @@ def write_onnx(checkpoint: Checkpoint, folder: Path, dtype: Precision, shown: st
     )
 
 
-def check_packages() -> None:
-    """Raise `UnmaskError` unless the packages of the extra `export` are installed."""
+def check_export(folder: Path, dtype: str) -> None:
+    """Raise `UnmaskError` unless the folder is new, the dtype is known and the extra `export` is installed."""
+    check_new_folder(folder, "name a new folder")
+    if dtype not in get_args(Precision):
+        raise UnmaskError(f"dtype must be one of {', '.join(get_args(Precision))}, got {dtype!r}.")
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -180,18 +181,17 @@ def canvas(module: Logits, batch: int, length: int, seed: int = 0) -> dict[str, 
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, config.vocab_size, (batch, length), generator=generator)
     masked = torch.rand(batch, length, generator=generator) < 0.5
-    mask = getattr(config, "mask_token_id", None)
     attention_mask = torch.ones(batch, length, dtype=torch.int64)
     attention_mask[1:, length - length // 4 :] = 0
-    inputs = [ids if mask is None else ids.masked_fill(masked, mask), attention_mask]
-    return dict(zip(module.inputs, [*inputs, torch.linspace(0.2, 0.8, batch)], strict=False))
+    inputs = [ids.masked_fill(masked, config.mask_token_id), attention_mask, torch.linspace(0.2, 0.8, batch)]
+    return dict(zip(module.inputs, inputs, strict=False))  # a network without conditioning takes no alpha
 
 
 def shrink_weights(proto: Any, dtype: Precision) -> None:
     """Store the weight matrices of a graph as float16, or as int8 with scales, and convert them on use.
 
-    Each row or each column of an int8 matrix has a scale, whichever gives the smaller error.
-    ONNX Runtime converts them once, when it loads the file.
+    An int8 matrix has a scale per row or per column, whichever gives the smaller error. ONNX Runtime converts the
+    weights once, when it loads the file.
     """
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
@@ -202,7 +202,6 @@ def shrink_weights(proto: Any, dtype: Precision) -> None:
             continue
         weight, name = numpy_helper.to_array(stored), stored.name
         small = f"{name}.{dtype}"
-        cast = f"{small}.cast"
         if dtype == "float16":
             values = [numpy_helper.from_array(weight.astype(np.float16), small)]
             nodes.append(helper.make_node("Cast", [small], [name], to=TensorProto.FLOAT))
@@ -211,8 +210,8 @@ def shrink_weights(proto: Any, dtype: Precision) -> None:
             scale = min(scales, key=lambda one: np.square(weight - np.rint(weight / one) * one).sum())
             levels = np.rint(weight / scale).astype(np.int8)
             values = [numpy_helper.from_array(levels, small), numpy_helper.from_array(scale, f"{small}.scale")]
-            nodes.append(helper.make_node("Cast", [small], [cast], to=TensorProto.FLOAT))
-            nodes.append(helper.make_node("Mul", [cast, f"{small}.scale"], [name]))
+            nodes.append(helper.make_node("Cast", [small], [f"{small}.cast"], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Mul", [f"{small}.cast", f"{small}.scale"], [name]))
         proto.graph.initializer.remove(stored)
         proto.graph.initializer.extend(values)
     for node in reversed(nodes):

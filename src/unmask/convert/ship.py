@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unmask.checkpoint import Checkpoint, is_checkpoint, load_checkpoint, write_checkpoint
 from unmask.config import Recipe, read_recipe
@@ -28,7 +28,7 @@ UNITS = {"bits_per_char": "bits/char", "bits_per_token": "bits/token", "perplexi
 METRICS = ("perplexity", "entropy", "repetition", "distinct_1", "characters", "calls")
 """Columns of the table of generated texts."""
 
-T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class JudgedTexts(BaseModel):
 
 @dataclass(frozen=True)
 class Measurements:
-    """Measurements made after the run; `bounds` are named by their files, `about` describes the data in Markdown."""
+    """Measurements made after the run. `bounds` are named by their files; `about` describes the data in Markdown."""
 
     bounds: dict[str, Bound] = field(default_factory=dict)
     judged: JudgedTexts | None = None
@@ -184,9 +184,9 @@ def read_measurements(
     )
 
 
-def _read(path: str | Path, kind: type[T], content: str) -> T:
+def _read(path: str | Path, kind: type[Model], content: str) -> Model:
     try:
-        return TypeAdapter(kind).validate_json(_read_text(path))
+        return kind.model_validate_json(_read_text(path))
     except ValidationError as error:
         raise UnmaskError(f"'{path}' does not contain {content}.") from error
 
@@ -246,7 +246,7 @@ def model_card(name: str, run: RunRecord, measured: Measurements, weight_bytes: 
 
 
 def _training_rows(state: TrainerState) -> int:
-    return int(state.data.split(" ")[0])  # the fingerprint of the data begins with the number of rows
+    return int(state.data.split(" ")[0])  # the fingerprint begins with the number of rows
 
 
 def _data_table(recipe: Recipe, rows: int, vocab_size: int) -> str:

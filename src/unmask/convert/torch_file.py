@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 
 STORAGES: dict[str, torch.dtype] = {
     "DoubleStorage": torch.float64,
@@ -33,7 +33,7 @@ STORAGES: dict[str, torch.dtype] = {
 
 
 class _Absorbing(type):
-    """A class that returns itself when called and ignores items added to it, as pickles add them to containers."""
+    """A class that returns itself when called, and ignores the items that a pickle adds to it as to a container."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls
@@ -52,7 +52,7 @@ class _Absorbing(type):
 
 
 class Placeholder(metaclass=_Absorbing):
-    """Stands for every foreign class, function and object. It is a class because some opcodes require one."""
+    """Stands for every unknown class, function and object. It is a class because some opcodes require one."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls
@@ -185,8 +185,7 @@ class TorchFile:
         try:
             return GuardedUnpickler(BytesIO(data), encoding="utf-8").load()
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise self._damaged(f"the pickle cannot be read: {reason}") from error
+            raise self._damaged(f"the pickle cannot be read: {first_line(error)}") from error
 
     def _record(self, name: str) -> bytes:
         try:

@@ -9,14 +9,14 @@ import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from unmask.checkpoint import Checkpoint, load_checkpoint, read_generation_config
-from unmask.convert.onnx import MODEL_FILE, Precision, check_packages, write_onnx
+from unmask.convert.onnx import MODEL_FILE, Precision, check_export, write_onnx
 from unmask.errors import UnmaskError
-from unmask.io import atomic_folder, check_new_folder
+from unmask.io import atomic_folder
 from unmask.text_processor import TextProcessor
 
 ORT, TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
@@ -61,11 +61,8 @@ def export_web(
         runtime: The folder `node_modules` with the npm packages onnxruntime-web and @huggingface/tokenizers.
     """
     path = Path(dst)
-    check_new_folder(path, "name a new folder")
-    if dtype not in get_args(Precision):
-        raise UnmaskError(f"dtype must be one of {', '.join(get_args(Precision))}, got {dtype!r}.")
+    check_export(path, dtype)
     packages = check_runtime(runtime)
-    check_packages()
     checkpoint = load_checkpoint(src)
     config = page_config(checkpoint)
     with tempfile.TemporaryDirectory() as temporary:
@@ -85,8 +82,9 @@ def export_web(
     with atomic_folder(path) as folder:
         for source in page.rglob("*"):  # type: ignore[attr-defined]
             if source.is_file() and source.name not in ("http.js", "index.html", "worker.js"):
-                (folder / source.relative_to(page)).parent.mkdir(exist_ok=True)
-                (folder / source.relative_to(page)).write_bytes(source.read_bytes())
+                copy = folder / source.relative_to(page)
+                copy.parent.mkdir(exist_ok=True)
+                copy.write_bytes(source.read_bytes())
         for name, content in scripts.items():
             (folder / name).write_text(content, encoding="utf-8")
         with (folder / "vendor" / "LICENSES.txt").open("a", encoding="utf-8") as notes:
@@ -116,7 +114,7 @@ def page_config(checkpoint: Checkpoint) -> dict[str, Any]:
     config, network = checkpoint.config, checkpoint.model.config
     if config.objective.causal:
         raise UnmaskError(f"'{checkpoint.path}' is autoregressive; the page runs masked models, so export one of them.")
-    if getattr(network, "conditioned", False):
+    if network.conditioned:
         raise UnmaskError(f"'{checkpoint.path}' is conditioned on time, which the page does not compute; serve it.")
     processor = TextProcessor(checkpoint.tokenizer, network, config)
     defaults = read_generation_config(checkpoint.path)

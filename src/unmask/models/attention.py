@@ -27,7 +27,7 @@ class Rotary(NamedTuple):
 
 
 def rotary_frequencies(head_dim: int, base: float, device: torch.device) -> Tensor:
-    """[head_dim / 2] the angle by which each pair of channels turns from one position to the next."""
+    """[head_dim / 2] the angle by which each pair of channels turns per position."""
     return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
 
 
@@ -63,7 +63,10 @@ def _split_and_rotate(qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tens
 
 
 class AttentionMask(NamedTuple):
-    """`mask` [B or 1, 1, Q or 1, K] is True where a query sees a key; None is all keys, or earlier ones if causal."""
+    """`mask` [B or 1, 1, Q or 1, K] is True where a query sees a key.
+
+    Without a mask a query sees all keys or, if `is_causal`, those up to its own position.
+    """
 
     mask: Tensor | None
     is_causal: bool
@@ -72,7 +75,7 @@ class AttentionMask(NamedTuple):
 def bidirectional_mask(attention_mask: Tensor | None) -> AttentionMask:
     """Every query sees every key that is not padding; attention_mask is [B, L], or None without padding.
 
-    A row that consists of padding alone sees all of its keys, so its unused output stays finite.
+    In a row of padding alone queries see all keys, so that its unused output stays finite.
     """
     if attention_mask is None:
         return AttentionMask(None, is_causal=False)
@@ -109,7 +112,7 @@ class AttentionAnnealing:
         self._over = True
 
     def seek(self, step: int, seed: int, device: torch.device) -> None:
-        """Set the training step, before each one and outside of captured code."""
+        """Set the training step, before each step and outside of captured code."""
         if self._step is None:
             self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._step.fill_(step)
@@ -130,7 +133,7 @@ class AttentionAnnealing:
 # ---- static cache ---------------------------------------------------------------------------------------------------
 
 STRIDE = {"cpu": 16, "cuda": 256}
-"""`StaticCache` returns a multiple of this many keys: one shape, and on a GPU one CUDA graph, for each multiple."""
+"""`StaticCache` returns a multiple of this many keys. On a GPU each multiple has its own CUDA graph."""
 
 
 class StaticCache:
@@ -146,7 +149,7 @@ class StaticCache:
         self.stride = STRIDE.get(device.type, 256)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self.reach = 0
-        """The number of keys that queries attend to; later ones than the query are masked."""
+        """The number of keys that `update` returns; those after a query are masked."""
         self._positions = self.position
         self._keys: Tensor | None = None
         self._values: Tensor | None = None

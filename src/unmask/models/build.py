@@ -26,7 +26,7 @@ from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
 from unmask.models.config import CAUSAL_TYPES, AutoregressiveConfig, CausalConfig, DiTConfig, NetworkConfig
 from unmask.models.dit import DiT
-from unmask.models.encoder import Encoder, EncoderConfig, network_class, parse_config, read_special_tokens
+from unmask.models.encoder import Encoder, EncoderConfig, masked_lm_class, parse_config, read_special_tokens
 from unmask.models.layers import Dropout, PlannerHead
 from unmask.registry import Component
 
@@ -41,7 +41,7 @@ SIZES: dict[Size, dict[str, int]] = {
 
 
 class LoraConfig(BaseModel):
-    """W + (alpha / rank) B A with A of `rank` rows, and `dropout` before A."""
+    """A LoRA adapter: W becomes W + (alpha / rank) B A, where A has `rank` rows; `dropout` applies before A."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -130,7 +130,7 @@ class CausalSpec(TransformerSpec):
 
 
 class CheckpointSpec(Component):
-    """A trained network from its folder, of which all is trained further, or a LoRA adapter, or a planner head."""
+    """A trained network from its folder. Training continues with all of it, a LoRA adapter, or a planner head."""
 
     name: Literal["checkpoint"] = "checkpoint"
     path: str
@@ -146,27 +146,26 @@ class CheckpointSpec(Component):
         """Whether the network is autoregressive."""
         return isinstance(read_config(Path(self.path)), AutoregressiveConfig)
 
-    def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
+    def build(self, vocab_size: int, mask_token_id: int, length: int, mask_logit: bool = False) -> Any:
         """The network in float32. The vocabulary must be that of the checkpoint; `length` may be longer."""
         config = read_config(Path(self.path))
-        encoder = isinstance(config, EncoderConfig)
+        encoder, causal = isinstance(config, EncoderConfig), isinstance(config, AutoregressiveConfig)
         exactly = isinstance(config, NetworkConfig)  # networks of transformers often have more embeddings than tokens
         fits = vocab_size == config.vocab_size if exactly else vocab_size <= config.vocab_size
         if not fits or mask_token_id != config.mask_token_id:
             raise wrong_tokenizer_error(vocab_size, mask_token_id, self.path, config)
-        causal = isinstance(config, AutoregressiveConfig)
         if (encoder or getattr(config, "learned_positions", False)) and length > config.max_length:
             raise UnmaskError(
                 f"data.length must be at most {config.max_length}, the positions that the network in '{self.path}' has "
                 f"learned, got {length}."
             )
         if encoder:
-            return self._build_encoder(config, **options)
+            return self._build_encoder(config, mask_logit)
         config.max_length = max(config.max_length, length)
         if self.dropout is not None:
             config.dropout = self.dropout
         if not causal:
-            config.mask_logit = options.get("mask_logit", False)
+            config.mask_logit = mask_logit
             config.planner_width = None
         network = load_network(Path(self.path), causal, config)
         if self.absolute_positions and not causal:
@@ -180,10 +179,12 @@ class CheckpointSpec(Component):
             return attach_planner(network, self.planner)
         return network if self.lora is None else add_lora(network, self.lora)
 
-    def _build_encoder(self, config: EncoderConfig, mask_logit: bool = False) -> Any:
+    def _build_encoder(self, config: EncoderConfig, mask_logit: bool) -> Any:
         for name in ("planner", "absolute_positions"):
             if getattr(self, name):
-                raise UnmaskError(f"model.{name} needs a network of unmask, and '{self.path}' is an encoder.")
+                raise UnmaskError(
+                    f"model.{name} needs a network of unmask, but '{self.path}' is an encoder; leave it out."
+                )
         config.mask_logit = mask_logit
         if self.dropout is not None:
             config.set_dropout(self.dropout)
@@ -224,7 +225,7 @@ def add_lora(network: nn.Module, lora: LoraConfig) -> nn.Module:
     except ImportError as error:
         raise UnmaskError("model.lora needs the package peft; install it with pip install 'unmask[lora]'.") from error
 
-    # full name of every linear layer in a block, and its name within the block
+    # the full name of every linear layer in a block, to its name within the block
     layers = {
         name: match[1]
         for name, module in network.named_modules()
@@ -232,8 +233,9 @@ def add_lora(network: nn.Module, lora: LoraConfig) -> nn.Module:
     }
     known = set(layers.values())
     targets = {name for name in known if "adaLN_modulation" not in name} if lora.targets is None else set(lora.targets)
-    for target in sorted(targets - known):
-        raise UnmaskError(f"The network has no matrix '{target}' for model.lora.targets.{did_you_mean(target, known)}")
+    if unknown := sorted(targets - known):
+        hint = did_you_mean(unknown[0], known)
+        raise UnmaskError(f"The network has no matrix '{unknown[0]}' for model.lora.targets.{hint}")
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -265,9 +267,9 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 MAX_LENGTH = 1 << 24
 """Tokens of the longest sequence that a config.json may ask for."""
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Eight-bit numbers need scales, which a network has no place for."""
+"""Numbers of eight bits need scales, for which a network has no place."""
 VALUES_AT_ONCE = 1 << 24
-"""Weights that are checked for finite values at a time."""
+"""Weights that are checked at a time for values that are not finite."""
 
 
 def read_config(path: Path) -> Any:
@@ -287,9 +289,9 @@ def read_config(path: Path) -> Any:
         config_class: Any = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING.keys() else None  # noqa: SIM118
         if config_class is None and "auto_map" in fields:
             raise ValueError(f"the type {kind!r} needs code from the folder, and unmask does not run it")
-        if config_class is not None and _network_class(config_class) is None and network_class(config_class):
-            return _read_encoder_config(path, config_class, fields)
-        if config_class is None or _network_class(config_class) is None:
+        if config_class is None or _denoiser_class(config_class) is None:
+            if config_class is not None and masked_lm_class(config_class):
+                return _read_encoder_config(path, config_class, fields)
             raise UnmaskError(
                 f"unmask has no network of the type {kind!r} ('{path}'); give one of its own, a masked language model "
                 f"of transformers, or make one from a causal one ({', '.join(CAUSAL_TYPES)}) with "
@@ -313,7 +315,7 @@ def read_config(path: Path) -> Any:
 
 
 def _read_encoder_config(path: Path, config_class: Any, fields: dict[str, Any]) -> EncoderConfig:
-    """The configuration of a masked language model of transformers, whose tokenizer names its special tokens."""
+    """The configuration of a masked language model of transformers; its tokenizer tells the special tokens."""
     config: Any = parse_config(config_class, fields)
     known = has_tokenizer(path)
     tokenizer = load_published(str(path)) if known and not hasattr(config, "mask_token_id") else None
@@ -327,17 +329,17 @@ def _read_encoder_config(path: Path, config_class: Any, fields: dict[str, Any]) 
         raise ValueError(f"the mask token has the id {mask} and the network {config.vocab_size} tokens")
     layers, config.num_hidden_layers = config.num_hidden_layers, 1
     with torch.device("meta"):
-        found = EncoderConfig.of(network_class(config_class)(config), mask, frame)
+        found = EncoderConfig.of(masked_lm_class(config_class)(config), mask, frame)
     config.num_hidden_layers = layers
     if found.positions > MAX_LENGTH:
         raise ValueError(f"max_position_embeddings must be at most {MAX_LENGTH}, got {found.positions}")
     return found
 
 
-def _network_class(config_class: type, causal: bool | None = None) -> Any:
-    """The denoiser that is registered with the Auto classes for a configuration, or None; `causal`: only of this kind.
+def _denoiser_class(config_class: type, causal: bool | None = None) -> Any:
+    """The network that the Auto classes have for a configuration, or None; with `causal`, only one of this kind.
 
-    A network of transformers itself, which has no `hidden` and `head`, is not one.
+    Networks of transformers, which have no `hidden` and `head`, do not count.
     """
     mappings = {False: AutoModelForMaskedLM._model_mapping, True: AutoModelForCausalLM._model_mapping}
     for mapping in mappings.values() if causal is None else [mappings[causal]]:
@@ -348,15 +350,15 @@ def _network_class(config_class: type, causal: bool | None = None) -> Any:
 
 
 def load_network(path: Path, causal: bool, config: Any = None, as_stored: bool = False) -> Any:
-    """The network in a folder, in float32. Its weights must be intact and finite and fit `config`, or config.json.
+    """The network in a folder, in float32. Its weights must be intact and finite, and fit `config` or config.json.
 
-    Names and shapes are compared before anything is allocated. With `as_stored` a network that `keeps_dtype` has the
-    dtype of its files, and its weights are the memory-mapped files.
+    Names and shapes are compared before anything is allocated. With `as_stored` a network that `keeps_dtype` keeps the
+    dtype of its files, which are memory-mapped.
     """
     config = read_config(path) if config is None else config
     encoder = isinstance(config, EncoderConfig)
     plain = config.network if encoder else config
-    network = network_class(type(plain)) if encoder and not causal else _network_class(type(plain), causal)
+    network = masked_lm_class(type(plain)) if encoder and not causal else _denoiser_class(type(plain), causal)
     if network is None:
         kind = "masked" if causal else "autoregressive"
         raise UnmaskError(f"The network in '{path}' is {kind}, which does not fit the objective in its unmask.json.")
@@ -372,20 +374,19 @@ def load_network(path: Path, causal: bool, config: Any = None, as_stored: bool =
         for name in wanted:
             if shapes.get(name, wanted[name]) != wanted[name]:
                 raise ValueError(f"{name} has the shape {shapes[name]}, not {wanted[name]}")
-        stored, needed = (
-            sum(map(math.prod, some)) for some in (shapes.values(), (p.shape for p in built.parameters()))
-        )
-        if needed > 2 * stored:  # names of older versions of transformers are not compared above
+        stored = sum(map(math.prod, shapes.values()))
+        needed = sum(parameter.numel() for parameter in built.parameters())
+        if needed > 2 * stored:  # shapes under names of older versions of transformers are not compared above
             raise ValueError(f"{needed} numbers in the network and {stored} in the file")
     weights: dict[str, Tensor] = {}
     dtype = None if as_stored and getattr(network, "keeps_dtype", False) else torch.float32
     for file in files:
-        weights |= _read_weights(file, dtype, skip=encoder)
+        weights |= _read_weights(file, dtype, skip_integers=encoder)
     with silence_transformers(), reading(f"The weights in '{path}' cannot be used", "restore them or train again"):
         model, report = network.from_pretrained(
             None, config=plain, state_dict=weights, dtype=dtype or _common_dtype(weights), output_loading_info=True
         )
-    unexpected = () if encoder else report["unexpected_keys"]  # of pre-training heads such as that for next sentences
+    unexpected = () if encoder else report["unexpected_keys"]  # those of an encoder belong to other pre-training heads
     missing = report["missing_keys"]
     if encoder and missing:
         raise UnmaskError(
@@ -449,10 +450,10 @@ def _common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def _read_weights(file: Path, dtype: torch.dtype | None, skip: bool = False) -> dict[str, Tensor]:
+def _read_weights(file: Path, dtype: torch.dtype | None, skip_integers: bool) -> dict[str, Tensor]:
     """The weights in a file, memory-mapped if `dtype` is None or theirs.
 
-    `skip` leaves out integers, such as the positions that older files hold.
+    With `skip_integers`, buffers such as the positions in older files are left out.
     """
     if not is_intact(file):
         raise UnmaskError(
@@ -461,12 +462,13 @@ def _read_weights(file: Path, dtype: torch.dtype | None, skip: bool = False) -> 
         )
     with reading(f"The weights are damaged: '{file}' cannot be read", RESTORE):
         weights = load_file(file)
-    if skip:
+    if skip_integers:
         weights = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
     for name, weight in weights.items():
         if weight.dtype not in WEIGHT_DTYPES:
             raise UnmaskError(f"'{file}' has {name} as {weight.dtype}, not float32, float16 or bfloat16; restore it.")
-        weights[name] = weight = weight if dtype is None else weight.to(dtype)
+        if dtype is not None:
+            weights[name] = weight = weight.to(dtype)
         if not all(bool(part.isfinite().all()) for part in weight.flatten().split(VALUES_AT_ONCE)):
             raise UnmaskError(f"The weights are damaged: {name} in '{file}' has values that are not finite; {RESTORE}.")
     return weights

@@ -132,7 +132,7 @@ class Caduceus(BiMamba):
 
 
 def _join_strands(rows: Tensor, reverse: bool) -> Tensor:
-    """[2 B, L, D] to [B, L, 2 D]; `reverse`: the rows of the opposite strand are in its own order."""
+    """[2 B, L, D] to [B, L, 2 D]; `reverse` if the rows of the opposite strand are in its own order."""
     given, opposite = rows.chunk(2)
     return torch.cat([given, opposite.flip(1) if reverse else opposite], dim=-1)
 

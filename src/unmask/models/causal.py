@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from unmask.models.attention import StaticCache, causal_mask
 from unmask.models.config import AutoregressiveConfig, CausalConfig
 from unmask.models.dit import Network, Transformer
+from unmask.models.layers import check_input, check_length
 
 
 class AutoregressiveNetwork(Network, GenerationMixin):
@@ -69,10 +70,9 @@ class AutoregressiveNetwork(Network, GenerationMixin):
         """Logits [B, L, V], as in every Hugging Face causal LM; row i predicts token i + 1.
 
         ``labels`` [B, L] are the input ids, or -100 at tokens that are not counted; they are shifted here. The loss
-        is their mean cross-entropy, or its sum divided by ``num_items_in_batch``.
-        ``use_cache`` creates a cache if none is given (by default outside training). ``logits_to_keep`` keeps that many
-        last rows (0: all). Other arguments of ``generate``, such as position ids, are ignored: rotary positions are
-        relative.
+        is their mean cross-entropy, or their sum divided by ``num_items_in_batch``. ``use_cache`` creates a cache if
+        none is given (by default outside training). ``logits_to_keep`` returns only that many of the last rows (0:
+        all). Other arguments of ``generate``, such as position ids, are ignored: rotary positions are relative.
         """
         if past_key_values is None and (not self.training if use_cache is None else use_cache):
             past_key_values = self.new_cache()
@@ -106,7 +106,6 @@ class RecurrentCache:
         self.length = 0
 
     def get_seq_length(self) -> int:
-        """The number of tokens read so far."""
         return self.length
 
     def reorder_cache(self, rows: Tensor) -> None:
@@ -126,7 +125,7 @@ class RecurrentNetwork(AutoregressiveNetwork):
     ) -> Tensor:
         """See `AutoregressiveNetwork.hidden`."""
         past = 0 if past_key_values is None else past_key_values.length
-        self._check_input(input_ids, attention_mask, past)
+        check_input(input_ids, attention_mask, self.config.max_length, past)
         mask = None if attention_mask is None else attention_mask[:, past:].bool()
         rows = self._run(input_ids, mask, past_key_values=past_key_values, states=states)
         if past_key_values is not None:
@@ -134,8 +133,7 @@ class RecurrentNetwork(AutoregressiveNetwork):
         return rows
 
     def new_cache(self, capacity: int | None = None) -> RecurrentCache:
-        """An empty cache for `hidden`."""
-        self._check_length(capacity or 0)
+        check_length(capacity or 0, self.config.max_length)
         return RecurrentCache(self.config.num_hidden_layers)
 
     @classmethod
@@ -165,13 +163,12 @@ class CausalLM(AutoregressiveNetwork, Transformer):
             mask = past_key_values.begin_pass(input_ids.shape[1])
             return self._run(input_ids, mask, past=past_key_values.position, past_key_values=past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self._check_input(input_ids, attention_mask, past)
+        check_input(input_ids, attention_mask, self.config.max_length, past)
         mask = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
         return self._run(input_ids, mask, past=past, past_key_values=past_key_values, states=states)
 
     def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
-        """An empty cache for `hidden`: one that grows, or a static one for `capacity` tokens."""
         if capacity is None:
             return DynamicCache()
-        self._check_length(capacity)
+        check_length(capacity, self.config.max_length)
         return StaticCache(self.config.num_hidden_layers, capacity, self.vocab_embed.embedding.device)

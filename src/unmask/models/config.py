@@ -26,7 +26,7 @@ class DenoiserConfig(Protocol):
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """A network that predicts the clean tokens of a masked sequence, in two steps."""
+    """A network that predicts the clean tokens of a masked sequence, in two steps: hidden rows, then logits."""
 
     @property
     def config(self) -> DenoiserConfig:
@@ -40,7 +40,7 @@ class Denoiser(Protocol):
 
 
 class NetworkConfig(PretrainedConfig):
-    """The fields that all networks share. The defaults are the published small model on GPT-2 tokens.
+    """The fields that all networks share. The defaults are those of the published small model with GPT-2 tokens.
 
     Args:
         vocab_size: Tokens in the vocabulary, including the mask token.
@@ -127,7 +127,6 @@ class TransformerConfig(NetworkConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
 
@@ -205,7 +204,7 @@ class AutoregressiveConfig(NetworkConfig):
 
     Args:
         bos_token_id: The token that every sequence begins with. ``"mask"`` is the mask token, whose embedding the model
-            does not use otherwise; with None a sequence begins with the first token of the text, which is then not
+            does not need otherwise; with None a sequence begins with the first token of its text, which is then not
             predicted.
         kwargs: The fields of the other configurations.
     """

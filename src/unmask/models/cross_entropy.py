@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""Logits that `linear_cross_entropy` computes at a time: a number that suits a CPU's cache, or that fills a GPU."""
+"""Logits that `linear_cross_entropy` computes at a time: few enough for a CPU's cache, enough to fill a GPU."""
 LOGITS_PER_REDUCTION = 1 << 24
 """Logits that `reduce_rows` computes at a time."""
 VOCABULARY_ALIGNMENT = 64
@@ -188,7 +188,7 @@ def _reduce(logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor |
 def _reduce_fused(
     logits_NV: Tensor, bias_V: Tensor, targets_N: Tensor, up_N: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """`_reduce` in one compiled kernel for any number of rows, which only writes its results."""
+    """`_reduce` as one compiled kernel for any number of rows, which writes nothing but its results."""
     reduction, reduction_and_gradient = _compiled_kernels()
     for tensor in (logits_NV, targets_N) if up_N is None else (logits_NV, targets_N, up_N):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -220,6 +220,6 @@ def _reduction_and_gradient(
 
 
 def _log_norm_and_nll(shifted_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """[N], [N]: log sum_y e^logit, and that minus the logit of the target."""
+    """[N] log sum_y e^logit, and [N] that minus the logit of the target."""
     log_norm = shifted_NV.logsumexp(dim=-1)
     return log_norm, log_norm - shifted_NV.gather(1, targets_N[:, None])[:, 0]

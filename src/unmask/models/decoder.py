@@ -6,7 +6,6 @@ DiffuLLaMA (arXiv 2410.17891) and Dream. Its attention becomes bidirectional whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +32,7 @@ from unmask.models.build import (
 from unmask.models.config import CAUSAL_TYPES, AutoregressiveConfig, CausalConfig, DiTConfig
 from unmask.models.cross_entropy import Projection
 from unmask.models.dit import DiT
-from unmask.models.layers import continue_with_masks, exclude_token, product_dtype, rows_at, shifted_rows
+from unmask.models.layers import check_input, continue_with_masks, exclude_token, product_dtype, rows_at, shifted_rows
 from unmask.registry import Component
 
 UNUSED_FIELDS = ("architectures", "auto_map", "quantization_config", "_name_or_path", "transformers_version")
@@ -50,7 +49,7 @@ class DecoderConfig(PretrainedConfig):
         begin_token_id: The token before position 0 of a shifted network, which the network adds itself; with None
             position 0 is predicted from its own row.
         mask_logit: Whether ``forward`` returns an ordinary logit for the mask token instead of -inf.
-        row_length: See `DiTConfig`.
+        row_length: See `MaskedConfig`.
         kwargs: The fields of `PretrainedConfig`.
     """
 
@@ -77,8 +76,8 @@ class DecoderConfig(PretrainedConfig):
         self.hidden_size: int = inner.hidden_size
         self.num_hidden_layers: int = inner.num_hidden_layers
         self.mask_token_id = self.vocab_size - 1 if mask_token_id is None else mask_token_id
-        self.max_length = inner.max_position_embeddings - (begin_token_id is not None)
-        self.max_length = self.max_length if max_length is None else max_length
+        positions = inner.max_position_embeddings - (begin_token_id is not None)
+        self.max_length = positions if max_length is None else max_length
         self.shifted = shifted
         self.begin_token_id = begin_token_id
         self.mask_logit = mask_logit
@@ -89,15 +88,8 @@ class DecoderConfig(PretrainedConfig):
                 raise UnmaskError(f"{name} must be from 0 to {self.vocab_size - 1}, got {token}.")
 
     @property
-    def mlp_ratio(self) -> float:
-        """The weights of the MLP of a block divided by twice the square of its width."""
-        inner = self.decoder_config()
-        width = getattr(inner, "intermediate_size", None)
-        return 4.0 if width is None else 1.5 * width / self.hidden_size
-
-    @property
     def learned_positions(self) -> bool:
-        """Whether there is a learned vector per position, so that no sequence can be longer."""
+        """Whether each position has a learned vector, so that no sequence can be longer than these."""
         return self.decoder["model_type"] == "gpt2"
 
     def decoder_config(self) -> Any:
@@ -123,7 +115,7 @@ class Decoder(PreTrainedModel):
     supports_cuda_graphs: ClassVar[bool] = False
     """The network of transformers may read tensors on the host, which a graph cannot record."""
     keeps_dtype: ClassVar[bool] = True
-    """Whether `unmask.load` keeps the dtype of the files, since these networks are large."""
+    """`unmask.load` keeps the dtype of the files, since these networks are large."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -141,16 +133,13 @@ class Decoder(PreTrainedModel):
 
     @property
     def blocks(self) -> Any:
-        """The transformer blocks."""
         base = self.decoder.base_model
         return base.h if hasattr(base, "h") else base.layers
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embedding."""
         return self.decoder.get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module:
-        """The projection to the vocabulary."""
         return self.decoder.get_output_embeddings()
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
@@ -181,7 +170,7 @@ class Decoder(PreTrainedModel):
         return Projection(weight, bias, product_dtype(weight), self.fused)
 
     def cast_trunk(self, dtype: torch.dtype) -> None:
-        """Cast everything but the output layer, which is untied from the embedding if it shared weights."""
+        """Cast everything but the output layer, which is untied from the embedding if they shared weights."""
         layer: Any = self.decoder.get_output_embeddings()
         tied = layer.weight is self.get_input_embeddings().weight
         if tied and layer.weight.dtype != dtype:
@@ -209,11 +198,7 @@ class Decoder(PreTrainedModel):
 
     def _rows(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
-        if input_ids.shape[1] > self.config.max_length:
-            raise UnmaskError(
-                f"A sequence has {input_ids.shape[1]} tokens and this network takes at most {self.config.max_length}; "
-                "generate longer text in windows (semi-autoregressive sampling), or score it in blocks."
-            )
+        check_input(input_ids, attention_mask, self.config.max_length)
 
         def run(ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
             if self.annealing is not None and self.training:
@@ -239,24 +224,20 @@ class AdaptedSpec(Component):
     causal: ClassVar[bool] = False
     path: str
     annealing_steps: int = Field(default=100, ge=0)
-    """Training steps until all later tokens are visible: in step s a share of s / annealing_steps of them is."""
+    """Training steps until all later tokens are visible: in step s each is with probability s / annealing_steps."""
     dropout: float | None = Field(default=None, ge=0, le=1)
     """Replaces the dropout of a causal checkpoint."""
     lora: LoraConfig | None = None
 
-    def build(self, vocab_size: int, mask_token_id: int, length: int, **options: Any) -> Any:
+    def build(self, vocab_size: int, mask_token_id: int, length: int, mask_logit: bool = False) -> Any:
         """The network in float32 for the vocabulary of its tokenizer, to which a mask token may have been added."""
         path = Path(self.path)
-        if is_causal_lm(path):
-            network: Any = self._build_decoder(path, vocab_size, mask_token_id, length, options)
-        else:
-            network = self._build_dit(path, vocab_size, mask_token_id, length, options)
+        build = self._build_decoder if is_causal_lm(path) else self._build_dit
+        network: Any = build(path, vocab_size, mask_token_id, length, mask_logit)
         network.annealing = AttentionAnnealing(self.annealing_steps)
         return network if self.lora is None else add_lora(network, self.lora)
 
-    def _build_dit(
-        self, path: Path, vocab_size: int, mask_token_id: int, length: int, options: Mapping[str, Any]
-    ) -> DiT:
+    def _build_dit(self, path: Path, vocab_size: int, mask_token_id: int, length: int, mask_logit: bool) -> DiT:
         config = read_config(path)
         if not isinstance(config, CausalConfig):
             what = "has no attention" if isinstance(config, AutoregressiveConfig) else "is masked already"
@@ -273,44 +254,42 @@ class AdaptedSpec(Component):
                 dropout=config.dropout if self.dropout is None else self.dropout,
                 shifted=True,
                 begin_token_id=begin,
-                mask_logit=options.get("mask_logit", False),
+                mask_logit=mask_logit,
                 **{name: getattr(config, name) for name in shared},
             )
         )
         network.load_state_dict(load_network(path, causal=True, config=config).state_dict())
-        if begin == mask_token_id:  # a masked row looks the same at every position, also to the begin token
+        if begin == mask_token_id:  # a fully masked row would look the same at every position
             network.add_absolute_positions()
         return network
 
-    def _build_decoder(
-        self, path: Path, vocab_size: int, mask_token_id: int, length: int, options: Mapping[str, Any]
-    ) -> Decoder:
+    def _build_decoder(self, path: Path, vocab_size: int, mask_token_id: int, length: int, mask_logit: bool) -> Decoder:
         fields = read_json(path / "config.json")
         check_published_sizes(path)
         with silence_transformers(), reading(f"The network in '{path}' cannot be opened", "restore its files"):
-            theirs: Any = AutoModelForCausalLM.from_pretrained(
+            causal_lm: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
             )
-        known = theirs.config.vocab_size
+        known = causal_lm.config.vocab_size
         if vocab_size > known:  # the mask token, which starts as the mean of all tokens
-            theirs.resize_token_embeddings(vocab_size, mean_resizing=False)
-            for embedding in (theirs.get_input_embeddings(), theirs.get_output_embeddings()):
+            causal_lm.resize_token_embeddings(vocab_size, mean_resizing=False)
+            for embedding in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()):
                 embedding.weight.data[known:] = embedding.weight.data[:known].mean(dim=0)
-        begin = theirs.config.bos_token_id
-        begin = begin if isinstance(begin, int) and begin < theirs.config.vocab_size else None
+        begin = causal_lm.config.bos_token_id
+        begin = begin if isinstance(begin, int) and begin < causal_lm.config.vocab_size else None
         config = DecoderConfig(
-            decoder={**fields, "vocab_size": theirs.config.vocab_size},
+            decoder={**fields, "vocab_size": causal_lm.config.vocab_size},
             mask_token_id=mask_token_id,
             shifted=True,
             begin_token_id=begin,
-            mask_logit=options.get("mask_logit", False),
+            mask_logit=mask_logit,
         )
         if length > config.max_length:
             raise UnmaskError(
                 f"data.length must be at most {config.max_length}, the positions of '{path}', got {length}."
             )
         network = Decoder(config)
-        network.decoder.load_state_dict(theirs.state_dict())
+        network.decoder.load_state_dict(causal_lm.state_dict())
         return network
 
 

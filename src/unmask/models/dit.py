@@ -1,5 +1,4 @@
-"""Networks of blocks, the masked ones (a masked sequence in, logits of the clean tokens out), and the diffusion
-transformer."""
+"""The base classes of the networks, masked denoisers among them, and the diffusion transformer."""
 
 from __future__ import annotations
 
@@ -26,6 +25,7 @@ from unmask.models.layers import (
     PositionEmbedding,
     TimestepEmbedder,
     TokenEmbedding,
+    check_input,
     continue_with_masks,
     draw_dropout_seeds,
     exclude_token,
@@ -112,7 +112,7 @@ class Network(PreTrainedModel):
         positions: Tensor | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Ids [B, L], starting at position ``past``, through all blocks and the final norm to [B, L, D].
+        """Run all blocks and the final norm on ids [B, L], the first of which is at position ``past``, to [B, L, D].
 
         With positions [B, K] the last block computes only those rows, [B, K, D]. The inputs of the blocks and the
         result are appended to ``states``.
@@ -160,28 +160,10 @@ class Network(PreTrainedModel):
             return [None] * len(blocks)
         return draw_dropout_seeds(len(blocks), getattr(blocks[0], "branches", 2), device=device).unbind()
 
-    def _check_length(self, length: int) -> None:
-        if length > self.config.max_length:
-            raise UnmaskError(
-                f"A sequence has {length} tokens and this network takes at most {self.config.max_length}; generate "
-                "longer text in windows (semi-autoregressive sampling), score it in blocks, or train a network with a "
-                "larger max_length."
-            )
-
-    def _check_input(self, input_ids: Tensor, attention_mask: Tensor | None, past: int = 0) -> None:
-        batch, length = input_ids.shape[0], past + input_ids.shape[1]
-        self._check_length(length)
-        if attention_mask is not None and attention_mask.shape != (batch, length):
-            raise UnmaskError(
-                f"attention_mask must have the shape {(batch, length)}, one entry per token, "
-                f"got {tuple(attention_mask.shape)}."
-            )
-
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this only for weights that a checkpoint does not provide
-        reset: Any = getattr(module, "reset_parameters", None)
-        if reset is not None:
-            reset()
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()  # type: ignore[operator]
 
 
 class MaskedNetwork(Network):
@@ -206,7 +188,7 @@ class MaskedNetwork(Network):
                 unconditioned one, which ignores it.
             attention_mask: True (or 1) at tokens and False at padding, [B, L]; None without padding.
         """
-        self._check_input(input_ids, attention_mask)
+        check_input(input_ids, attention_mask, self.config.max_length)
         return self._rows(input_ids, alpha, attention_mask)
 
     def hidden_at(
@@ -217,7 +199,7 @@ class MaskedNetwork(Network):
         attention_mask: Tensor | None = None,
     ) -> Tensor:
         """`hidden` at positions [B, K] of each sequence only, [B, K, D], at lower cost."""
-        self._check_input(input_ids, attention_mask)
+        check_input(input_ids, attention_mask, self.config.max_length)
         return self._rows(input_ids, alpha, attention_mask, positions)
 
     @can_return_tuple
@@ -241,7 +223,7 @@ class MaskedNetwork(Network):
         ``row_length``, shorter rows are continued with masks, as they are in `unmask.MaskedDiffusionLM.fill`.
         ``token_type_ids``, which some tokenizers return, is ignored.
         """
-        self._check_input(input_ids, attention_mask)
+        check_input(input_ids, attention_mask, self.config.max_length)
         states = self._requested_states(output_hidden_states, output_attentions)
         ids, length, width = input_ids, self.config.row_length, input_ids.shape[1]
         if length is not None:
@@ -260,7 +242,7 @@ class MaskedNetwork(Network):
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=hidden_states)  # type: ignore[arg-type]
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
-        """[...] log-odds that the most likely tokens at hidden rows [..., D], of log-probability [...], are right."""
+        """The log-odds [...] that the most likely tokens are right, from hidden rows [..., D] and their log p [...]."""
         if self.planner is None:
             raise missing_planner_error()
         return self.planner(rows, log_top)

@@ -1,8 +1,8 @@
 """Hugging Face masked language models (BERT, RoBERTa, DistilBERT, ELECTRA, DeBERTa, ModernBERT, ...) as denoisers.
 
-The network is that of transformers; its weights and config.json stay what `AutoModelForMaskedLM` opens without unmask.
-Rows are text alone: the encoder puts the special tokens that it was pre-trained with, [CLS] and [SEP], around each row
-itself. So they are never masked, predicted or counted, and take two of its positions.
+The network is that of transformers, and what is saved opens as an `AutoModelForMaskedLM`, without unmask. Rows contain
+text alone: the encoder itself puts the special tokens of its pre-training, [CLS] and [SEP], around each row. So they
+are never masked, predicted or counted, and take two of its positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from unmask.errors import UnmaskError
 from unmask.models.cross_entropy import Projection
-from unmask.models.layers import exclude_token, product_dtype, rows_at
+from unmask.models.layers import check_input, exclude_token, product_dtype, rows_at
 from unmask.registry import Component
 
 Architecture = Literal["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"]
@@ -51,6 +51,7 @@ class EncoderConfig:
     """Width of the rows that `Encoder.head` reads."""
     mask_logit: bool = False
     conditioned: ClassVar[bool] = False
+    planner_width: ClassVar[None] = None
 
     @classmethod
     def of(cls, network: PreTrainedModel, mask_token_id: int, frame: tuple[int, int] | None = None) -> EncoderConfig:
@@ -67,7 +68,6 @@ class EncoderConfig:
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of blocks."""
         return self.network.num_hidden_layers  # type: ignore[attr-defined]
 
     @property
@@ -85,8 +85,8 @@ class EncoderConfig:
 class Encoder(nn.Module):
     """A masked language model of transformers as a denoiser; it does not see alpha.
 
-    `network` is the model itself, with an output layer that returns its input: `hidden` is what that layer would
-    project to the vocabulary, and `head` projects it. `network.base_model` is the encoder without its output layers.
+    The output layer of `network` returns its input: these are the rows of `hidden`, and `head` projects them to the
+    vocabulary.
     """
 
     config: EncoderConfig
@@ -100,12 +100,12 @@ class Encoder(nn.Module):
         self.fused = False
         """Whether losses use compiled kernels."""
         self._no_split_modules = network._no_split_modules
+        self._kept_projection: tuple[Tensor, Tensor | None] | None = None
         self._first_position = _first_position(network)
         _return_rows(network)
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.network.device
 
     @property
@@ -115,7 +115,7 @@ class Encoder(nn.Module):
 
     @property
     def input_names(self) -> list[str]:
-        """The outputs of a tokenizer that the network takes: segments only if it was trained with two."""
+        """The outputs of a tokenizer that the network takes; segments only if it was trained with two."""
         segments = getattr(self.config.network, "type_vocab_size", 0) > 1
         return ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
 
@@ -141,17 +141,7 @@ class Encoder(nn.Module):
                 padding.
             framed: False if `input_ids` has the special tokens already, as a tokenizer of transformers adds them.
         """
-        length, limit = input_ids.shape[1], self.config.max_length if framed else self.config.positions
-        if length > limit:
-            raise UnmaskError(
-                f"A sequence has {length} tokens and this encoder takes at most {limit}; generate longer text in "
-                "windows (semi-autoregressive sampling), or score it in blocks."
-            )
-        if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise UnmaskError(
-                f"attention_mask must have the shape {tuple(input_ids.shape)}, one entry per token, "
-                f"got {tuple(attention_mask.shape)}."
-            )
+        check_input(input_ids, attention_mask, self.config.max_length if framed else self.config.positions)
         ids, mask = input_ids, attention_mask
         if framed and self.config.frame is not None:
             ids, mask = add_frame(ids, mask, *self.config.frame)
@@ -162,7 +152,7 @@ class Encoder(nn.Module):
         rows = self.network(input_ids=ids, return_dict=True, **options).logits
         if rows.shape[-1] != self.config.hidden_size:  # MobileBERT uses the weights of the layer itself
             raise _no_output_layer(self.network)
-        return rows[:, 1:-1] if ids.shape[1] > length else rows
+        return rows if ids is input_ids else rows[:, 1:-1]
 
     def hidden_at(
         self,
@@ -209,21 +199,19 @@ class Encoder(nn.Module):
         self.network.save_pretrained(folder, state_dict=plain, **options)
 
     def gradient_checkpointing_enable(self, **options: Any) -> None:
-        """Recompute the blocks in the backward pass, to save memory."""
         self.network.gradient_checkpointing_enable(**options)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embedding."""
         return self.network.get_input_embeddings()
 
     def _weight_and_bias(self, mask_logit: bool) -> tuple[Tensor, Tensor]:
-        weight, bias = getattr(self, "_kept_projection", None) or _output_projection(self.network)
+        weight, bias = self._kept_projection or _output_projection(self.network)
         bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
         return weight, exclude_token(bias, None if mask_logit else self.config.mask_token_id)
 
 
 def add_frame(input_ids: Tensor, attention_mask: Tensor | None, first: int, last: int) -> tuple[Tensor, Tensor | None]:
-    """[B, L + 2] rows between two special tokens, the second right behind the text, and their attention mask."""
+    """[B, L + 2] rows between two special tokens, the second one directly after the text, and their attention mask."""
     framed = F.pad(input_ids, (1, 1), value=last)
     framed[:, 0] = first
     if attention_mask is None:
@@ -233,7 +221,7 @@ def add_frame(input_ids: Tensor, attention_mask: Tensor | None, first: int, last
     return framed, torch.arange(framed.shape[1], device=framed.device) <= size + 1
 
 
-# ---- what differs between the networks of transformers --------------------------------------------------------------
+# ---- differences between the networks of transformers ---------------------------------------------------------------
 
 
 def _output_projection(network: Any) -> tuple[Tensor, Tensor | None]:
@@ -244,7 +232,7 @@ def _output_projection(network: Any) -> tuple[Tensor, Tensor | None]:
     linear = isinstance(layer, nn.Linear) and layer.out_features == network.config.vocab_size
     around = [module for module in network.modules() if layer in module.children()]
     has_bias = any(isinstance(getattr(module, "bias", None), nn.Parameter) for module in around)
-    adds_bias = linear and layer.bias is None and has_bias  # as ESM does; BERT's is a second name of the layer's own
+    adds_bias = linear and layer.bias is None and has_bias  # as in ESM; that of BERT is the layer's own bias
     if not linear or adds_bias or network.config.is_encoder_decoder:
         raise _no_output_layer(network)
     return layer.weight, layer.bias
@@ -258,10 +246,10 @@ def _no_output_layer(network: nn.Module) -> UnmaskError:
 
 
 def _return_rows(network: Any) -> None:
-    """Let the output layer return its input, so that `network(...).logits` are the rows before the vocabulary."""
+    """Let the output layer return its input, so that `network(...).logits` are the rows that it would project."""
     if hasattr(network, "lm_predictions"):
         layer = network.lm_predictions.lm_head
-        layer.forward = MethodType(_transform, layer)  # a method, so that a copy of the network has its own
+        layer.forward = MethodType(_transform, layer)  # a bound method, so that a deep copy gets one of its own
     else:
         network.get_output_embeddings().forward = _same
 
@@ -294,8 +282,8 @@ def _count_positions(network: Any) -> int:
 # ---- configurations -------------------------------------------------------------------------------------------------
 
 
-def network_class(config_class: type) -> Any:
-    """The masked language model of transformers for a configuration, or None."""
+def masked_lm_class(config_class: type) -> Any:
+    """The masked language model that the Auto classes have for a configuration, or None."""
     return AutoModelForMaskedLM._model_mapping.get(config_class, None)
 
 
@@ -353,21 +341,24 @@ class EncoderSpec(Component):
             raise UnmaskError(
                 f"model.hidden_size must be a multiple of model.heads, {self.heads}, got {self.hidden_size}."
             )
-        roberta, distilbert = self.architecture == "roberta", self.architecture == "distilbert"
-        pad = 1 if roberta and pad_token_id is None else pad_token_id
-        positions = length + FRAME + (pad + 1 if roberta and pad is not None else 0)
+        positions = length + FRAME
+        if self.architecture == "roberta":  # see `_first_position`
+            pad_token_id = 1 if pad_token_id is None else pad_token_id
+            positions += pad_token_id + 1
         options: dict[str, Any] = {
             "vocab_size": vocab_size,
-            "dim" if distilbert else "hidden_size": self.hidden_size,
-            "n_layers" if distilbert else "num_hidden_layers": self.layers,
-            "n_heads" if distilbert else "num_attention_heads": self.heads,
-            "hidden_dim" if distilbert else "intermediate_size": 4 * self.hidden_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": 4 * self.hidden_size,
             "max_position_embeddings": positions,
-            "pad_token_id": pad,
+            "pad_token_id": pad_token_id,
             "bos_token_id": None,
             "eos_token_id": None,
         }
-        if self.architecture == "electra":
+        if self.architecture == "distilbert":
+            options["hidden_dim"] = options.pop("intermediate_size")
+        elif self.architecture == "electra":
             options["embedding_size"] = self.hidden_size
         elif self.architecture == "deberta-v2":
             options |= {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
@@ -375,11 +366,11 @@ class EncoderSpec(Component):
         elif self.architecture == "modernbert":
             options |= {"cls_token_id": None, "sep_token_id": None}
             options["intermediate_size"] = 3 * self.hidden_size // 2  # each of the two halves of a gated unit
-        network: Any = network_class(CONFIG_MAPPING[self.architecture])
-        hf_config = CONFIG_MAPPING[self.architecture](**options)
+        config_class = CONFIG_MAPPING[self.architecture]
+        hf_config = config_class(**options)
         for name in [name for name in vars(hf_config) if "dropout" in name]:
             setattr(hf_config, name, self.dropout)
-        built = network(hf_config)
-        config = EncoderConfig.of(built, mask_token_id, frame)
+        network = masked_lm_class(config_class)(hf_config)
+        config = EncoderConfig.of(network, mask_token_id, frame)
         config.mask_logit = mask_logit
-        return Encoder(built, config)
+        return Encoder(network, config)

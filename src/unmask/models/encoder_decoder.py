@@ -1,7 +1,7 @@
 """The encoder-decoder: an encoder reads the source of a row, a decoder writes the rest and attends to it.
 
-A row is a source, up to and with its first separator token, and a target, as the length policy `prompted` makes them.
-The frozen part of a row is all that the encoder sees, so that a sampler encodes it once. The decoder's queries see the
+A row is a source, up to and including its first separator token, and a target, as the length policy `prompted` makes
+them. The encoder sees the source alone, which is frozen, so a sampler encodes it once. The decoder's queries see the
 target, and the source through cross-attention.
 """
 
@@ -20,10 +20,19 @@ from unmask.models.attention import AttentionMask, Rotary, attend_at, bidirectio
 from unmask.models.build import TransformerSpec
 from unmask.models.config import MaskedConfig, TransformerConfig
 from unmask.models.dit import MaskedNetwork, Transformer
-from unmask.models.layers import Block, LayerNorm, PositionEmbedding, ZeroLinear, product_dtype, rms_norm, rows_at
+from unmask.models.layers import (
+    Block,
+    LayerNorm,
+    PositionEmbedding,
+    ZeroLinear,
+    check_input,
+    product_dtype,
+    rms_norm,
+    rows_at,
+)
 
 SOURCE_STRIDE = 16
-"""A sampler's encoded source has a multiple of this many positions, so that the network sees few shapes."""
+"""`encode_source` returns a multiple of this many positions, so that the network sees few shapes."""
 
 
 class EncoderDecoderConfig(MaskedConfig, TransformerConfig):
@@ -32,7 +41,7 @@ class EncoderDecoderConfig(MaskedConfig, TransformerConfig):
     Args:
         num_encoder_layers: Number of blocks of the encoder.
         separator_token_id: The last token of a source; a row without it is all target.
-        absolute_positions: Whether to add absolute position embeddings, from the beginning of source and target on.
+        absolute_positions: Whether to add absolute position embeddings, counted from the start of source and target.
         kwargs: The fields of `MaskedConfig` and `TransformerConfig`.
     """
 
@@ -54,8 +63,11 @@ class EncoderDecoderConfig(MaskedConfig, TransformerConfig):
 
 
 class CrossInputs(NamedTuple):
-    """What cross-attention reads besides the rows of the source: `mask` [B, 1, 1, S] of its keys, `positions` [B, L] of
-    the queries in the target, and `exists` [B, 1, 1], 0 for rows without a source."""
+    """What cross-attention reads besides the rows of the source.
+
+    `mask` [B, 1, 1, S] is that of the source, `positions` [B, L] are those of the queries in the target, and `exists`
+    [B, 1, 1] is False for rows without a source.
+    """
 
     mask: AttentionMask
     positions: Tensor
@@ -126,7 +138,6 @@ class EncoderDecoder(MaskedNetwork, Transformer):
 
     @property
     def all_blocks(self) -> list[nn.Module]:
-        """The blocks of encoder and decoder."""
         return [*self.encoder["blocks"], *self.blocks]  # type: ignore[misc]
 
     def hidden(
@@ -137,7 +148,7 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         source: Tensor | None = None,
     ) -> Tensor:
         """See `DiT.hidden`; ``source`` is the result of `encode_source` for these rows."""
-        self._check_input(input_ids, attention_mask)
+        check_input(input_ids, attention_mask, self.config.max_length)
         return self._rows(input_ids, alpha, attention_mask, source=source)
 
     def hidden_at(
@@ -149,14 +160,14 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         source: Tensor | None = None,
     ) -> Tensor:
         """`hidden` at positions [B, K] of each sequence only, [B, K, D], at lower cost."""
-        self._check_input(input_ids, attention_mask)
+        check_input(input_ids, attention_mask, self.config.max_length)
         return self._rows(input_ids, alpha, attention_mask, positions, source=source)
 
     @torch.no_grad()
     def encode_source(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor | None:
-        """[B, S, D] the output of the encoder for the sources of rows [B, L], which `hidden` takes.
+        """The output [B, S, D] of the encoder for the sources of rows [B, L], as `hidden` takes it.
 
-        None unless every row has a source and none has a mask in it: a sampler may then change the sources.
+        None if a row has no source, or a mask in its source, which a sampler may then change.
         """
         size = self._source_size(input_ids)
         in_source = torch.arange(input_ids.shape[1], device=input_ids.device) < size[:, None]
@@ -166,12 +177,12 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         return self._encode(input_ids[:, :width], None if attention_mask is None else attention_mask[:, :width])
 
     def cast_trunk(self, dtype: torch.dtype) -> None:
-        """Cast embedding, encoder and decoder blocks."""
+        """Cast everything but the final norm and the head."""
         for module in (self.vocab_embed, self.encoder, self.blocks):
             module.to(dtype)
 
     def _source_size(self, input_ids: Tensor) -> Tensor:
-        """[B] the number of tokens up to and with the first separator; 0 without one."""
+        """[B] the number of tokens up to and including the first separator; 0 without one."""
         is_separator = input_ids == self.config.separator_token_id
         return torch.where(is_separator.any(dim=1), is_separator.long().argmax(dim=1) + 1, 0)
 
@@ -229,17 +240,17 @@ class EncoderDecoder(MaskedNetwork, Transformer):
 class EncoderDecoderSpec(TransformerSpec):
     """A fresh encoder-decoder for rows of a source, a separator and a target.
 
-    Its blocks have about as many weights as those of a DiT with the same `size` or `layers`: the encoder has half of
-    the layers, and the decoder, whose blocks have four thirds of the weights, three for every four of the other half.
+    Its blocks have about as many weights as those of a DiT with the same `size` or `layers`: the encoder gets half of
+    the layers, and the decoder, whose blocks have a third more weights, three for every four of the other half.
     """
 
     name: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: int | None = Field(default=None, ge=1)
     decoder_layers: int | None = Field(default=None, ge=1)
     absolute_positions: bool = False
-    """Whether to add absolute positions, counted from the beginning of source and target."""
+    """Whether to add absolute positions, counted from the start of source and target."""
     separator: str = "\t"
-    """The token that ends the source; that of data.policy."""
+    """The token that ends the source; it must be that of data.policy."""
 
     def token_options(self, tokenizer: Any) -> dict[str, Any]:
         """The options of `build` that depend on the tokenizer."""

@@ -15,18 +15,18 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 from unmask.models.cross_entropy import Projection
 
 Dtype = Literal["auto", "float32", "bf16"]
 
 ACTIVATION_MEMORY_BUDGET = 0.8
-"""The share of the activations which torch's partitioner would keep by default that it may keep."""
+"""The share of the activations kept by default that torch's partitioner may keep for the backward pass."""
 RECOMPILE_LIMIT = 64
-"""Variants of a call (length, batch, padding, some rows or all) that are compiled. The default of torch is 8; further
-ones run uncompiled."""
+"""Variants of a call (length, batch, padding, some rows or all) that are compiled, 8 by default in torch. Further
+variants run uncompiled."""
 MIN_OPERATIONS_TO_COMPILE = 1e16
-"""Operations above which compiled blocks save more time than compiling them takes."""
+"""Operations from which compiled blocks save more time than compiling them takes."""
 WARM_UP_CALLS = 2
 """Calls before a capture, in which libraries choose kernels and allocate workspaces."""
 CALLS_BEFORE_CAPTURE = 1
@@ -40,13 +40,12 @@ one is dropped first."""
 
 def select_device(name: str | torch.device | None, dtype: torch.dtype = torch.float32) -> torch.device:
     """The device with this name, checked with a small computation; without a name, the GPU if there is one."""
-    if name is None or name == "":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=dtype, device=device).add_(1).item()
     except (RuntimeError, AssertionError, TypeError, ValueError, ImportError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # the first sentence of a long message
+        reason = first_line(error).partition(". ")[0]  # the first sentence of a long message
         raise UnmaskError(f"The device '{name}' cannot be used here ({reason}); name another, or none.") from error
     return device
 
@@ -98,7 +97,7 @@ def worth_compiling(network: Any, tokens: int) -> bool:
 def compile_blocks(network: Any) -> None:
     """Compile the blocks of a network in place, and let draws and losses use compiled kernels.
 
-    Blocks are alike, so the kernels of the first serve all. Wrappers and hooks around the blocks stay as they are.
+    All blocks share the kernels of the first one. Wrappers and hooks around the blocks stay as they are.
     """
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, RECOMPILE_LIMIT)
     for block in getattr(network, "all_blocks", getattr(network, "blocks", ())):
@@ -132,12 +131,12 @@ def pin_memory(tensor: Tensor) -> Tensor:
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Pause Python's garbage collector: finalising a graph or kernel invalidates a capture (pytorch/pytorch#161037)."""
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
@@ -195,7 +194,6 @@ class InferenceEngine:
 
     @property
     def device(self) -> torch.device:
-        """The device of the network."""
         return self.network.device
 
     @property

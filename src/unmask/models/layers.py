@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from unmask.errors import UnmaskError
 from unmask.models.attention import AttentionMask, Rotary, StaticCache, attend, attend_at, rotary_angles
 from unmask.models.config import NetworkConfig, TransformerConfig
 
@@ -184,45 +185,27 @@ def cpu_dropout(x: Tensor, p: float) -> Tensor:
     return x * (level >= dropped - DROPOUT_LEVELS // 2).to(x.dtype).mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped))
 
 
-# ---- transformer block ----------------------------------------------------------------------------------------------
+# ---- rows of tokens -------------------------------------------------------------------------------------------------
 
 
-class Gelu(nn.Module):
-    """GELU with tanh. Compiled, the equivalent x sigmoid(2 u) in place of x (1 + tanh u) / 2 is twice as fast."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            return F.gelu(x, approximate="tanh")
-        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
-
-
-class Mlp(nn.Sequential):
-    """Linear, GELU, linear. Compiled for bf16 inference on a GPU, one kernel computes the first two."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        first: Any = self[0]
-        compiled = x.is_cuda and torch.compiler.is_compiling() and not torch.is_grad_enabled()
-        # The fused kernel has no gradient and does not apply to layers with a LoRA adapter.
-        if not (compiled and type(first) is nn.Linear and x.dtype == first.weight.dtype == torch.bfloat16):
-            return super().forward(x)
-        inner = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
-        return self[2](inner.unflatten(0, x.shape[:-1]))
+def check_length(length: int, max_length: int) -> None:
+    """Raise `UnmaskError` if a sequence is longer than a network takes."""
+    if length > max_length:
+        raise UnmaskError(
+            f"A sequence has {length} tokens and this network takes at most {max_length}; generate longer text in "
+            "windows (semi-autoregressive sampling), score it in blocks, or train a network with a larger max_length."
+        )
 
 
-class Modulation(NamedTuple):
-    """The effect of the conditioning on one branch (adaLN-zero), each [B or 1, 1, D]."""
-
-    shift: Tensor
-    scale: Tensor
-    gate: Tensor
-
-
-def modulate(x: Tensor, modulation: Modulation | None) -> Tensor:
-    return x if modulation is None else x * (1 + modulation.scale) + modulation.shift
-
-
-def apply_gate(x: Tensor, modulation: Modulation | None) -> Tensor:
-    return x if modulation is None else modulation.gate * x
+def check_input(input_ids: Tensor, attention_mask: Tensor | None, max_length: int, past: int = 0) -> None:
+    """Raise `UnmaskError` if ids [B, L] after `past` cached tokens are too long, or the shape of their mask differs."""
+    batch, length = input_ids.shape[0], past + input_ids.shape[1]
+    check_length(length, max_length)
+    if attention_mask is not None and attention_mask.shape != (batch, length):
+        raise UnmaskError(
+            f"attention_mask must have the shape {(batch, length)}, one entry per token, "
+            f"got {tuple(attention_mask.shape)}."
+        )
 
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
@@ -231,7 +214,7 @@ def rows_at(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def continue_with_masks(input_ids: Tensor, attention_mask: Tensor | None, length: int, mask_token_id: int) -> Tensor:
-    """Rows [B, L] with masks at padding, and after their end up to `length` tokens: the text may go on there."""
+    """Rows [B, L] with masks in place of padding, continued with masks to `length` tokens: the text may go on there."""
     if attention_mask is not None:
         input_ids = input_ids.masked_fill(~attention_mask.bool(), mask_token_id)
     return F.pad(input_ids, (0, max(0, length - input_ids.shape[1])), value=mask_token_id)
@@ -259,6 +242,47 @@ def shifted_rows(
         return run(input_ids, attention_mask, (positions - 1).clamp_min(0))
     rows = run(input_ids, attention_mask, None)
     return torch.cat((rows[:, :1], rows[:, :-1]), dim=1)
+
+
+# ---- transformer block ----------------------------------------------------------------------------------------------
+
+
+class Gelu(nn.Module):
+    """GELU with tanh. Compiled, it is x sigmoid(2 u) instead of the equal x (1 + tanh u) / 2, and twice as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return F.gelu(x, approximate="tanh")
+        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+
+
+class Mlp(nn.Sequential):
+    """Linear, GELU, linear. Compiled for bf16 inference on a GPU, one kernel computes the first two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Any = self[0]
+        compiled = x.is_cuda and torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        # the fused kernel has no gradient and ignores LoRA adapters
+        if not (compiled and type(first) is nn.Linear and x.dtype == first.weight.dtype == torch.bfloat16):
+            return super().forward(x)
+        inner = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
+        return self[2](inner.unflatten(0, x.shape[:-1]))
+
+
+class Modulation(NamedTuple):
+    """Shift, scale and gate of one branch (adaLN-zero), each [B or 1, 1, D]."""
+
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor
+
+
+def modulate(x: Tensor, modulation: Modulation | None) -> Tensor:
+    return x if modulation is None else x * (1 + modulation.scale) + modulation.shift
+
+
+def apply_gate(x: Tensor, modulation: Modulation | None) -> Tensor:
+    return x if modulation is None else modulation.gate * x
 
 
 class Block(GradientCheckpointingLayer):

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from unmask.optimizers.base import OptimizerComponent
 
 RECORDS = 400
-"""Newest training records that are kept."""
+"""Training records that are kept, the newest ones."""
 MIN_BUCKETS = 8
-"""Mask-rate buckets that must be filled to average over them."""
+"""Intervals of the mask rate that must have a cross-entropy for their mean to count."""
 ROWS_EXAMINED = 1024
 WINDOW = 5
-"""Records averaged before they are compared with others."""
+"""Records that are averaged before they are compared with others."""
 STRETCH = 20
-"""Records that make a lasting state."""
+"""Records over which a state must last."""
 SIGNIFICANT = 4.0
-"""Standard errors that make a difference."""
+"""Standard errors by which figures must differ."""
 JUMPS = 3
 PLATEAU_STEPS = 1000
 """Healthy small byte models leave the unigram entropy within a few hundred steps."""
 MANY_EPOCHS = 50
 CALM = 20
-"""Records without a symptom that end its episode."""
+"""Records without a symptom after which its return counts as new."""
 
 Values = npt.NDArray[np.float64]
 
@@ -48,10 +48,10 @@ Values = npt.NDArray[np.float64]
 class Baseline:
     """What the records of a run are compared with.
 
-    uniform_bits: the cost of a uniform guess in bits per token. unigram_bits: the entropy of single tokens, which a
-    network that ignores its input can reach, in bits per token. blind_at_full_mask: whether a fully masked row shows
-    nothing (no frozen tokens, no learned padding). weighted: whether the loss has weights that the recipe can flatten.
-    positions_per_token: counted positions per token of the texts, above 1 with learned padding.
+    `uniform_bits` is the cost of a uniform guess, and `unigram_bits` the entropy of single tokens, which a network that
+    ignores its input can reach, both per token. `blind_at_full_mask`: a fully masked row shows nothing (no frozen
+    tokens, no learned padding). `weighted`: the loss has weights that the recipe can flatten. `positions_per_token` is
+    above 1 with learned padding.
     """
 
     uniform_bits: float
@@ -66,8 +66,8 @@ class Baseline:
     def of(
         cls, rows: Rows, policy: Policy, vocab_size: int, objective: Objective, optimizer: OptimizerComponent
     ) -> Baseline:
-        """The baseline of a run on these rows; one token of the vocabulary is the mask. A planner predicts one bit."""
-        if objective.trains_planner:
+        """The baseline of a run on these rows; `vocab_size` includes the mask token."""
+        if objective.trains_planner:  # which predicts one bit per position
             return cls(1.0, 1.0, optimizer.warmup, optimizer.clip, blind_at_full_mask=False, weighted=False)
         some = rows.spread(ROWS_EXAMINED)[:]
         counted = some.attention_mask & ~some.frozen
@@ -104,8 +104,9 @@ class History:
 
     `levels` are bits per token with little noise: the mean cross-entropy over mask rates, which is the same integral as
     the bound without its weights (eq. 11), or the loss if mask rates are missing (an autoregressive model, tiny
-    batches). `fully_masked` is the cross-entropy at the highest mask rates in bits, NaN if unknown. Figures per
-    position, of earlier versions, are converted; such validations, of other rows, are left out.
+    batches). `fully_masked` is the cross-entropy at the highest mask rates in bits, NaN if unknown. Training losses per
+    position, which earlier versions logged, are converted; validations per position are left out, since they are of
+    other rows.
     """
 
     def __init__(self, baseline: Baseline) -> None:
@@ -150,7 +151,7 @@ class History:
 def noise(values: Values, order: int = 1) -> float:
     """Robust standard deviation around a slow trend, from differences of neighbours; infinite with too few values.
 
-    `order=2` uses second differences, which a steady slope does not change.
+    `order=2` uses second differences, so that a steady slope counts as trend.
     """
     steps = np.diff(values, order)
     if len(steps) < 2:
@@ -167,13 +168,13 @@ def _falls(levels: Values) -> bool:
 
 def learning_rate_too_high(history: History) -> str | None:
     """The loss rises, or stays above that of a network that ignores its input."""
-    seen = _rises(history) or _above_uniform(history) or _above_unigram(history)
-    if seen is None:
+    found = _rises(history) or _above_uniform(history) or _above_unigram(history)
+    if found is None:
         return None
     norm, clip = float(np.median(history.grad_norms[-STRETCH:])), history.baseline.clip
     clipped = f" and gradients are {norm / clip:.0f} times optimizer.clip" if norm > 10 * clip else ""
     return (
-        f"The training loss {seen}{clipped}: the learning rate is too high for this network; train again with a lower "
+        f"The training loss {found}{clipped}: the learning rate is too high for this network; train again with a lower "
         "optimizer.learning_rate or a longer optimizer.warmup."
     )
 
@@ -214,7 +215,7 @@ def _above_unigram(history: History) -> str | None:
 
 
 def learning_rate_too_low(history: History) -> str | None:
-    """The loss is where it started, long after the warm-up."""
+    """Long after the warm-up, the loss is still where it started."""
     late = history.late_levels(STRETCH)
     if late is None or history.has_moved(late) or late.mean() <= history.baseline.unigram_bits:
         return None
@@ -296,7 +297,7 @@ def validation_stalls(history: History) -> str | None:
 
 
 def heavy_weights(history: History) -> str | None:
-    """Loss or gradient jump repeatedly while the cross-entropies are steady: the weights near t = 0 are too large."""
+    """Loss or gradient jump while the cross-entropies are steady, because the weights near t = 0 are too large."""
     levels, losses, norms = (x[-2 * STRETCH :] for x in (history.levels, history.losses, history.grad_norms))
     if not history.baseline.weighted or len(levels) < STRETCH:
         return None
@@ -322,11 +323,11 @@ SYMPTOMS: tuple[Callable[[History], str | None], ...] = (
     validation_stalls,
     heavy_weights,
 )
-"""Ordered by how much they explain: while one holds, those after it are not looked for."""
+"""Ordered by how much they explain: while one is found, those after it are not looked for."""
 
 
 class Advisor:
-    """Gives advice on a run from its records alone: looking through a log again gives the same advice again."""
+    """Gives advice on a run from its records alone, so that the same log gives the same advice."""
 
     def __init__(self, baseline: Baseline) -> None:
         self._history = History(baseline)

@@ -31,7 +31,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 from unmask.io import atomic_text
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class TimeLeft(Callback):
 
 
 class ProgressBar(TimeLeft):
-    """A progress bar for a terminal; validations, samples and advice stay above it. The bar takes what room is left."""
+    """A progress bar for a terminal; validations, samples and advice stay above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -184,8 +184,8 @@ class ProgressBar(TimeLeft):
         self._task = self._bar.add_task("", figures="", left="", visible=False)
 
     def on_data(self, part: str, done: int, total: int) -> None:
-        of = f"encoding the {part} text: {_short(done)} of {_short(total)}" if total else f"reading: {_short(done)}"
-        self._status.update(f"{of} characters")
+        shown = f"encoding the {part} text: {_short(done)} of {_short(total)}" if total else f"reading: {_short(done)}"
+        self._status.update(f"{shown} characters")
         self._status.start()
 
     def on_begin(self, step: int, steps: int) -> None:
@@ -212,7 +212,7 @@ class ProgressBar(TimeLeft):
 
 
 class ProgressLines(TimeLeft):
-    """Plain lines: every record if `verbose`, else the newest figures every `SECONDS_BETWEEN_LINES`, and advice."""
+    """Plain lines: every record if `verbose`; else advice, and the newest figures every `SECONDS_BETWEEN_LINES`."""
 
     def __init__(self, console: Console, verbose: bool, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -225,7 +225,8 @@ class ProgressLines(TimeLeft):
         super().on_step()
         if not self._verbose and self._clock() - self._printed_at >= SECONDS_BETWEEN_LINES:
             figures = f": {_figures(self._record)}" if self._record else ""
-            self._print(f"step {self.step}/{self.steps}{figures}{', ' if self.text else ''}{self.text}")
+            left = f", {self.text}" if self.text else ""
+            self._print(f"step {self.step}/{self.steps}{figures}{left}")
 
     def on_log(self, record: dict[str, Any]) -> None:
         if "loss" in record:
@@ -244,12 +245,16 @@ def make_progress(console: Console, verbose: bool = False) -> Callback:
     return ProgressBar(console) if console.is_terminal else ProgressLines(console, verbose)
 
 
-def _describe(record: dict[str, Any], steps: int = 0) -> str:
+def _describe(record: dict[str, Any], steps: int) -> str:
     step = record["step"]
     if "loss" in record:
         return f"step {step}/{steps}: {_figures(record)}"
     if "validation" in record:
-        return f"step {step}/{steps}: validation {_bits(record)} bits/token{_planner_gain(record)}"
+        bound, planner = record["validation"], record.get("foresight")
+        line = f"{bound['bits_per_token']:.3f} ± {bound['bits_per_token_mc_stderr']:.3f} bits/token"
+        if planner is not None and planner["gain_stderr"] is not None:
+            line += f", AUC {planner['planner']:.4f} ({planner['gain']:+.4f} ± {planner['gain_stderr']:.4f})"
+        return f"step {step}/{steps}: validation {line}"
     if "samples" in record:
         text = " ".join(record["samples"][0].split())
         shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
@@ -259,19 +264,6 @@ def _describe(record: dict[str, Any], steps: int = 0) -> str:
 
 def _figures(record: dict[str, Any]) -> str:
     return f"{record['bits_per_token']:.3f} bits/token, {_short(record['tokens_per_second'])} tokens/s"
-
-
-def _bits(record: dict[str, Any]) -> str:
-    validation = record["validation"]
-    return f"{validation['bits_per_token']:.3f} ± {validation['bits_per_token_mc_stderr']:.3f}"
-
-
-def _planner_gain(record: dict[str, Any]) -> str:
-    """The AUC of a planner and its gain over confidence, if the record has them."""
-    metrics = record.get("foresight")
-    if metrics is None or metrics["gain_stderr"] is None:
-        return ""
-    return f", AUC {metrics['planner']:.4f} ({metrics['gain']:+.4f} ± {metrics['gain_stderr']:.4f})"
 
 
 def _short(number: float) -> str:
@@ -285,8 +277,8 @@ def _short(number: float) -> str:
 class Trackers(Callback):
     """Passes records on to TensorBoard, Weights & Biases or trackio, through Accelerate's trackers.
 
-    Their local files and the id of the run are in OUT/trackers, so that a resumed run continues in the same place. A
-    tracker that fails during the run is dropped with a warning.
+    Their files and the id of the run are in OUT/trackers, so that a resumed run continues there. A tracker that fails
+    during the run is dropped with a warning.
     """
 
     def __init__(self, names: Sequence[str], out: Path, recipe: dict[str, Any]) -> None:
@@ -307,9 +299,8 @@ class Trackers(Callback):
                 with redirect_stdout(sys.stderr):  # standard output is for --json
                     self._trackers[name] = _open_tracker(name, self._out.absolute(), self._recipe, step)
             except Exception as error:
-                reason = str(error).strip().partition("\n")[0] or type(error).__name__
                 raise UnmaskError(
-                    f"The tracker '{name}' could not be started ({reason}); set it up, or remove it from "
+                    f"The tracker '{name}' could not be started ({first_line(error)}); set it up, or remove it from "
                     "training.trackers."
                 ) from error
 

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import socket
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,15 +25,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.config import Recipe, parse_recipe
 from unmask.data.rows import POSITIONS, TEXT_TOKENS
-from unmask.errors import UnmaskError, first_line
-from unmask.io import atomic_folder, atomic_text, check_new_folder, find_damage, write_checksums
+from unmask.errors import UnmaskError
+from unmask.io import atomic_file, atomic_folder, atomic_text, check_new_folder, find_damage, reading, write_checksums
 from unmask.models.build import merged_state_dict
 from unmask.registry import build
 from unmask.training.callbacks import LOG, TRACKERS
@@ -72,8 +70,8 @@ class TrainerState:
     """Progress of a run, as in state/trainer.json.
 
     `lap` is the time since the last log line, `data` a fingerprint of the training rows, `bits_per_token` the
-    validation bound of these weights if it was measured at this step, `denominator` what it is divided by, `optimizer`
-    the one in use, which may replace the recipe's.
+    validation bound if it was measured at this step, `denominator` what it is divided by, and `optimizer` the one in
+    use, which may replace the recipe's.
     """
 
     step: int
@@ -195,13 +193,9 @@ def _read_tensors(path: Path, name: str, parameters: Mapping[str, Tensor] | None
 
 
 def _read_state(path: Path, name: str, read: Callable[[Path], T]) -> T:
-    try:
+    damage = f"The checkpoint '{path}' is damaged: {name} cannot be read"
+    with reading(damage, "resume from the last good one with --resume auto"):
         return read(path / STATE / name)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise UnmaskError(
-            f"The checkpoint '{path}' is damaged: {name} cannot be read ({first_line(error)}); "
-            "resume from the last good one with --resume auto."
-        ) from error
 
 
 def all_checkpoints(out: Path) -> list[Path]:
@@ -231,10 +225,8 @@ def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
             _link(out / name, Path(LATEST, name))
     except OSError:  # a file system without links
         for name in names:
-            handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=out)
-            os.close(handle)
-            shutil.copyfile(checkpoint / name, temporary)
-            os.replace(temporary, out / name)
+            with atomic_file(out / name) as copy:
+                shutil.copyfile(checkpoint / name, copy)
     best = {by: [path for _, path in _ranked(out, by)[:keep_best]] for by in (TEXT_TOKENS, POSITIONS)}
     if now := best[TEXT_TOKENS] or best[POSITIONS]:
         with suppress(OSError):
@@ -249,12 +241,12 @@ def publish(out: Path, checkpoint: Path, keep: int, keep_best: int) -> None:
 
 
 def _ranked(out: Path, denominator: str) -> list[tuple[float, Path]]:
-    """The checkpoints with a known bound per `denominator`, best first, of equal ones the older; no damaged ones."""
+    """The undamaged checkpoints with a known bound per `denominator`: the best first, of equal ones the older."""
     known = []
     for path in all_checkpoints(out):
         with suppress(UnmaskError):
             state = read_trainer_state(path)
-            if isinstance(state.bits_per_token, (int, float)) and state.divides_by(denominator):
+            if state.bits_per_token is not None and state.divides_by(denominator):
                 known.append((state.bits_per_token, path))
     return sorted(known)
 
@@ -273,8 +265,8 @@ def _link(path: Path, target: Path) -> None:
 def run_lock(out: Path) -> Iterator[None]:
     """Hold the lock of a run folder, or raise an `UnmaskError` that names its holder.
 
-    The system releases the lock when the process ends in any way. A run that writes nothing leaves nothing behind. On
-    a file system without locks there is none.
+    The system releases the lock however the process ends. A run that writes nothing leaves no new folders behind. A
+    file system without locks is used without one.
     """
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     if out.is_file():
@@ -308,7 +300,7 @@ def run_lock(out: Path) -> Iterator[None]:
 
 
 def clear_abandoned(out: Path) -> None:
-    """Remove a run that has no checkpoint, so that the same command can start it again; nothing else is touched."""
+    """Remove the files of a run without checkpoints, so that the same command can start again, but no other files."""
     found = [path for path in out.iterdir() if path.name not in LOCK_FILES] if out.is_dir() else []
     if {path.name for path in found} <= {RECIPE, LOG, TRACKERS, CHECKPOINTS} and find_latest(out) is None:
         for path in found:
@@ -325,9 +317,9 @@ class ResumePoint:
 
 
 def find_resume_point(out: Path, recipe: Recipe, resume: Resume) -> ResumePoint | None:
-    """The checkpoint to resume from, or None for a new run; `auto` starts one if needed and skips damaged checkpoints.
+    """The checkpoint to resume from, or None for a new run.
 
-    Skipped checkpoints are renamed to damaged-step-N.
+    `auto` starts a new run if there is no checkpoint, and renames damaged checkpoints to damaged-step-N.
     """
     if not resume or find_latest(out) is None:
         if resume is True:
@@ -362,7 +354,7 @@ def find_resume_point(out: Path, recipe: Recipe, resume: Resume) -> ResumePoint 
 
 
 def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe, step: int) -> None:
-    """Raise `UnmaskError` if a run, `step` steps long, cannot be resumed with this recipe."""
+    """Raise `UnmaskError` if a run cannot be resumed with this recipe after `step` steps."""
     before = parse_recipe(saved)
     for key, old, new in _differences(before.model_dump(mode="json"), recipe.model_dump(mode="json")):
         if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE):
@@ -379,9 +371,9 @@ def check_same_run(out: Path, saved: dict[str, Any], recipe: Recipe, step: int) 
 
 
 def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted key, old value, new value) of everything that differs, in the order of the recipe."""
+    """The dotted key, old value and new value of everything that differs, in the order of the recipe."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*new, *(name for name in old if name not in new)]:
+        for name in new | old:
             inner = f"{key}.{name}" if key else name
             yield from _differences(old.get(name, "nothing"), new.get(name, "nothing"), inner)
     elif old != new:

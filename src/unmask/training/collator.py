@@ -22,7 +22,7 @@ from unmask.schedules import draw_times
 
 
 class DataCollatorForMaskedDiffusion:
-    """Masks rows of token ids at a random time t each, so that the loss of the model is an estimate of the bound.
+    """Masks each row of token ids at a random time t, so that the loss of the model is an estimate of the bound.
 
     Rows are lists of ids, or dicts with `input_ids` and optionally `attention_mask` and `labels`; tokens with the label
     -100 are given: they are never masked or counted. A batch has the masked `input_ids`, the clean tokens as `labels`,
@@ -64,7 +64,7 @@ class DataCollatorForMaskedDiffusion:
         batch = self._batch([one if isinstance(one, Mapping) else {"input_ids": one} for one in features])
         size, length = batch.input_ids.shape
         seed = int(torch.randint(2**62, ()))
-        # without workers all processes draw the same seed, and their rows are those of one global batch
+        # without data workers all processes draw the same seed, and their rows form one global batch
         index = int(os.environ.get("RANK", 0)) * size + torch.arange(size)
         t = draw_times(seed, 0, index, int(os.environ.get("WORLD_SIZE", 1)) * size)
         noise = Noise.draw(seed, 0, index, t, length)

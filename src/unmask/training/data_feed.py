@@ -1,4 +1,4 @@
-"""Batches and noise of each training step, which do not depend on the number of processes and micro-batches."""
+"""The batches and noise of each training step, whatever the number of processes and micro-batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKERS = 2
 class MicroBatch:
     """A part of a global batch with its noise, and the corrupted batch if it is computed ahead of the step.
 
-    `padding` [B, L] is True behind the end of a text, None if no such position counts.
+    `padding` [B, L] is True after the end of a text; it is None if no such position counts.
     """
 
     batch: Batch
@@ -38,7 +38,7 @@ class MicroBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Apply a function to every tensor that the step reads: noise is not read if there is a corruption."""
+        """Apply a function to every tensor that the step reads; it does not read the noise if there is a corruption."""
         batch = self.batch.map(function)
         padding = None if self.padding is None else function(self.padding)
         if self.corruption is None:
@@ -48,7 +48,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class DataFeed:
-    """The micro-batches of a run. Sample g of step s is global sample s * batch_size + g, which determines all of it.
+    """The micro-batches of a run. Index g of step s is sample s * batch_size + g, a number that determines all of it.
 
     `data_seed` orders the rows, `seed` draws times and masks. `places` are the indices into the global batch that this
     process works on, one tensor per micro-batch. `corrupt` masks batches ahead of their step; it is None if masking
@@ -101,7 +101,7 @@ class DataFeed:
         return micro_batches
 
     def locate(self, step: int, index: int) -> tuple[int, int]:
-        """The global sample and the row of the data at an index into this process's samples of a step."""
+        """The sample and its row of the data, from the index of the sample among those of this process in a step."""
         sample = step * self.batch_size + int(torch.cat(self.places)[index])
         return sample, int(self.rows.sample(self.data_seed, [sample])[0])
 

@@ -1,6 +1,6 @@
 """Devices and processes: Accelerate's setup, collectives on the CPU, parameter layouts, and generator states.
 
-Rank checks are made here alone.
+All checks of the rank are here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import Tensor, nn
 
 from unmask.errors import UnmaskError
+from unmask.models.inference import select_dtype
 
 if TYPE_CHECKING:
     from unmask.config import TrainingConfig
@@ -37,7 +38,7 @@ def is_main() -> bool:
 
 
 class Distributed:
-    """The processes of a run, seen from one of them. Its collectives use gloo and CPU tensors."""
+    """The processes of a run, as one of them sees them. Collectives use gloo and CPU tensors."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.rank = accelerator.process_index
@@ -48,9 +49,9 @@ class Distributed:
         self._pending: tuple[Tensor, Any] | None = None
 
     def highest(self, number: int) -> int:
-        """The highest number that any process gave in the previous call, so that none waits for this one.
+        """The highest number that any process gave in the previous call, so that no process waits for another.
 
-        A single process gets its own number of this call. All processes must call it equally often.
+        A single process gets the number of this call. All processes must call it equally often.
         """
         if self._group is None:
             return number
@@ -63,7 +64,7 @@ class Distributed:
         return int(previous[0].item())
 
     def report_failure(self) -> bool:
-        """Count a failure in the launcher's store, without waiting for other processes. True for the first one."""
+        """Record a failure in the launcher's store, without waiting for other processes. True for the first one."""
         return dist.distributed_c10d._get_default_store().add("unmask/ends", 1) == 1
 
     @property
@@ -96,13 +97,13 @@ class Distributed:
         return self._run_on(self._local_rank == 0, function)[self.rank - self._local_rank]
 
     def _run_on(self, chosen: bool, function: Callable[[], T]) -> list[Any]:
-        """Results by rank. An error is raised where it occurs; the other processes exit."""
+        """The results by rank. An error is raised where it occurs, and the other processes exit."""
         result, error = None, None
         if chosen:
             try:
                 result = function()
-            except (UnmaskError, OSError) as problem:
-                error = problem
+            except (UnmaskError, OSError) as raised:
+                error = raised
         gathered = self.gather((result, error is not None))
         if error is not None:
             raise error
@@ -137,12 +138,12 @@ def make_accelerator(config: TrainingConfig, clip: float) -> Accelerator:
         plugin: Any = accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
             raise UnmaskError("FSDP version 1 is not supported; set fsdp_version: 2 in the Accelerate configuration.")
-        if autocast_dtype(config) == torch.bfloat16:
+        if select_dtype(config.precision, accelerator.device) == torch.bfloat16:
             # Inputs keep their dtype: rotary angles in bf16 are too coarse for distant positions.
             plugin.mixed_precision_policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:  # which clips and steps itself
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:  # which clips gradients itself
         plugin = accelerator.state.deepspeed_plugin
         if plugin.zero_stage > 2:
             raise UnmaskError("DeepSpeed stage 3 is not supported; use stage 1 or 2, or training.shard=true (FSDP2).")
@@ -166,12 +167,6 @@ def deterministic_kernels(enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def autocast_dtype(config: TrainingConfig) -> torch.dtype:
-    """The dtype of matrix products; weights, optimizer state and EMA are always float32."""
-    automatic = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if config.precision == "bf16" or (config.precision == "auto" and automatic) else torch.float32
 
 
 class ParameterLayout:
@@ -198,7 +193,7 @@ class ParameterLayout:
         )
 
     def load_optimizer_state(self, optimizer: Any, parameters: NamedParameters, saved: Mapping[str, Tensor]) -> None:
-        """Put the full optimizer state back; tensors shaped as their parameter are laid out as it is."""
+        """Restore the full optimizer state; tensors with the shape of their parameter are sharded as it is."""
         names = {id(parameter): name for name, parameter in parameters.items()}
         order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {i: _state_of(names[id(parameter)], parameter, saved) for i, parameter in enumerate(order)}
@@ -296,7 +291,7 @@ def copy_full(tensor: Tensor, value: Tensor) -> None:
 
 
 def _lay_out(tensor: Tensor, value: Tensor) -> Tensor:
-    """Shard a full value as `tensor` is; a value of another shape (a step counter) is returned unchanged."""
+    """Shard a full value as `tensor` is. A value of another shape (a step counter) is returned unchanged."""
     if value.shape != tensor.shape:
         return value
     value = value.to(tensor.device)
@@ -308,7 +303,7 @@ def _lay_out(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def seed_process(distributed: Distributed, seed: int, step: int = 0) -> None:
-    """Seed torch's generator, which dropout uses, differently in each process; the main one keeps its state."""
+    """Seed torch's generator, which dropout uses, differently in every process but the main one."""
     if not distributed.is_main:
         digest = blake2b(f"{seed} {step} {distributed.rank}".encode(), digest_size=7).digest()
         torch.manual_seed(int.from_bytes(digest, "big"))
@@ -326,7 +321,7 @@ def gather_generator_states(distributed: Distributed, device: torch.device) -> d
 def restore_generator_states(
     distributed: Distributed, device: torch.device, saved: Mapping[str, Tensor], seed: int, step: int
 ) -> None:
-    """Restore this process's generator states; a process that the checkpoint does not have is seeded anew."""
+    """Restore this process's generator states, or seed it anew if the checkpoint is of fewer processes."""
     cpu, own = f"random.cpu.{distributed.rank}", f"random.{device.type}.{distributed.rank}"
     if cpu not in saved:
         seed_process(distributed, seed, step)

@@ -1,4 +1,4 @@
-"""Out-of-memory errors: find out by trying what fits, and say so in one sentence."""
+"""Out-of-memory errors: find by trial what fits, and say so in one sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step_or_explain(
         return
     except RuntimeError as error:
         _raise_unless_out_of_memory(error, distributed)
-    # The error and the frames that hold the memory of the step are gone here.
+    # here the error and the frames that hold the memory of the step are gone
     largest = max(micro_batches, key=lambda one: len(one.batch.input_ids))
     count, length = largest.batch.input_ids.shape
     place = _device_name(train_step)
@@ -58,9 +58,9 @@ def step_or_explain(
 def measure_or_explain(
     measure: Callable[[int], T], batch_size: int, length: int, train_step: TrainStep, distributed: Distributed
 ) -> T:
-    """Call `measure(batch_size)` and halve the batch size until it fits; raise an `UnmaskError` if nothing does.
+    """Call `measure(batch_size)`, halving the batch size until it fits; raise an `UnmaskError` if nothing does.
 
-    Several processes must stay in step, so they do not try again.
+    Several processes do not try again, since they must stay in step.
     """
     while True:
         try:
@@ -81,8 +81,8 @@ def measure_or_explain(
 def largest_that_fits(train_step: TrainStep, micro_batch: MicroBatch) -> int:
     """The largest number of sequences of a micro-batch that fits, by bisection; 0 if not even one does.
 
-    Each attempt takes an optimizer step, which allocates the optimizer state at the first one, so the weights must not
-    be used afterwards.
+    Each attempt takes an optimizer step, since the first step allocates the optimizer state. So the weights must not be
+    used afterwards.
     """
     fits, too_many = 0, len(micro_batch.batch.input_ids)
     while too_many - fits > 1:
@@ -96,7 +96,7 @@ def largest_that_fits(train_step: TrainStep, micro_batch: MicroBatch) -> int:
 
 
 def _fits(train_step: TrainStep, micro_batch: MicroBatch) -> bool:
-    """Try two micro-batches: the gradient of the first is kept while the second is computed."""
+    """Try two micro-batches, since the gradient of the first one takes memory while the second one is computed."""
     _free(train_step)
     try:
         train_step.gradients([micro_batch, micro_batch])
@@ -116,7 +116,7 @@ def _raise_unless_out_of_memory(error: RuntimeError, distributed: Distributed) -
 
 
 def _failure(distributed: Distributed, message: str) -> BaseException:
-    """The error of this process; among several, only the first to fail says why."""
+    """The error to raise in this process; of several processes, only the first to fail says why."""
     if distributed.world_size == 1:
         return UnmaskError(message)
     return LoneError(message) if distributed.report_failure() else SystemExit(2)

@@ -34,9 +34,8 @@ class NonFiniteStep:
 class TrainingMetrics:
     """Nats, tokens and cross-entropies by mask rate since the last `reset`, and the first non-finite step.
 
-    `sums` holds what this process has seen; the sums over all processes are those of the run. They are part of a
-    checkpoint. `tokens` are all counted positions, `text_tokens` those without learnt padding. Adding to them does not
-    wait for the device.
+    `sums` holds what this process has seen; summed over all processes, it is part of a checkpoint. `tokens` are all
+    counted positions, `text_tokens` those without learnt padding. Adding does not wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,7 +59,7 @@ class TrainingMetrics:
 
     @torch.no_grad()
     def add(self, terms: LossTerms, padding: Tensor | None = None) -> None:
-        """Add one micro-batch, with positions that are not tokens of its texts if any."""
+        """Add one micro-batch; `padding` [B, L] marks counted positions that are not tokens of the texts, if any."""
         self._non_finite.append(~torch.isfinite(terms.nelbo.sum(dim=1)))
         self.sums["nats"] += terms.total
         self.sums["tokens"] += terms.count
@@ -112,7 +111,7 @@ class TrainingMetrics:
 
 
 class Timer:
-    """Seconds of the run, and of the lap since the last log line without pauses; both may start above zero."""
+    """Seconds of the run, and of the lap since the last log line, without pauses. A resumed run continues both."""
 
     def __init__(self, seconds: float = 0.0, lap: float = 0.0) -> None:
         now = time.monotonic()
@@ -157,7 +156,7 @@ PEAK_TERAFLOPS = {
 
 
 class Throughput:
-    """Peak memory and model FLOPs utilisation (MFU) of a run on `devices` GPUs of the same kind."""
+    """Peak memory and model FLOPs utilisation (MFU) of a run on `devices` GPUs of one kind."""
 
     def __init__(
         self, config: Any, length: int, objective: Objective, schedule: Schedule, device: torch.device, devices: int = 1
@@ -180,9 +179,9 @@ class Throughput:
 def flops_per_token(config: Any, length: int, objective: Objective, schedule: Schedule) -> float | None:
     """Floating-point operations of forward and backward pass per counted token; None for an unknown architecture.
 
-    The head is applied to predicted rows alone. An objective that predicts visible rows makes a second pass over the
-    clean row. A planner is trained on a frozen network, which saves the backward pass (two thirds), and counts masked
-    tokens alone.
+    The head is applied to predicted positions alone. An objective that predicts visible positions makes a second pass
+    over the clean row. A planner is trained on a frozen network, which saves the backward pass (two thirds), and counts
+    masked tokens alone.
     """
     if not hasattr(config, "num_attention_heads"):
         return None

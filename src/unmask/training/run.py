@@ -1,6 +1,6 @@
 """`unmask.train`: from the name of a recipe or text, or a checkpoint to fine-tune, to a recipe and a finished run.
 
-`unmask train` resolves its recipe here too. Torch is imported only when everything that can be checked without it is.
+`unmask train` resolves its recipe here too. What can be checked without torch is checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -83,10 +83,7 @@ def train(
 
 
 def resolve_recipe(what: str, checkpoint: str | None, overrides: Sequence[str]) -> Recipe:
-    """Read a recipe, or the one for a text; a first override without '=' is the text that a recipe is applied to.
-
-    Torch is imported when everything looks right.
-    """
+    """Read a recipe, or the one for a text; a first override without '=' is the text that a recipe is applied to."""
     if overrides and "=" not in overrides[0]:
         text, *overrides = overrides
         if not is_recipe(what):
@@ -102,7 +99,7 @@ def resolve_recipe(what: str, checkpoint: str | None, overrides: Sequence[str]) 
 
 
 def run_folder(what: str) -> Path:
-    """The default folder of a run, named after its recipe or text."""
+    """The default folder of a run, which is named after its recipe or text."""
     fixed = ["text", *(part for part in Path(what).parts if not is_pattern(part))]
     return Path("runs") / ("stdin" if what == "-" else Path(fixed[-1]).stem)
 
@@ -111,11 +108,11 @@ def run_folder(what: str) -> Path:
 
 
 def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe or text a user names, to be trained from a checkpoint or the newest checkpoint of a run.
+    """The recipe for `what`, the name of a recipe or a text, to train from a checkpoint or a run's newest one.
 
     Text uses the recipe ``finetune``. Network, tokenizer, length policy, length, objective and schedule are the
-    checkpoint's; overrides come last. A recipe may itself start from a checkpoint, such as ``planner``: then
-    `checkpoint` may be None, and settings that the recipe leaves out are the checkpoint's, its data included.
+    checkpoint's; overrides come last. A recipe may itself start from a checkpoint, such as ``planner``. Then
+    `checkpoint` may be None, and what the recipe leaves out, such as the data, is the checkpoint's.
 
     An autoregressive checkpoint with a masked objective, and a Hugging Face causal LM, are adapted: see `AdaptedSpec`.
     """
@@ -166,7 +163,7 @@ def _masked_objective(overrides: Sequence[str]) -> bool:
 
 
 def _recipe_with_checkpoint(what: str, overrides: Sequence[str]) -> Recipe | None:
-    """A recipe that starts from a checkpoint itself; None for others, and for those that need more overrides."""
+    """The recipe if it starts from a checkpoint itself; None for others, and for those that need more overrides."""
     try:
         path = [override for override in overrides if _is_within(override, "model.path")]
         own = recipe_for(what, path, for_text="finetune")

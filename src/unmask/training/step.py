@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from unmask.config import TrainingConfig
 from unmask.data.rows import TEXT_TOKENS
-from unmask.models.inference import CudaGraph, compile_blocks, has_triton
+from unmask.models.inference import CudaGraph, compile_blocks, has_triton, select_dtype
 from unmask.objectives.base import Corruption, LossTerms, Noise, Objective
 from unmask.optimizers.base import OptimizerComponent
 from unmask.process import Batch
 from unmask.schedules import Learned, Schedule
 from unmask.training.data_feed import MicroBatch
-from unmask.training.distributed import DeepSpeedLayout, ParameterLayout, autocast_dtype, full_tensor, unsharded
+from unmask.training.distributed import DeepSpeedLayout, ParameterLayout, full_tensor, unsharded
 from unmask.training.ema import EMA
 from unmask.training.metrics import TrainingMetrics, predicted_share
 from unmask.training.schedule_learner import ScheduleLearner
 
 CALLS_BEFORE_RECORDING = 2
 MOST_SHAPES = 4
-"""CUDA graphs kept at most; micro-batches of rarer shapes run without one."""
+"""CUDA graphs that are kept. Micro-batches of other shapes run without one."""
 
 Pass = Callable[[MicroBatch, Tensor], LossTerms]
 
@@ -52,16 +52,17 @@ class TrainStep:
         deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         self.layout = DeepSpeedLayout() if deepspeed else ParameterLayout()
         self.denoiser: Any = denoiser.to(accelerator.device).train()
-        self.config, notice = config.resolve(trainable_parameters(denoiser), self.layout.flattened_by)
+        trainable = trainable_parameters(self.denoiser)
+        self.config, notice = config.resolve(trainable, self.layout.flattened_by)
         self.notices = [notice] if notice else []
-        optimizer = self.config.build(trainable_parameters(denoiser), accelerator.device)
+        optimizer = self.config.build(trainable, accelerator.device)
         on_gpu = accelerator.device.type == "cuda"
         self.compiled = on_gpu and has_triton() if training.compile == "auto" else training.compile
         if self.compiled:
             compile_blocks(denoiser)
-        self._unwrapped_loss = Loss(denoiser, objective, autocast_dtype(training))
+        self._unwrapped_loss = Loss(denoiser, objective, select_dtype(training.precision, accelerator.device))
         self.loss, self.optimizer = accelerator.prepare(self._unwrapped_loss, optimizer)
-        self.parameters = trainable_parameters(denoiser)
+        self.parameters = trainable_parameters(denoiser)  # others than before if they are sharded
         self.ema = EMA(self.parameters, config.ema)
         self.metrics = TrainingMetrics(accelerator.device)
         self.schedule_learner: ScheduleLearner | None = None
@@ -70,14 +71,14 @@ class TrainStep:
         self._predicted_share = predicted_share(objective, schedule)
         self._recorder: Recorder | None = None
         single_gpu = on_gpu and accelerator.distributed_type == DistributedType.NO
-        # Dropout inside a CUDA graph draws other numbers than outside it, so deterministic runs do without graphs.
+        # Dropout draws other numbers inside a CUDA graph than outside, so deterministic runs do without graphs.
         records = getattr(denoiser, "supports_cuda_graphs", True) and not training.deterministic
         if self.compiled and single_gpu and self.schedule_learner is None and records:
             self._recorder = Recorder(self._forward_backward)
 
     @property
     def optimizer_name(self) -> str:
-        """The registered name of the optimizer in use, which may replace the recipe's."""
+        """The name of the optimizer in use, which may replace the recipe's."""
         return self.config.name  # type: ignore[attr-defined]
 
     def step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
@@ -99,8 +100,8 @@ class TrainStep:
     def gradients(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Add the gradient of the loss per counted token of the global batch to the parameters; return that loss.
 
-        Each micro-batch is divided by the tokens of the global batch and scaled to cancel the averaging that DDP and
-        accumulation do, so the gradient does not depend on how the batch is split.
+        The loss of a micro-batch is divided by the tokens of the global batch and scaled to cancel the averaging by DDP
+        and accumulation, so the gradient does not depend on how the batch is split.
         """
         moved = [micro_batch.to(self.accelerator.device) for micro_batch in micro_batches]
         counts = [self.objective.counted(one.batch, self.denoiser.config).sum() for one in moved]
@@ -162,7 +163,7 @@ class TrainStep:
 class Loss(nn.Module):
     """The objective applied to its network: the module that Accelerate wraps for parallelism."""
 
-    def __init__(self, denoiser: nn.Module, objective: Objective, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, denoiser: nn.Module, objective: Objective, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
         self.denoiser = denoiser

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VALIDATION = Draws(offsets=8)
 SAMPLE_STEPS = 64
-"""Network calls per sample at most."""
+"""The most network calls per sample."""
 
 
 def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -> Bound:
@@ -38,17 +38,21 @@ def measure_bound(distributed: Distributed, train_step: TrainStep, rows: Rows) -
     name, estimator = next(iter(train_step.objective.estimators().items()))
     draws = Draws(offsets=1) if estimator.exact else VALIDATION
     device = train_step.accelerator.device
-    terms = partial(train_step.terms, estimator=estimator)
-    corrupt = partial(train_step.corrupt, estimator=estimator)
-    options: Any = {"share": (distributed.rank, distributed.world_size), "denominator": estimator.denominator}
+    rows_per_call = draws.rows_per_call(rows.length, device)
 
     def measure(batch_size: int) -> NatTotals:
-        return accumulate_nats(terms, corrupt, rows, replace(draws, batch_size=batch_size), device, **options)
+        return accumulate_nats(
+            partial(train_step.terms, estimator=estimator),
+            partial(train_step.corrupt, estimator=estimator),
+            rows,
+            replace(draws, batch_size=batch_size),
+            device,
+            share=(distributed.rank, distributed.world_size),
+            denominator=estimator.denominator,
+        )
 
     with train_step.ema.applied(), eval_mode(train_step.denoiser):
-        own = measure_or_explain(
-            measure, draws.rows_per_call(rows.length, device), rows.length, train_step, distributed
-        )
+        own = measure_or_explain(measure, rows_per_call, rows.length, train_step, distributed)
     sums = distributed.sum({"nats": torch.from_numpy(own.nats), "tokens": torch.from_numpy(own.tokens)})
     total = NatTotals(sums["nats"].numpy(), sums["tokens"].numpy(), own.denominator)
     return summarise(name, total, rows, draws, estimator.exact)
@@ -104,23 +108,23 @@ def measure_planner(distributed: Distributed, train_step: TrainStep, rows: Rows)
     if not isinstance(train_step.objective, Planner):
         return None
     with train_step.averaged() as denoiser:
-        measure = partial(planner_metrics, denoiser, train_step.objective, train_step.schedule, rows, 0)
+        measure = partial(planner_metrics, denoiser, train_step.objective, train_step.schedule, rows)
         return measure_or_explain(measure, BATCH_SIZE, rows.length, train_step, distributed)
 
 
 def planner_metrics(
-    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, seed: int = 0, batch_size: int = BATCH_SIZE
+    denoiser: Any, objective: Planner, schedule: Schedule, rows: Rows, batch_size: int = BATCH_SIZE
 ) -> PlannerMetrics:
-    """Evaluate a planner on rows, each masked once; the masks depend on the seed and the row's index alone."""
+    """Evaluate a planner on rows, each masked once. The masks are the same every time, whatever the batch size."""
     device = device_of(denoiser)
-    offset = uniform(seed, Purpose.OFFSET, step=torch.zeros(len(rows), dtype=torch.int64))
+    offset = uniform(0, Purpose.OFFSET, step=torch.zeros(len(rows), dtype=torch.int64))
     t = low_discrepancy(offset, van_der_corput(len(rows)), len(rows))
     areas, right, masked = [], 0, 0
     with eval_mode(denoiser):
         for index in torch.arange(len(rows)).split(batch_size):
             table = rows[index.numpy()]
             batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen))).to(device)
-            noise = Noise.draw(seed, 0, index, t[index], rows.length)
+            noise = Noise.draw(0, 0, index, t[index], rows.length)
             noise = Noise(noise.t.to(device), noise.u.to(device))
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)
             found = objective.predict(denoiser, batch, corruption)
