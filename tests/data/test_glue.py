@@ -103,7 +103,7 @@ def test_the_folder_is_named_or_below_unmask_data(tmp_path, monkeypatch):
 def test_a_limit_spreads_over_all_examples():
     ten = Examples([(str(i),) for i in range(10)], [float(i) for i in range(10)])
     assert ten.spread(4).labels == [0, 2, 5, 7]
-    assert ten.spread(20) is ten
+    assert ten.spread(20) == ten
 
 
 @pytest.mark.skipif(

@@ -87,7 +87,6 @@ class TokenCache(Tokens):
         return TokenCache.open, (self.folder,)
 
     def name(self, index: int) -> str:
-        """Return the name of one document."""
         with open(self.folder / "names.jsonl", encoding="utf-8") as lines:
             return json.loads(next(islice(lines, index, None)))
 
@@ -233,7 +232,7 @@ class TokenWriter:
 
 
 def _document_sizes(sizes: Counts, last_N: npt.NDArray[np.bool_], open_size: int) -> tuple[Counts, int]:
-    """Add up sizes of chunks: those of the documents that end here, and that of the last one if it does not."""
+    """Return the sizes of the documents that end in these chunks, and the size so far of one that does not."""
     total = open_size + np.cumsum(sizes)
     ends = total[last_N]
     return np.diff(ends, prepend=0), int(total[-1] - (ends[-1] if len(ends) else 0))

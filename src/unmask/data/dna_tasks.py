@@ -18,10 +18,8 @@ HELD_OUT_EVERY = 10
 
 
 def dna_task(name: str, classes: Sequence[str], metrics: tuple[str, ...], more: tuple[str, ...] = ()) -> Task:
-    """A task whose development file chooses the learning rate and whose test file is reported."""
-    return Task(
-        name, ("sequence",), "label", tuple(classes), metrics, more, ("dev", "test"), selection="dev", suffix=".csv"
-    )
+    """A task whose learning rate is chosen on the development file, and whose test file is reported."""
+    return Task(name, ("sequence",), "label", tuple(classes), metrics, more, ("dev", "test"), selection="dev")
 
 
 def read_gue(folder: Path, limit: int | None = None) -> list[TaskData]:
@@ -54,23 +52,17 @@ def read_genomic_benchmarks(folder: Path, limit: int | None = None) -> list[Task
                 for file in sorted((place / part / name).glob("*.txt"))
             ]
             Random(0).shuffle(files)
-            texts: list[tuple[str, ...]] = [
-                (file.read_text(encoding="ascii", errors="replace").strip(),) for file, _ in files
-            ]
-            parts.append(_cleaned(Examples(texts, [float(number) for _, number in files]), str(place / part)))
+            sequences = [file.read_text(encoding="ascii", errors="replace").strip() for file, _ in files]
+            examples = Examples([(one,) for one in sequences], [float(number) for _, number in files])
+            parts.append(_cleaned(examples, str(place / part)))
         train, test = parts
         if not (len(train) >= HELD_OUT_EVERY and len(test)):
             raise UnmaskError(f"'{place}' has too few sequences in train/CLASS/*.txt or test/CLASS/*.txt; check it.")
-        dev = range(0, len(train), HELD_OUT_EVERY)
-        rest = [number for number in range(len(train)) if number % HELD_OUT_EVERY]
-        shares = [_chosen(train, rest), _chosen(train, dev), test]
-        train, *others = (share.spread(limit) for share in shares)
+        dev = train.take(range(0, len(train), HELD_OUT_EVERY))
+        rest = train.take([number for number in range(len(train)) if number % HELD_OUT_EVERY])
+        train, *others = (part.spread(limit) for part in (rest, dev, test))
         found.append(TaskData(dna_task(place.name, classes, ("accuracy",)), train, tuple(others)))
     return found
-
-
-def _chosen(examples: Examples, numbers: Sequence[int]) -> Examples:
-    return Examples([examples.texts[i] for i in numbers], [examples.labels[i] for i in numbers])
 
 
 def _cleaned(examples: Examples, where: str) -> Examples:

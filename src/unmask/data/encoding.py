@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -56,7 +55,7 @@ class Chunk(NamedTuple):
 FindEnd = Callable[[str, int, bool], "int | None"]
 """(text, start, more) -> end of the chunk that begins at `start`, or None to take the rest of the text.
 
-more: the text continues after what has been read; None then means that more has to be read first.
+more: the text continues after what has been read; None then means to read more first.
 """
 
 
@@ -169,7 +168,7 @@ class TextEncoder:
 
     def __call__(self, texts: Iterable[str]) -> list[Ids]:
         """Return the ids of each text."""
-        documents = (Document(f"Text {number}", text) for number, text in zip(count(), texts, strict=False))
+        documents = (Document(f"Text {number}", text) for number, text in enumerate(texts))
         encoded: list[list[Ids]] = [[]]
         for batch in ChunkBatch.group(self.split(documents)):
             ids, sizes = self.encode(batch)
@@ -196,7 +195,7 @@ class TextEncoder:
         return ids, sizes
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the characters of each token of a text as (start, end), with the white space before it."""
+        """Return (start, end) of each token of a text in characters, with the white space before it."""
         spans, before = [], 0
         for start, end in self._backend.encode(text, add_special_tokens=False).offsets:
             spans.append((min(start, before), end))
@@ -204,7 +203,7 @@ class TextEncoder:
         return spans
 
     def _tokenize(self, batch: ChunkBatch) -> tuple[Ids, Counts]:
-        """Encode each chunk after the text before it, so that a mark of the text's start is not added to each chunk."""
+        """Encode each chunk after the text before it, since a tokenizer may mark the start of a text."""
         before = iter(self._encode_batch([chunk.before for chunk in batch.chunks if chunk.before]))
         encoded = self._encode_batch([chunk.before + chunk.text for chunk in batch.chunks])
         own = [

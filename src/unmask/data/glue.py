@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unmask.data.protocols import DATA_VARIABLE
+from unmask.data.rows import spread_indices
 from unmask.data.sources.files import InputFile, find_file
 from unmask.errors import UnmaskError, did_you_mean
 
@@ -26,8 +27,8 @@ class Task:
 
     texts: the columns of the one or two sentences. label: the column of the answer. classes: its values, in the order
     of their numbers; none for a score. metrics: those of the paper; more: others that are reported. dev: the files that
-    are evaluated, each on its own. header: the columns, of a file that does not name them. selection: the one of the
-    files that the learning rate is chosen on and that is not reported; by default all choose and are reported.
+    are evaluated, each on its own. header: the columns of files without a header line. selection: a file of `dev` that
+    only serves to choose the learning rate; without it the rate is chosen on the files that are reported.
     """
 
     name: str
@@ -39,7 +40,6 @@ class Task:
     dev: tuple[str, ...] = ("dev",)
     header: tuple[str, ...] | None = None
     selection: str | None = None
-    suffix: str = ".tsv"
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -101,27 +101,29 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Examples:
-    """Sentences, or pairs of them, with their labels: the number of a class, or a score."""
+    """Sentences, or pairs of them, with their labels: the number of a class, or a score.
+
+    malformed: lines that were left out because they have too few or too many fields, as some of QQP do.
+    """
 
     texts: list[tuple[str, ...]]
     labels: list[float]
     malformed: int = 0
-    """Lines that were left out because they have too few or too many fields, as some of QQP do."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, indices: Sequence[int]) -> Examples:
+        return Examples([self.texts[i] for i in indices], [self.labels[i] for i in indices], self.malformed)
+
     def spread(self, limit: int | None) -> Examples:
-        """At most `limit` examples, spread evenly over all of them."""
-        if limit is None or limit >= len(self):
-            return self
-        chosen = [number * len(self) // limit for number in range(limit)]
-        return Examples([self.texts[i] for i in chosen], [self.labels[i] for i in chosen], self.malformed)
+        """At most `limit` examples, evenly spread."""
+        return self.take(spread_indices(len(self), limit))
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a task: for training, and of each development file."""
+    """The examples of a task: those for training, and those of each development file."""
 
     task: Task
     train: Examples
@@ -145,7 +147,7 @@ def _plain(name: str) -> str:
 
 
 def glue_folder(folder: Path | None) -> Path:
-    """A folder with one folder per task, by default that below UNMASK_DATA."""
+    """The folder with one folder per task, by default the one below UNMASK_DATA."""
     root = os.environ.get(DATA_VARIABLE)
     if folder is None and root is None:
         raise UnmaskError(
@@ -159,15 +161,12 @@ def glue_folder(folder: Path | None) -> Path:
 
 
 def find_tasks(tasks: Sequence[Task], folder: Path) -> tuple[list[Task], list[str]]:
-    """The tasks that have all of their files, of which there must be one, and a sentence for each of the others."""
+    """The tasks whose files are all there, at least one, and a sentence for each of the others."""
     complete, missing = [], []
     for task in tasks:
-        lacks = [
-            name for name in ("train", *task.dev) if find_file(folder / task.name / f"{name}{task.suffix}") is None
-        ]
-        if lacks:
-            files = " and ".join(f"{task.name}/{name}{task.suffix}" for name in lacks)
-            missing.append(f"{task.name} is left out: '{folder}' has no {files}.")
+        names = [f"{task.name}/{name}.tsv" for name in ("train", *task.dev)]
+        if absent := [name for name in names if find_file(folder / name) is None]:
+            missing.append(f"{task.name} is left out: '{folder}' has no {' and '.join(absent)}.")
         else:
             complete.append(task)
     if not complete:
@@ -177,9 +176,8 @@ def find_tasks(tasks: Sequence[Task], folder: Path) -> tuple[list[Task], list[st
 
 def read_task(task: Task, folder: Path, limit: int | None = None) -> TaskData:
     """Read a task, or at most `limit` examples of each of its files."""
-    train, *dev = (
-        read_examples(task, folder / task.name / f"{name}{task.suffix}").spread(limit) for name in ("train", *task.dev)
-    )
+    files = (folder / task.name / f"{name}.tsv" for name in ("train", *task.dev))
+    train, *dev = (read_examples(task, file).spread(limit) for file in files)
     return TaskData(task, train, tuple(dev))
 
 
@@ -192,14 +190,14 @@ def read_examples(task: Task, path: Path) -> Examples:
     texts: list[tuple[str, ...]] = []
     labels: list[float] = []
     malformed = 0
-    mark = "," if task.suffix == ".csv" else "\t"
+    separator = "," if file.format == ".csv" else "\t"
     with file.open_text() as lines:
-        numbered = enumerate((line.rstrip("\r\n").split(mark) for line in lines), start=1)
+        numbered = enumerate((line.rstrip("\r\n").split(separator) for line in lines), start=1)
         header = task.header or next(numbered, (0, []))[1]
-        lacks = [name for name in (*task.texts, task.label) if name not in header]
-        if lacks:
-            raise UnmaskError(f"'{found}' has no column '{lacks[0]}'; use the file of {task.name} as distributed.")
-        *places, answer = (header.index(name) for name in (*task.texts, task.label))
+        columns = (*task.texts, task.label)
+        if absent := [name for name in columns if name not in header]:
+            raise UnmaskError(f"'{found}' has no column '{absent[0]}'; use the file of {task.name} as distributed.")
+        *places, answer = map(header.index, columns)
         for number, fields in numbered:
             if len(fields) != len(header):
                 malformed += fields != [""]

@@ -31,21 +31,17 @@ class JoinedRows(Rows):
 
     @property
     def documents(self) -> int:
-        """The number of documents of all tables."""
         return int(self._first_documents[-1])
 
     @property
     def byte_counts(self) -> Integers | None:
-        """[documents] UTF-8 bytes of each text; None if those of one table are not known."""
         return _concatenate_known([table.byte_counts for table in self.tables])
 
     @property
     def character_counts(self) -> Integers | None:
-        """[documents] characters of each text; None if those of one table are not known."""
         return _concatenate_known([table.character_counts for table in self.tables])
 
     def check_trainable(self) -> None:
-        """Raise `UnmaskError` if one of the tables has too little text to train on."""
         for table in self.tables:
             table.check_trainable()
 
@@ -75,7 +71,6 @@ class MixedRows(JoinedRows):
         self.quotas = block_quotas(weights)
 
     def sample(self, seed: int, global_indices: npt.ArrayLike) -> Integers:
-        """Return the row that each sample of a training run reads, a function of seed and index alone."""
         indices = np.asarray(global_indices, dtype=np.int64)
         block, place = np.divmod(indices.ravel(), MIX_BLOCK)
         table, draw = np.empty_like(block), np.empty_like(block)
@@ -92,7 +87,7 @@ class MixedRows(JoinedRows):
 
 
 def block_quotas(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return how many samples of a block each weight gets: rounded down, the rest to the largest remainders."""
+    """Return the samples of each weight in a block: rounded down, and the rest by largest remainder."""
     shares = MIX_BLOCK * np.array(weights) / sum(weights)
     whole = np.floor(shares).astype(np.int64)
     largest_first = np.argsort(whole - shares, kind="stable")
@@ -108,7 +103,7 @@ def block_quotas(weights: Sequence[float]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _block_places(seed: int, block: int, quotas: tuple[int, ...]) -> tuple[Integers, Integers]:
-    """Return for each place of a block its table, and how many places of that table come before it."""
+    """Return the table of each place of a block, and how many earlier places have the same table."""
     shuffled = permute(seed, block, MIX_BLOCK, np.arange(MIX_BLOCK))
     table = np.searchsorted(np.cumsum(quotas), shuffled, side="right")
     nth = np.empty_like(table)

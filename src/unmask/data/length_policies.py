@@ -37,7 +37,6 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
-        """Return those of a tokenizer."""
         bos_id = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return cls(tokenizer.eos_token_id, tokenizer.pad_token_id, partial(encode_one, tokenizer), bos_id)
 
@@ -132,7 +131,6 @@ class SupervisedEOS(Policy):
         return True
 
     def rows(self, tokens: Tokens, length: int, special: SpecialTokens) -> Rows:
-        """Return the rows of each document in turn; every position counts."""
         if special.eos_id is None:
             raise UnmaskError(
                 "The length policy 'supervised_eos' needs a tokenizer with an EOS token; "
@@ -204,7 +202,8 @@ def rows_given(
     eos_id = special.eos_id
     if policy.begins_with_bos and special.begin_id is not None:
         given = [[special.begin_id, *prefix] for prefix in given]
-    needed = [len(prefix) + len(ids) + int(eos_id is not None) for prefix, ids in zip(given, token_ids, strict=True)]
+    joined = [[*prefix, *ids] for prefix, ids in zip(given, token_ids, strict=True)]
+    needed = [len(ids) + int(eos_id is not None) for ids in joined]
     for text, size in zip(texts, needed, strict=True):
         if size > length:
             raise UnmaskError(
@@ -213,8 +212,5 @@ def rows_given(
             )
     if not policy.supervises_padding:
         length = max(needed)
-    sizes = Tokens.of(token_ids, texts)
-    joined = Tokens.of([[*prefix, *ids] for prefix, ids in zip(given, token_ids, strict=True)])
-    tokens = Tokens(joined.ids, joined.offsets, sizes.byte_counts, sizes.character_counts)
     frozen = np.array([len(prefix) for prefix in given], dtype=np.int64)
-    return GivenRows(tokens, frozen, length, eos_id, policy.supervises_padding)
+    return GivenRows(Tokens.of(joined, texts), frozen, length, eos_id, policy.supervises_padding)

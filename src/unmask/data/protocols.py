@@ -13,18 +13,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from unmask.data.sources import Document, Source, numbered
+from unmask.data.sources import Document, Source, hash_fraction, numbered
 from unmask.data.sources.files import InputFile, find_file
 from unmask.data.sources.genome import INTERVAL
 from unmask.data.sources.parallel import SEPARATOR, join_pairs
-from unmask.data.sources.stdlib import StdlibSource
+from unmask.data.sources.stdlib import FunctionsSource, StdlibSource
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.registry import build
 
@@ -40,9 +39,9 @@ Texts = Iterator[str]
 class Part:
     """Where one part of a data set is.
 
-    files: below UNMASK_DATA; they may be compressed. source: where the data are if the files are missing, such as a
-    dataset on the hub. characters: the characters of a file's text that belong to the part, if the file holds several
-    parts. keep: whether a document of the source belongs to the part, by its name.
+    files: below UNMASK_DATA; they may be compressed. source: used if the files are missing, such as a dataset on the
+    hub. characters: the range of a file's text that is the part, if the file holds several parts. keep: whether a
+    document of the source belongs to the part, by its name.
     """
 
     files: tuple[str, ...] = ()
@@ -73,7 +72,7 @@ class Protocol:
     stand_in: str | None = None
 
     def locate(self, part: PartName) -> list[Path]:
-        """The files of a part; none if it comes from its source. Raise `UnmaskError` if there is neither."""
+        """The files of a part, or none if it comes from its source; raise `UnmaskError` if there is neither."""
         if part not in self.parts:
             raise UnmaskError(f"The protocol '{self.name}' has no {part} part, only {', '.join(self.parts)}.")
         place = self.parts[part]
@@ -144,12 +143,11 @@ class ProtocolSource(Source):
         yield from get_protocol(self.protocol).documents("validation")
 
     def held_out(self, name: str) -> bool:
-        """Return whether a document is of the validation part."""
         return name.startswith("validation#")
 
 
 def get_protocol(name: str) -> Protocol:
-    """Return a protocol by its name, or that of a file or folder: bytes, with 5% for validation and 5% for the test."""
+    """Return a protocol by its name, or one of bytes for a file or folder, with 5% each for validation and test."""
     if name in PROTOCOLS:
         return PROTOCOLS[name]
     if not Path(name).expanduser().exists():
@@ -164,8 +162,7 @@ def get_protocol(name: str) -> Protocol:
 
 
 def _share(name: str) -> float:
-    """A number in [0, 1) that depends on the name alone."""
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+    return hash_fraction(name.encode())
 
 
 # ---- texts of files -------------------------------------------------------------------------------------------------
@@ -182,7 +179,7 @@ def read_lines(lines: Iterable[str]) -> Texts:
 
 
 def read_between(separator: str, lines: Iterable[str]) -> Texts:
-    """The texts between lines that equal `separator`."""
+    """Texts that are separated by lines equal to `separator`."""
     held: list[str] = []
     for line in lines:
         if line.rstrip("\r\n") == separator:
@@ -194,7 +191,7 @@ def read_between(separator: str, lines: Iterable[str]) -> Texts:
 
 
 def read_articles(lines: Iterable[str]) -> Texts:
-    """The articles of WikiText, each of which starts with a heading after a blank line: `` = Title = ``."""
+    """The articles of WikiText; each starts with a heading, `` = Title = ``, after a blank line."""
     held: list[str] = []
     for line in lines:
         after_blank = bool(held) and not held[-1].strip()
@@ -257,6 +254,7 @@ def substitute(rules: Iterable[tuple[str, str]], text: str) -> str:
 
 GPT2 = {"name": "huggingface", "path": "gpt2"}
 BERT = {"name": "huggingface", "path": "bert-base-uncased"}
+STDLIB = {"name": "stdlib"}
 PACKED = {"name": "packed"}
 PADDED = {"name": "padded", "overflow": "truncate"}
 MULTI30K_FILES: dict[PartName, str] = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
@@ -268,10 +266,15 @@ CHR20_SPLIT: dict[PartName, tuple[int, int]] = {
     "test": (430 * INTERVAL, 480 * INTERVAL),
 }
 """Positions of the parts on chromosome 20."""
+_is_held_out = StdlibSource().held_out
 
 
 def _hub(path: str, split: str, **options: Any) -> dict[str, Any]:
     return {"name": "huggingface", "path": path, "split": split, **options}
+
+
+_openwebtext = partial(_hub, "Skylion007/openwebtext", revision=PARQUET)
+_c4 = partial(_hub, "allenai/c4", config="en", streaming=True)
 
 
 def _gpt2(name: str, about: str, parts: Mapping[PartName, Part], read: Any, **options: Any) -> Protocol:
@@ -327,8 +330,8 @@ def _chains(first: int, last: int) -> Part:
     )
 
 
-def _is_of(part: PartName, document: str) -> bool:
-    return document.startswith(f"{part}#")
+def _toy_translation(part: PartName) -> Part:
+    return Part(source={"name": "toy_translation"}, keep=lambda name: name.startswith(f"{part}#"))
 
 
 def _json_field(name: str) -> Callable[[Iterable[str]], Texts]:
@@ -344,16 +347,9 @@ PROTOCOLS: dict[str, Protocol] = {
             "openwebtext",
             "OpenWebText, the last 100,000 documents held out",
             {
-                "train": Part(
-                    ("openwebtext/train.jsonl",), _hub("Skylion007/openwebtext", "train[:-100000]", revision=PARQUET)
-                ),
-                **{
-                    part: Part(
-                        ("openwebtext/held-out.jsonl",),
-                        _hub("Skylion007/openwebtext", "train[-100000:]", revision=PARQUET),
-                    )
-                    for part in ("validation", "test")
-                },
+                "train": Part(("openwebtext/train.jsonl",), _openwebtext("train[:-100000]")),
+                "validation": Part(("openwebtext/held-out.jsonl",), _openwebtext("train[-100000:]")),
+                "test": Part(("openwebtext/held-out.jsonl",), _openwebtext("train[-100000:]")),
             },
             _json_field("text"),
         ),
@@ -440,11 +436,9 @@ PROTOCOLS: dict[str, Protocol] = {
             "c4",
             "C4, English",
             {
-                "train": Part(("c4/train.jsonl",), _hub("allenai/c4", "train", config="en", streaming=True)),
-                **{
-                    part: Part(("c4/validation.jsonl",), _hub("allenai/c4", "validation", config="en", streaming=True))
-                    for part in ("validation", "test")
-                },
+                "train": Part(("c4/train.jsonl",), _c4("train")),
+                "validation": Part(("c4/validation.jsonl",), _c4("validation")),
+                "test": Part(("c4/validation.jsonl",), _c4("validation")),
             },
             _json_field("text"),
         ),
@@ -452,13 +446,9 @@ PROTOCOLS: dict[str, Protocol] = {
             "stdlib",
             "docstrings of the Python standard library, on every machine; packages held out",
             {
-                "train": Part(source={"name": "stdlib"}, keep=lambda name: not StdlibSource().held_out(name)),
-                "validation": Part(
-                    source={"name": "stdlib"}, keep=lambda name: StdlibSource().held_out(name) and _share(name) < 0.5
-                ),
-                "test": Part(
-                    source={"name": "stdlib"}, keep=lambda name: StdlibSource().held_out(name) and _share(name) >= 0.5
-                ),
+                "train": Part(source=STDLIB, keep=lambda name: not _is_held_out(name)),
+                "validation": Part(source=STDLIB, keep=lambda name: _is_held_out(name) and _share(name) < 0.5),
+                "test": Part(source=STDLIB, keep=lambda name: _is_held_out(name) and _share(name) >= 0.5),
             },
             {"name": "byte"},
             128,
@@ -469,9 +459,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "functions",
             "functions of the Python standard library, on every machine",
             {
-                "test": Part(
-                    source={"name": "functions"}, keep=lambda name: StdlibSource().held_out(name.partition(":")[0])
-                )
+                "test": Part(source={"name": "functions"}, keep=FunctionsSource().held_out),
             },
             {"name": "byte"},
             128,
@@ -535,7 +523,7 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol(
             "toy-translation",
             "a made-up language, word by word, on every machine",
-            {part: Part(source={"name": "toy_translation"}, keep=partial(_is_of, part)) for part in get_args(PartName)},
+            {part: _toy_translation(part) for part in get_args(PartName)},
             {"name": "bpe", "vocab_size": 768},
             16,
             TRANSLATED,

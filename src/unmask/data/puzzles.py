@@ -40,10 +40,10 @@ EDGE_END, QUESTION = ",", "/"
 GIVENS = {2: (4, 8), 3: (24, 36)}
 BASES_AT_ONCE = 512
 BASES_VERSION = 1
-"""To be raised when base puzzles are generated in another way."""
+"""Increase it when base puzzles are generated differently."""
 GRIDS_AT_ONCE = 4096
 """Grids that are searched together, which bounds the memory of the search."""
-POPCOUNT = np.array([bin(bits).count("1") for bits in range(1 << 9)], dtype=np.uint8)
+POPCOUNT = np.array([bits.bit_count() for bits in range(1 << 9)], dtype=np.uint8)
 
 
 class MarkovSource(Source):
@@ -101,7 +101,6 @@ class MarkovSource(Source):
         return first + (letters - 1) * conditional
 
     def bits_per_character(self) -> float:
-        """Return the entropy of a document per letter."""
         return self.bits(self.length) / self.length
 
     def nll_bits(self, text: str) -> float:
@@ -132,13 +131,11 @@ class PuzzleSource(Source):
         """Return whether the answer at the end of a text follows the rules."""
 
     def documents(self) -> Iterator[Document]:
-        """Yield the training puzzles, then the held-out ones."""
         for name, held_out, count in (("item", False, self.count), ("held-out", True, self.validation)):
             for number, text in enumerate(islice(self.items(held_out), count)):
                 yield Document(f"{name}-{number}", text)
 
     def held_out(self, name: str) -> bool:
-        """Return whether a document is a held-out puzzle."""
         return name.startswith("held-out")
 
     def items(self, held_out: bool) -> Iterator[str]:
@@ -159,10 +156,10 @@ class PuzzleSource(Source):
         return np.concatenate(chosen)[:CHUNK]
 
 
-def _is_reserved(puzzles: Text) -> npt.NDArray[np.bool_]:
+def _is_reserved(puzzles: Text) -> Flags:
     """Return [n] whether answers are reserved for validation: one in eight, by a hash of their characters.
 
-    The hash has random weights, since the rows and columns of every sudoku have the same plain sums.
+    The weights of the hash are random, since the digits of all sudokus have the same plain sum.
     """
     answers = puzzles[:, int((puzzles[0] == ord(SEPARATOR)).argmax()) + 1 :].astype(np.int64)
     weights = np.random.default_rng(0).integers(1 << 31, size=answers.shape[1])

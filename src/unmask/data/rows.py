@@ -24,8 +24,8 @@ Words = npt.NDArray[np.uint64]
 T = TypeVar("T")
 
 TEXT_TOKENS, POSITIONS = "text tokens", "positions"
-"""What figures per token divide by: the tokens of the texts with one end each, or all counted positions, learnt padding
-included, as in records of earlier versions."""
+"""Denominators of figures per token: the tokens of the texts with one end each, or, in records of earlier versions, all
+counted positions with learnt padding."""
 FEISTEL_ROUNDS = 8
 ROWS_AT_ONCE = 256
 RELEASE_ROWS = 256
@@ -67,6 +67,12 @@ def _mix(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
+def spread_indices(total: int, count: int | None) -> list[int]:
+    """At most `count` indices below `total`, evenly spread; None: all of them."""
+    count = total if count is None else min(count, total)
+    return [number * total // count for number in range(count)]
+
+
 @dataclass(frozen=True, eq=False)
 class RowBatch:
     """Some rows of a table.
@@ -84,7 +90,7 @@ class RowBatch:
 
 
 def reverse_complement_rows(rows: RowBatch, chosen_B: Flags, complements: Integers) -> RowBatch:
-    """The rows with the chosen ones [B] read on the opposite strand; padding stays behind the text.
+    """Rows of DNA, of which the chosen ones [B] are read on the opposite strand; padding stays behind the text.
 
     complements: [V] the token on the opposite strand for every token.
     """
@@ -177,7 +183,7 @@ class SpreadRows(Rows):
         self.length = table.length
         self.counted = 0
         self._table = table
-        self._chosen = np.arange(count) * len(table) // count
+        self._chosen = np.array(spread_indices(len(table), count))
         self._documents = np.zeros(0, dtype=np.int64)
         for start in range(0, count, ROWS_AT_ONCE):
             rows = table[self._chosen[start : start + ROWS_AT_ONCE]]
@@ -213,13 +219,11 @@ class Tokens:
 
     @classmethod
     def of(cls, token_ids: Sequence[Sequence[int]], texts: Sequence[str] | None = None) -> Tokens:
-        """Make tokens of lists of ids. texts: the text that each list encodes."""
+        """Make tokens of lists of ids. texts: one per list, whose bytes and characters are counted."""
         offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in token_ids])]).astype(np.int64)
         flat = np.fromiter((number for ids in token_ids for number in ids), dtype=np.int64, count=int(offsets[-1]))
         if texts is None:
             return cls(flat, offsets, None, None)
-        if len(texts) != len(token_ids):
-            raise ValueError(f"{len(token_ids)} lists of ids for {len(texts)} texts")
         sizes = np.array([(len(text.encode()), len(text)) for text in texts], dtype=np.int64).reshape(-1, 2)
         return cls(flat, offsets, sizes[:, 0], sizes[:, 1])
 
@@ -246,8 +250,6 @@ class TokenRows(Rows):
     """Whether the rows hold the texts of all documents and nothing else, so that bytes and characters are known."""
 
     def __init__(self, tokens: Tokens, length: int, eos_id: int | None, pad_id: int | None) -> None:
-        if length < 1:
-            raise UnmaskError(f"length must be at least 1, got {length}.")
         self.tokens = tokens
         self.length = length
         self.eos_id = eos_id

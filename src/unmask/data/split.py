@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from itertools import chain
 from math import inf, nextafter
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +19,7 @@ from unmask.data.cache import TokenCache
 from unmask.data.joined_rows import JoinedRows, MixedRows
 from unmask.data.length_policies import Policy, SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources import CorpusDigest, Document, Source
+from unmask.data.sources import CorpusDigest, Document, Source, hash_fraction
 from unmask.data.tokenizers import TokenizerComponent
 from unmask.errors import UnmaskError
 
@@ -42,8 +41,8 @@ class MixturePart(BaseModel):
 class MixtureSource(Source):
     """A weighted mixture: ``{name: mixture, parts: [{source: {...}, weight: 3}, {source: {...}, weight: 1}]}``.
 
-    parts: each is split and encoded separately, with one tokenizer for all, so a change of weights does not encode
-    anything again. Weights count training samples, whatever the sizes of the parts: a small part is repeated sooner.
+    Parts are split and encoded separately, with one tokenizer for all, so nothing is encoded again when weights change.
+    Weights are shares of the training samples, whatever the sizes of the parts: a small part is repeated sooner.
     Validation uses the validation documents of all parts once. A part may be a mixture.
     """
 
@@ -52,16 +51,13 @@ class MixtureSource(Source):
 
     @property
     def persistent(self) -> bool:  # type: ignore[override]
-        """Whether every part can be read again."""
         return all(part.source.persistent for part in self.parts)
 
     def check(self) -> None:
-        """Check every part."""
         for part in self.parts:
             part.source.check()
 
     def documents(self) -> Iterator[Document]:
-        """Yield all documents, part by part."""
         return chain.from_iterable(part.source.documents() for part in self.parts)
 
 
@@ -93,8 +89,7 @@ class Split:
 
     def hash(self, name: str) -> float:
         """Return a number in [0, 1) that is the same for all documents with the same key."""
-        key = f"{self.seed}\n{self.source.split_key(name)}".encode("utf-8", "surrogatepass")
-        return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") / 2**64
+        return hash_fraction(f"{self.seed}\n{self.source.split_key(name)}".encode("utf-8", "surrogatepass"))
 
     def is_validation(self, name: str) -> bool:
         """Return whether a document is for validation."""

@@ -23,7 +23,7 @@ from unmask.data.encoding import (
     split_into_chunks,
     vocabulary_size,
 )
-from unmask.data.sources import CorpusDigest, Document
+from unmask.data.sources import CorpusDigest, Document, hash_fraction
 from unmask.data.sources.fasta import LETTERS
 from unmask.errors import UnmaskError
 from unmask.io import CHECKSUMS, atomic_text, build_once, cache_dir, is_intact, read_json, reading
@@ -41,7 +41,7 @@ TEXT8_ALPHABET = " " + string.ascii_lowercase
 BPE_FORMAT = 1
 BPE_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
-"""Any of these is a tokenizer beside config.json, which names the class of older ones."""
+"""A folder with any of these has a tokenizer."""
 CHAT_TEMPLATE = "chat_template.jinja"
 """Where newer versions of transformers write the chat template."""
 SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "padding_side", "truncation_side", "chat_template",
@@ -60,10 +60,10 @@ class TokenizerComponent(Component):
 
     @abstractmethod
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
-        """Build the tokenizer.
+        """Build or load the tokenizer; only one that is trained reads the documents.
 
         documents: yields the training documents, from the start at each call. digest: their digest, if it is known; a
-        tokenizer trained on the same documents before then comes from the cache.
+        tokenizer that was trained on the same documents then comes from the cache.
         """
 
 
@@ -73,7 +73,6 @@ class ByteTokenizer(TokenizerComponent):
     name: Literal["byte"] = "byte"
 
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
-        """Build the tokenizer; documents are not read."""
         from tokenizers import Tokenizer, decoders, models
 
         vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
@@ -100,7 +99,6 @@ class CharTokenizer(TokenizerComponent):
         return alphabet
 
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
-        """Build the tokenizer; documents are not read."""
         from tokenizers import Tokenizer, decoders, models
 
         vocabulary = {character: number for number, character in enumerate(self.alphabet)}
@@ -119,14 +117,13 @@ class DNATokenizer(TokenizerComponent):
     name: Literal["dna"] = "dna"
 
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
-        """Build the tokenizer; documents are not read."""
         return CharTokenizer(alphabet=LETTERS).build(documents)
 
 
 def complement_map(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The token on the opposite strand of DNA for every token: that of the reverse complement of its text.
+    """For every token of DNA, the token on the opposite strand: the reverse complement of its text.
 
-    Tokens that are not made of bases, such as N and the mask, map to themselves.
+    Tokens without a complement, such as N and the mask, map to themselves.
     """
     vocabulary = tokenizer.get_vocab()
     tokens = {token: number for token, number in vocabulary.items() if token and set(token) <= {*"ACGTNacgtn"}}
@@ -151,7 +148,7 @@ class BPETokenizer(TokenizerComponent):
     """Byte-level byte-pair encoding, trained on the training documents. Decoding restores every text.
 
     vocab_size: the 256 bytes, the learned pairs, [EOS] and [MASK]; fewer if too few pairs occur twice in the text.
-    sample_characters: how much of a longer text is used for training; passages are sampled evenly from all of it.
+    sample_characters: how much of a longer text is used for training, in passages spread evenly over it.
     """
 
     name: Literal["bpe"] = "bpe"
@@ -196,8 +193,7 @@ class BPETokenizer(TokenizerComponent):
         wanted, coming = self.sample_characters, characters
         for number, chunk in enumerate(split_into_chunks(documents, end_after_word)):
             size = len(chunk.text)
-            digest = blake2b(number.to_bytes(8, "big"), digest_size=8).digest()
-            if size <= wanted and int.from_bytes(digest, "big") / 2**64 * coming < wanted:
+            if size <= wanted and hash_fraction(number.to_bytes(8, "big")) * coming < wanted:
                 wanted -= size
                 yield chunk.text
             coming -= size
@@ -226,7 +222,6 @@ class HuggingFaceTokenizer(TokenizerComponent):
     path: str
 
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
-        """Load the tokenizer; documents are not read."""
         folder = Path(self.path).expanduser()
         data = os.environ.get("UNMASK_DATA")
         if not folder.is_dir() and data is not None and Path(data, "vocab", self.path).is_dir():
@@ -384,10 +379,9 @@ def framed_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A copy of a tokenizer whose calls, as in `pipeline("fill-mask")`, give rows like those in training.
 
-    A row starts with the token `begin`, as for autoregressive networks, and ends with EOS if `end`. With the special
-    tokens of an encoder, `frame`, it is between these, as its own tokenizer does it. The mask token takes the space
-    before it if words begin with spaces. Padding is EOS, or the mask token without EOS. `encode` gives the same ids as
-    before.
+    begin: the first token of a row, as for autoregressive networks. end: whether a row ends with EOS. frame: the
+    special tokens of an encoder around a row. The mask token includes the space before it if words begin with spaces.
+    Padding is EOS, or the mask token if there is no EOS. `encode` gives the same ids as before.
     """
     from tokenizers import AddedToken, processors
 

@@ -44,11 +44,10 @@ RATES = ("parses", "exact", "same_tokens")
 
 
 def body_spans(text: str, kind: BlankKind) -> tuple[list[Span], int]:
-    """Character spans in the body of a function that may be blanked, and the start of the body's first line.
+    """Character spans that may be blanked in the body of a function, and the start of the body's first line.
 
-    An expression is any expression, nested ones included; a line is a statement on one line; lines are one or several
-    consecutive statements of a block on several lines. Docstrings are excluded, and a body on the line of its `def`
-    has no spans.
+    An expression may be nested; a line is a statement on one line; lines are consecutive statements of a block, which
+    take several lines. Docstrings are excluded, and a body on the line of its `def` has no spans.
     """
     function = parse_function(text)
     assert function is not None, "every document of the source is one function"
@@ -110,7 +109,7 @@ def _is_string(statement: ast.stmt) -> bool:
 
 @dataclass(frozen=True)
 class Blank:
-    """A function as tokens; those from `start` to before `end` are to be predicted."""
+    """A function as tokens; those from `start` to `end` (exclusive) are to be predicted."""
 
     name: str
     kind: BlankKind
@@ -145,8 +144,8 @@ def make_blanks(lm: MaskedDiffusionLM, kind: BlankKind, count: int, seed: int = 
     blanks: list[Blank] = []
     encoded = encode(lm.text_processor.tokenizer, [one.text for one in held_out])
     for document, ids in zip(held_out, encoded, strict=True):
-        blank = make_blank(lm, document, ids, kind, seed) if len(ids) < lm.row_length else None
-        blanks += [] if blank is None else [blank]
+        if len(ids) < lm.row_length and (blank := make_blank(lm, document, ids, kind, seed)) is not None:
+            blanks.append(blank)
         if len(blanks) == count:
             return blanks
     if not blanks:

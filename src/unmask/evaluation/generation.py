@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from unmask.checkpoint import find_checkpoint, read_checkpoint_config
+from unmask.data.rows import spread_indices
 from unmask.errors import UnmaskError
 from unmask.evaluation.judge import Judge
 from unmask.evaluation.perplexity import evaluation_rows, open_documents
@@ -129,7 +130,7 @@ class Texts:
     """Texts to measure. `calls` and `seconds` [n] are None unless the texts were generated here.
 
     The seconds of a batch are divided evenly among its texts. `prompts` are the given beginnings of the texts, which
-    the judge reads and which are not measured.
+    the judge reads but which are not measured.
     """
 
     texts: list[str]
@@ -143,8 +144,8 @@ class Texts:
 class GenerationSettings:
     """The number of texts to generate (for each of the `prompts`), their first seed, token rule and length in tokens.
 
-    Texts longer than a `window` (default: the model's length) are generated in windows, each `stride` tokens after the
-    last one.
+    Texts longer than `window` (by default the model's length) are generated in windows, each `stride` tokens after the
+    previous one.
     """
 
     n: int
@@ -210,7 +211,7 @@ def reference_texts(
         if not document.more:
             texts.append("")
     texts.pop()
-    return Texts(texts if len(texts) <= count else [texts[i * len(texts) // count] for i in range(count)])
+    return Texts([texts[i] for i in spread_indices(len(texts), count)])
 
 
 def read_texts(path: Path) -> Texts:

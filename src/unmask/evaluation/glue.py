@@ -8,7 +8,7 @@ The protocol is the paper's: all weights are trained for 3 epochs in batches of 
 once, after the last epoch. AdamW has weight decay 0.01, and a rate that rises over 6% of the steps and then falls
 linearly to 0. The paper has one rate, 2e-5; smaller networks need higher ones, so several are tried, the same for all
 checkpoints, and the one with the highest mean score over the seeds is reported. As in the paper there is no other
-set to choose it on, so the best of several rates is slightly too high, for all checkpoints alike.
+set to choose it on, so reported scores are slightly too high, for all checkpoints alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from unmask.data.glue import Task, TaskData
 from unmask.data.rows import permute
 from unmask.errors import UnmaskError
-from unmask.evaluation.tables.base import Cell, Table
+from unmask.evaluation.tables.base import Cell, Table, seeds_cell
 from unmask.evaluation.tables.workspace import Workspace, run_side_by_side
 from unmask.optimizers.base import AdamW
 from unmask.pipeline import MaskedDiffusionLM, load
@@ -63,7 +63,7 @@ class GlueSettings:
 
 @dataclass(frozen=True)
 class GlueResult:
-    """The scores of one fine-tuning in percent, its training examples, and how many examples of all files were cut."""
+    """The scores of one fine-tuning in percent, and its numbers of training examples and of truncated examples."""
 
     checkpoint: str
     task: str
@@ -78,11 +78,11 @@ class GlueResult:
 
 
 def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> tuple[list[Row], int]:
-    """A row for each sentence or pair, and the number of those that were cut to the length of the model's rows.
+    """A row for each sentence or pair, and the number of those that were truncated to the length of the model's rows.
 
-    The tokens before and after a text are those that the checkpoint's tokenizer adds, unless the network adds its own
-    `frame`, as encoders do. Sentences of a pair are separated by the separator token, or else EOS, or else a newline. A
-    pair that is too long loses tokens of the longer sentence.
+    The checkpoint's tokenizer adds tokens before and after a text, unless the network adds its own `frame`, as encoders
+    do. Sentences of a pair are separated by the separator token, or else EOS, or else a newline. A pair that is too
+    long loses tokens of the longer sentence.
     """
     tokenizer = lm.text_processor.tokenizer
     parts = iter(lm.text_processor.encode([text for pair in texts for text in pair]))  # refuses unknown letters
@@ -100,7 +100,7 @@ def encode_examples(lm: MaskedDiffusionLM, texts: Sequence[tuple[str, ...]]) -> 
             row += [*separator, *sentence]
         rows.append([*row, *end])
     if not all(rows):  # an empty text without special tokens
-        raise UnmaskError(f"The tokenizer of '{lm.path}' gives no tokens for {texts[rows.index([])]!r}; leave it out.")
+        raise UnmaskError(f"The tokenizer of '{lm.path}' gives no tokens for {texts[rows.index([])]!r}; remove it.")
     return rows, truncated
 
 
@@ -407,20 +407,15 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def choose_rate(results: Sequence[GlueResult], task: Task) -> list[GlueResult]:
-    """The results, one per seed, of the learning rate with the highest mean over seeds of the scores that select it.
+    """The results, one per seed, of the learning rate with the highest mean of the task's selection scores.
 
-    results: those of one checkpoint on the task. Of equal rates the lowest is chosen.
+    results: those of one checkpoint on the task. Of equally good rates the lowest is chosen.
     """
     rates = sorted({one.learning_rate for one in results})
     by_rate = {rate: [one for one in results if one.learning_rate == rate] for rate in rates}
     names = task.selection_scores
     best = max(rates, key=lambda rate: statistics.fmean(one.scores[name] for one in by_rate[rate] for name in names))
     return sorted(by_rate[best], key=lambda one: one.seed)
-
-
-def seeds_cell(values: Sequence[float]) -> Cell:
-    """The mean over seeds, with their standard deviation if there are several."""
-    return Cell(statistics.fmean(values), {"seeds": statistics.stdev(values)} if len(values) > 1 else {})
 
 
 def glue_table(

@@ -52,8 +52,8 @@ class Window(NamedTuple):
 def split_windows(text: int, length: int, context: int | None) -> Iterator[Window]:
     """Split a text into windows that fit into the context of a judge; every token is scored once.
 
-    The first window is as long as the context. Each later one scores half a context of new tokens, preceded by at
-    least half a context of old ones.
+    The first window is as long as the context. Each later one scores half a context of new tokens after at least half
+    a context of old ones.
     """
     context = context or length
     first, end = 0, min(length, context)

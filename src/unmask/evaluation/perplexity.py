@@ -45,19 +45,19 @@ def evaluation_rows(
 
 
 def open_documents(texts: Sequence[str], **options: str | None) -> Callable[[], Iterator[Document]]:
-    """A function that reads the documents of files, folders, datasets or standard input; `options`: see Source."""
+    """A function that reads the documents of files, folders, datasets or standard input."""
     sources = open_sources(texts, **options)
     return lambda: chain.from_iterable(source.documents() for source in sources)
 
 
 def open_sources(texts: Sequence[str], **options: str | None) -> list[Source]:
-    """The source of each text, with those of the options that are not None."""
+    """The source of each text, with the options that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
     return [build("source", {**source_spec(text), **given}) for text in texts]
 
 
-def _located(source: Any, checkpoint: Path | None) -> Any:
-    """A source with its relative paths as seen from a folder above the checkpoint, if they do not exist from here."""
+def _relocated(source: Any, checkpoint: Path | None) -> Any:
+    """A source whose relative paths, if they do not exist from here, start at a folder above the checkpoint."""
     paths = source.get("paths") if isinstance(source, dict) else None
     paths = [paths] if isinstance(paths, str) else paths
     if not paths or checkpoint is None or all(map(os.path.exists, paths)):
@@ -74,7 +74,7 @@ def _training_corpus(lm: MaskedDiffusionLM) -> Corpus:
         raise UnmaskError("This checkpoint does not record its training data; name texts with --data.")
     if lm.path is not None and lm.path.is_relative_to(SHIPPED):
         raise UnmaskError(f"The model '{lm.path.name}' ships without its training data; name texts with --data.")
-    data = DataConfig(**{**config, "source": _located(config.get("source"), lm.path)})
+    data = DataConfig(**{**config, "source": _relocated(config.get("source"), lm.path)})
     if not data.source.persistent:
         raise UnmaskError("This checkpoint was trained on standard input, which is gone; name texts with --data.")
     try:

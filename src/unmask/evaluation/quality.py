@@ -23,8 +23,8 @@ DIVERGENCE_POINTS, MAUVE_SCALE = 25, 5
 def self_bleu(texts: Sequence[str]) -> Values:
     """[n] the BLEU-4 of each text with all other texts as references, in [0, 100].
 
-    Equals sacrebleu's `sentence_bleu`, but all texts are counted once: the largest count of an n-gram in the others is
-    the largest of all texts, or the second largest if that one is of the text itself.
+    Equals sacrebleu's `sentence_bleu`, but counts every text only once: the largest count of an n-gram in the others is
+    the largest of all texts, or the second largest if the text itself has the largest.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -51,7 +51,7 @@ def self_bleu(texts: Sequence[str]) -> Values:
 
 
 def _closest_other(length: int, lengths: list[int]) -> int:
-    """The closest length of another text, of two equally close ones the shorter; 0 if there is no other."""
+    """The closest length of another text, the shorter one of a tie; 0 if there is no other."""
     place = bisect_left(lengths, length)
     others = [*lengths[max(0, place - 1) : place], *lengths[place + 1 : place + 2]]
     return min(others, key=lambda other: (abs(other - length), other), default=0)
@@ -62,7 +62,7 @@ def count_failures(
 ) -> dict[str, tuple[Values, Values] | None]:
     """For each kind of failure, the failures [n] of every text, and what they are divided by [n].
 
-    - broken_words, of all words: no held-out text has the word. For the held-out texts themselves: no other one has it.
+    - broken_words, of all words: no held-out text has the word; for the held-out texts themselves, no other one.
     - repeated_spans, of all texts: 8 consecutive words occur twice.
     - unfinished_quotes, of all texts: an odd number of straight quotes, or not as many opening as closing ones.
     - unfinished_end, of all texts that are not blank: the last sentence has no final punctuation.
@@ -70,8 +70,8 @@ def count_failures(
     words = [WORD.findall(text.lower()) for text in texts]
     spans = [ngrams(line, SPAN_WORDS) for line in words]
     one = np.ones(len(texts))
-    quotes = [text.count('"') % 2 or text.count("“") != text.count("”") for text in texts]
-    filled = to_array(not text.isspace() and text != "" for text in texts)
+    unfinished = (text.count('"') % 2 or text.count("“") != text.count("”") for text in texts)
+    filled = to_array(text.strip() != "" for text in texts)
     broken = None
     if held_out is not None:
         containing = Counter(word for text in held_out for word in set(WORD.findall(text.lower())))
@@ -80,7 +80,7 @@ def count_failures(
     return {
         "broken_words": broken,
         "repeated_spans": (to_array(len(set(grams)) < len(grams) for grams in spans), one),
-        "unfinished_quotes": (to_array(map(bool, quotes)), one),
+        "unfinished_quotes": (to_array(unfinished), one),
         "unfinished_end": (filled * to_array(SENTENCE_END.search(text) is None for text in texts), filled),
     }
 
@@ -88,8 +88,8 @@ def count_failures(
 def mauve(held_out: Values, generated: Values) -> Estimate:
     """MAUVE of features [n, d] of held-out texts and of generated ones, by mauve-text with its default options.
 
-    The interval is that of a bootstrap over the texts of both sides, with the clusters fixed. Its standard deviation is
-    used and not its quantiles, which are biased: a resample is further from another resample than a text from a text.
+    The interval is that of a bootstrap over the texts of both sides, with the clusters fixed. It is the value plus and
+    minus standard deviations, since quantiles are biased: resamples are further apart than the texts they come from.
     """
     from mauve.compute_mauve import compute_mauve, get_divergence_curve_for_multinomials
     from sklearn.metrics import auc

@@ -58,7 +58,7 @@ def to_array(values: Iterable[float]) -> Values:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and the ends of its 95% interval, None if the interval is unknown (a single text or batch)."""
+    """A value and the ends of its 95% interval; None if it is unknown, as for a single text or batch."""
 
     value: float
     low: float | None = None
@@ -89,9 +89,14 @@ def bootstrap_ratio(numerator: Values, denominator: Values, weights: Values) -> 
         return Estimate(value)
     numerators, denominators = weights @ numerator, weights @ denominator
     valid = denominators > 0
+    return Estimate(value, *quantile_interval(numerators[valid] / denominators[valid]))
+
+
+def quantile_interval(values: Sequence[float] | Values) -> tuple[float, float]:
+    """The quantiles of resampled values between which a share of `LEVEL` lies."""
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(numerators[valid] / denominators[valid], [tail, 1 - tail])
-    return Estimate(value, float(low), float(high))
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def result_as_dict(result: Any) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def wilson(successes: Values) -> Estimate:
 def format_estimate(estimate: Estimate | None) -> str:
     """``20.1 (18.9–21.4)``: three digits and the interval, unless it is unknown or has no width.
 
-    There are more digits, at most six, if the ends would look the same.
+    Up to three digits are added if the ends would look the same.
     """
     if estimate is None:
         return "-"

@@ -90,7 +90,7 @@ def make_strategies(
 
 
 def parse_choices(words: Sequence[str], choices: Mapping[C, Any], what: str) -> list[C]:
-    """The chosen keys, each once and in their own order; raise `UnmaskError` for a word that is none of them."""
+    """The chosen keys, each once and in the order of `choices`; raise `UnmaskError` for an unknown word."""
     for word in words:
         if word not in choices:
             raise UnmaskError(f"There is no {what} '{word}'.{did_you_mean(word, choices)}")
@@ -138,7 +138,7 @@ class TaskEvaluation(ABC):
 
     @abstractmethod
     def check(self, lm: MaskedDiffusionLM) -> None:
-        """Raise `UnmaskError` if a model was trained on other data than the items come from."""
+        """Raise `UnmaskError` if a model was not trained on the data that the items come from."""
 
     @abstractmethod
     def evaluate(
@@ -180,7 +180,7 @@ class TaskEvaluation(ABC):
 
 
 def summarize(columns: Columns, rates: Sequence[str], unit: str) -> dict[str, Estimate]:
-    """Rates with Wilson intervals, the share of right units with a bootstrap interval over items, and mean costs."""
+    """Rates with Wilson intervals, the share of right units with a bootstrap interval, and mean calls and seconds."""
     share = bootstrap_ratio(columns[f"right_{unit}"], columns[unit], bootstrap_weights(len(columns[unit])))
     assert share is not None
     return {

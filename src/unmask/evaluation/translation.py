@@ -15,10 +15,18 @@ import numpy as np
 
 from unmask.data.length_policies import Prompted
 from unmask.data.protocols import ProtocolSource, get_protocol
+from unmask.data.rows import spread_indices
 from unmask.data.sources import Document
 from unmask.data.sources.parallel import ParallelSource, split_pair
 from unmask.errors import UnmaskError
-from unmask.evaluation.statistics import LEVEL, RESAMPLES, Estimate, bootstrap_weights, result_as_dict
+from unmask.evaluation.statistics import (
+    LEVEL,
+    RESAMPLES,
+    Estimate,
+    bootstrap_weights,
+    quantile_interval,
+    result_as_dict,
+)
 from unmask.registry import build
 
 if TYPE_CHECKING:
@@ -79,8 +87,7 @@ def read_pairs(
     pairs = [split_pair(document.text) for document in documents]
     if not pairs or not all(target for _, target in pairs):
         raise UnmaskError(f"'{on or data}' has no pairs of texts; name a protocol or files of translations.")
-    wanted = len(pairs) if count is None else min(count, len(pairs))
-    return [pairs[number * len(pairs) // wanted] for number in range(wanted)]
+    return [pairs[i] for i in spread_indices(len(pairs), count)]
 
 
 def check_translates(lm: MaskedDiffusionLM) -> Prompted:
@@ -153,9 +160,7 @@ def _bootstrap_corpus(metric: Any, texts: Sequence[str], references: Sequence[st
         return Estimate(value)
     statistics = np.array(metric._extract_corpus_statistics(texts, [references]), dtype=np.float64)
     resampled = (bootstrap_weights(len(texts)) @ statistics).tolist()
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile([metric._compute_score_from_stats(row).score for row in resampled], [tail, 1 - tail])
-    return Estimate(value, float(low), float(high))
+    return Estimate(value, *quantile_interval([metric._compute_score_from_stats(row).score for row in resampled]))
 
 
 def settings_as_dict(pairs: Pairs, order: str, temperature: float, seed: int) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class VariantScore:
 
 
 def read_variants(path: Path, genome: Genome) -> tuple[list[Variant], int]:
-    """The variants of a VCF file, one per alternative allele, and the number of alleles left out, such as <DEL>."""
+    """The variants of a VCF file, one per alternative allele, and the number of symbolic alleles, such as <DEL>."""
     variants: list[Variant] = []
     symbolic = 0
     for where, fields in _lines(path):
@@ -91,7 +91,7 @@ def read_variants(path: Path, genome: Genome) -> tuple[list[Variant], int]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The place and the fields of each line of a VCF file, which may be compressed, after its header."""
+    """The beginning of an error message, and the fields, for each line of a VCF file after its header."""
     if not path.is_file():
         raise UnmaskError(f"There is no file '{path}'; check the path of --vcf.")
     with InputFile(path, path.name, str(path)).open_text() as lines:
@@ -113,7 +113,7 @@ def score_variant(
     """Score a variant in a window of `context` bases, by default the length of the model.
 
     The window has the same flanks for both alleles and as many bases before the variant as behind it, where the record
-    has them. The result depends on nothing else than these arguments. both_strands: average over both strands.
+    has them. The result depends on these arguments alone. both_strands: average over both strands.
     """
     longest = max(len(variant.ref), len(variant.alt))
     room = (context or lm.row_length) - longest
@@ -161,7 +161,7 @@ def score_both_strands(lm: MaskedDiffusionLM, texts: list[str], **options: Any) 
 
 
 def average_bounds(one: Bound, other: Bound) -> Bound:
-    """The mean of two independent bounds of the same texts. Their data errors are those of the same documents."""
+    """The mean of two independent bounds of the same texts; data errors are averaged, as the documents are the same."""
 
     def mean(name: str) -> Any:
         a, b = getattr(one, name), getattr(other, name)

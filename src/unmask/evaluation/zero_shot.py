@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from unmask.data.cache import TokenCache
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.protocols import PartName, Protocol, get_protocol
+from unmask.data.rows import spread_indices
 from unmask.data.sources import Document
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.likelihood import Evaluation, Progress
@@ -107,8 +108,7 @@ def protocol_rows(lm: MaskedDiffusionLM, part: ProtocolPart, documents: int | No
         raise UnmaskError(
             f"The {part.part} part of '{part.protocol.name}' has no text; give more text or download it again."
         )
-    wanted = total if documents is None else min(documents, total)
-    chosen = {number * total // wanted for number in range(wanted)}
+    chosen = set(spread_indices(total, documents))
 
     def read() -> Iterator[Document]:
         index = 0

@@ -36,7 +36,7 @@ DODGE = 0.006
 
 @dataclass(frozen=True)
 class RunSeries:
-    """The log of a run: training lines, validations and advice. `recipe` is empty if its file is missing."""
+    """The log of a run: training lines, validations and advice. `recipe` is empty if there is none."""
 
     name: str
     path: Path
@@ -55,7 +55,7 @@ class RunSeries:
 
     @property
     def label(self) -> str:
-        """The name, and up to which step figures per token are per position (learnt padding included)."""
+        """The name, and a note if figures are per position, learnt padding included, up to some step."""
         old = [record["step"] for record in self.trained if record.get("denominator") != TEXT_TOKENS]
         if not old:
             return self.name
@@ -134,7 +134,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunSeries]:
 
 
 def smooth(values: Values) -> Values:
-    """A centred mean with Gaussian weights that ignores NaN; short series are returned unchanged."""
+    """A centred Gaussian mean that ignores NaN; short series are returned unchanged."""
     if len(values) < FEW:
         return values
     width = max(0.5, len(values) / SMOOTHING)

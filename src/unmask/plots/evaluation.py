@@ -38,17 +38,18 @@ def draw_frontier(rows: Sequence[GenerationResult], path: Path) -> None:
         by_calls, by_entropy = figure.subplots(1, 2, sharey=True)
         models = [curve for curve in curves if curve[0].kind != "data"]
         for curve in curves:
-            style = {"color": INK} if curve[0].kind == "data" else _style(models.index(curve))
-            if curve[0].kind == "data":
-                for level in (_estimate(row, "perplexity") for row in curve):  # held-out data took no calls
+            is_data = curve[0].kind == "data"
+            style = {"color": INK} if is_data else _style(models.index(curve))
+            if is_data:  # held-out texts took no calls
+                for row in curve:
+                    level = _estimate(row, "perplexity")
                     by_calls.axhline(level.value, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
                     if level.low is not None:
                         by_calls.axhspan(level.low, level.high, color=INK, alpha=0.08, linewidth=0, zorder=0)
             else:
                 generated = [row for row in curve if row.metrics["calls"]]
-                _draw_points(
-                    by_calls, sorted(generated, key=lambda row: _estimate(row, "calls").value), "calls", **style
-                )
+                generated.sort(key=lambda row: _estimate(row, "calls").value)
+                _draw_points(by_calls, generated, "calls", **style)
             _draw_points(by_entropy, curve, "entropy", label=curve[0].name, **style)
         by_calls.set(title="Judge perplexity against network calls", xlabel="network calls per text", yscale="log")
         by_entropy.set(title="Judge perplexity against entropy", xlabel="unigram entropy per text, nats")
@@ -82,14 +83,14 @@ def _draw_points(panel: Any, rows: Sequence[GenerationResult], metric: str, **st
 
 
 def _label_ends(panel: Any, curves: Sequence[Sequence[GenerationResult]]) -> None:
-    """Label both ends of each curve with their steps, where the label overlaps no line, bar or other label."""
+    """Label both ends of each curve with their steps where the label overlaps no line, bar or other label."""
     panel.figure.draw_without_rendering()
     bars = [path for collection in panel.collections for path in collection.get_paths()]
     paths = [*(line.get_path() for line in panel.lines), *bars]
     strokes = [panel.transData.transform_path(path) for path in paths]
     taken: list[Any] = []
     for curve in curves:
-        for row in (*curve[:1], *curve[1:][-1:]):
+        for row in (curve[0], curve[-1])[: len(curve)]:
             for right, up in CORNERS:
                 label = panel.annotate(
                     "" if row.steps is None else f"T={row.steps}",
@@ -165,7 +166,7 @@ def draw_code(rows: Sequence[TaskResult], path: Path) -> None:
 
 
 def draw_line(panel: Any, results: Sequence[TaskResult], rate: str, ink: str, label: str, error: bool = False) -> None:
-    """One rate (or `error`, 1 - rate) of one strategy against calls; also a level for an autoregressive model."""
+    """A rate of a strategy, or with `error` 1 - rate, against calls; an autoregressive model also has a level."""
     results = sorted(results, key=lambda row: row.metrics["calls"].value)
     rates = [row.metrics[rate] for row in results]
     values = [1 - one.value if error else one.value for one in rates]

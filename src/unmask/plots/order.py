@@ -30,7 +30,7 @@ class UnmaskedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class UnmaskingOrder:
-    """The tokens one sampling run wrote, the positions that were given, and the numbers of calls and positions."""
+    """The tokens that a sampling run wrote, the given positions, and the numbers of calls and positions."""
 
     name: str
     written: list[UnmaskedToken]
@@ -40,7 +40,6 @@ class UnmaskingOrder:
 
     @classmethod
     def of(cls, name: str, frames: Sequence[Frame]) -> UnmaskingOrder:
-        """Read the order from the frames of a run."""
         last = frames[-1]
         written = [
             UnmaskedToken(position, after.call, after.confidence[position], last.order[position] == order)

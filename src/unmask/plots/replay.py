@@ -35,19 +35,10 @@ SUPERSAMPLING = 2
 
 GIF_FRAMES, GIF_FONT_SIZE, GIF_SECONDS = 60, 16, 6.0
 FIRST, LONGEST, LAST = 700, 400, 3000
-"""Milliseconds: the empty canvas, the longest frame between, and the finished text."""
+"""Milliseconds of the empty canvas, of a frame in between at most, and of the finished text."""
 PNG_PANELS, PNG_FONT_SIZE = 6, 22
 TEMPLATE = "replay.html"
 _ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
-
-
-class Change(NamedTuple):
-    """The content of a position after a call; `piece` is None for a mask."""
-
-    position: int
-    piece: str | None
-    order: int
-    confidence: float
 
 
 class Chip(NamedTuple):
@@ -72,16 +63,15 @@ def shown_positions(frames: Sequence[Frame]) -> int:
     return min(frames[-1].end + 1, len(frames[-1].ids))
 
 
-def changes(before: Frame, after: Frame, positions: int) -> list[Change]:
-    """The positions that differ between two frames, as the later one shows them.
+def changes(before: Frame, after: Frame, positions: int) -> list[tuple[int, str | None, int, float]]:
+    """What differs in the first positions of a later frame: (position, piece, order, confidence), None for a mask.
 
     A call may also change what an older token shows: the last byte of a character completes those before it.
     """
-    rows = zip(before.pieces, after.pieces, before.order, after.order, after.confidence, strict=True)
     return [
-        Change(position, now, order, confidence)
-        for position, (was, now, earlier, order, confidence) in enumerate(rows)
-        if position < positions and (was, earlier) != (now, order)
+        (i, after.pieces[i], after.order[i], round(after.confidence[i], 4))
+        for i in range(positions)
+        if (before.pieces[i], before.order[i]) != (after.pieces[i], after.order[i])
     ]
 
 
@@ -104,7 +94,7 @@ def lay_out(pieces: Sequence[str], width: int) -> list[Chip]:
 
 
 def _place(pieces: Sequence[str], width: int) -> Iterator[tuple[int, int, Character]]:
-    """Line, column and character. A space at the end of a line may exceed the width."""
+    """Yield line, column and character; a space at the end of a line may exceed the width."""
     line = column = 0
     for word in _words(pieces):
         size = sum(one.character != " " for one in word)
@@ -120,7 +110,7 @@ def _place(pieces: Sequence[str], width: int) -> Iterator[tuple[int, int, Charac
 
 
 def _words(pieces: Sequence[str]) -> Iterator[list[Character]]:
-    """Characters up to and including a space or newline."""
+    """Yield words as characters, up to and including a space or newline."""
     word: list[Character] = []
     for token, piece in enumerate(pieces):
         for character in piece:
@@ -199,7 +189,7 @@ def chip_colour(frame: Frame, token: int) -> RGB | None:
 
 
 def quantize(image: Any) -> Any:
-    """The image in a fixed palette: every colour behind a token, with the shades at the edges of letters and corners.
+    """Reduce an image to a palette of the colours behind tokens, and of the shades at the edges of letters and corners.
 
     An adaptive palette would distort rare colours.
     """
@@ -284,17 +274,14 @@ def make_page(frames: Sequence[Frame], caption: str = "") -> str:
 def replay_data(frames: Sequence[Frame]) -> dict[str, Any]:
     """The data of the page.
 
-    `start` and `finished`: the pieces of the first and the last frame, None for a mask. `calls`: the changes of each
-    network call, as (position, piece, order, confidence). `hidden`: the number of positions after the end of the text.
+    `start` and `finished`: the pieces of the first and the last frame, None for a mask. `calls`: the `changes` of each
+    network call. `hidden`: the number of positions after the end of the text.
     """
     shown = shown_positions(frames)
     return {
         "start": frames[0].pieces[:shown],
         "finished": frames[-1].pieces[:shown],
-        "calls": [
-            [(*change[:3], round(change.confidence, 4)) for change in changes(before, after, shown)]
-            for before, after in pairwise(frames)
-        ],
+        "calls": [changes(before, after, shown) for before, after in pairwise(frames)],
         "hidden": len(frames[-1].ids) - shown,
         "scale": CONFIDENCE_SCALE,
     }

@@ -84,7 +84,7 @@ def confidence_colour(confidence: float) -> RGB:
 
 
 def check_picture(path: Path) -> None:
-    """Raise `UnmaskError` if the suffix is not one of a figure, or the file cannot be written."""
+    """Raise `UnmaskError` unless the suffix is one of `SUFFIXES` and the file can be written."""
     if path.suffix.lower() not in SUFFIXES:
         raise UnmaskError(f"'{path}' must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
     check_output_file(path)

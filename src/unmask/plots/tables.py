@@ -30,22 +30,19 @@ PALEST = 0.65
 
 def draw_table(table: Table, path: Path) -> None:
     """Draw the curves of a table, or its bars, or else its first column."""
-    rows = len(table.rows if table.bar_rows is None else table.bar_rows)
-    size = (WIDTH, 3.4) if table.curves or table.bars else (WIDTH, 1.2 + 0.32 * rows)
-    if table.bars:
-        size = (max(WIDTH, 0.9 + 0.24 * rows * (len(table.columns) + 1)), 3.4)
-    with open_figure(path, size) as figure:
-        if table.curves:
-            _draw_curves(figure, table)
-        elif table.bars:
-            _draw_bars(figure, table)
-        else:
-            panel = figure.add_subplot()
-            panel.set_title(table.title)
-            _draw_column(figure, panel, table)
+    draw, width, height = _draw_column, WIDTH, 1.2 + 0.32 * len(table.rows)
+    if table.curves:
+        draw, height = _draw_curves, 3.4
+    elif table.bars:
+        rows = table.rows if table.bar_rows is None else table.bar_rows
+        draw, width, height = _draw_bars, max(WIDTH, 0.9 + 0.24 * len(rows) * (len(table.columns) + 1)), 3.4
+    with open_figure(path, (width, height)) as figure:
+        draw(figure, table)
 
 
-def _draw_column(figure: Any, panel: Any, table: Table) -> None:
+def _draw_column(figure: Any, table: Table) -> None:
+    panel = figure.add_subplot()
+    panel.set_title(table.title)
     column = table.columns[0]
     cells = {label: row[column] for label, row in table.rows.items() if not isinstance(row.get(column, ""), str)}
     places = list(range(len(cells)))[::-1]
@@ -94,7 +91,7 @@ def _draw_bars(figure: Any, table: Table) -> None:
 def _draw_curves(figure: Any, table: Table) -> None:
     """A panel for each pair of axes, side by side. A curve has the same colour in all of them.
 
-    The curves of a group, which is named before the comma of their labels, have shades of one colour.
+    Curves whose labels agree up to the comma are a group and have shades of one colour.
     """
     x_axis, y_axis = table.axes
     places = [(curve.x_axis or x_axis, curve.axis or y_axis) for curve in table.curves]
@@ -117,7 +114,6 @@ def _draw_curves(figure: Any, table: Table) -> None:
 
 
 def _shade(label: str, labels: Sequence[str]) -> dict[str, Any]:
-    """The colour and line style of one of several curves."""
     groups = list(dict.fromkeys(one.partition(",")[0] for one in labels))
     group = label.partition(",")[0]
     members = [one for one in labels if one.partition(",")[0] == group]

@@ -164,12 +164,6 @@ def test_odd_files_are_refused_in_one_sentence(folder, content, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_pipe_is_refused(folder):
-    os.mkfifo("g.fa")
-    with pytest.raises(UnmaskError, match=r"'g\.fa' is a pipe or a device"):
-        Genome(Path("g.fa"))
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -18,7 +18,7 @@ from unmask.registry import Component
 
 HUB_PREFIX = "hf:"
 MAX_CHARACTERS = 1 << 24
-"""A text that is read in parts becomes documents of about this many characters."""
+"""A text that is read in parts becomes documents of about this size."""
 
 
 @dataclass(slots=True)  # not frozen: that makes creation four times slower, and a corpus has millions of documents
@@ -137,6 +137,11 @@ class CorpusDigest:
     def hexdigest(self) -> str:
         """Equal for equal documents."""
         return self._hash.hexdigest()
+
+
+def hash_fraction(content: bytes) -> float:
+    """Return a number in [0, 1) that depends on the content alone."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
 def is_saved_dataset(folder: Path) -> bool:

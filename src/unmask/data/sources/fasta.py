@@ -76,7 +76,6 @@ class FastaSource(FileSource):
         return name.removesuffix(REVERSE_SUFFIX) if self.reverse_complement else name
 
     def read_file(self, file: InputFile) -> Iterator[Document]:
-        """Yield the records of one file."""
         return read_fasta(file, self.reverse_complement, self.soft_masked)
 
 

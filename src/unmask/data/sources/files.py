@@ -170,8 +170,8 @@ class FileSource(Source):
     ``.bz2``, ``.xz``, ``.zst``); hidden files are skipped. A file named explicitly is read whatever its suffix.
     Documents are named by the path inside the folder, or by the file's name, so a corpus can be moved without changing
     its names.
-    validation_files: a pattern, such as ``'valid*'``, for the files that are held out; without it documents of all
-    files may be.
+    validation_files: a pattern, such as ``'valid*'``, for the files that are held out; by default the split chooses
+    documents.
     """
 
     paths: str | list[str]
@@ -198,7 +198,6 @@ class FileSource(Source):
         return self._read([(path, self._files(path)) for path in paths])
 
     def check(self) -> None:
-        """Read up to the first document."""
         next(self.documents())
 
     def held_out(self, name: str) -> bool | None:

@@ -51,8 +51,6 @@ class Genome:
             status = path.stat()
         except OSError as error:
             raise UnmaskError(f"'{path}' cannot be read ({error.strerror}); check the path.") from error
-        if not path.is_file() and not path.is_dir():
-            raise UnmaskError(f"'{path}' is a pipe or a device, which cannot be read twice; name a file.")
         key = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
         folder = cache_dir() / "genomes" / blake2b(key.encode(), digest_size=10).hexdigest()
 
@@ -73,7 +71,7 @@ class Genome:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Bases of every record; an empty record has none."""
+        """The number of bases of each record."""
         return {name: entry.rlen for name, entry in self._records.faidx.index.items()}
 
     def record(self, name: str, where: str = "") -> str:
@@ -98,9 +96,9 @@ class Genome:
 
 
 def fasta_index(stream: BinaryIO, label: str) -> str:
-    """The index that `samtools faidx` makes: name, bases, offset of the first base, and bases and bytes of a line.
+    """The index of `samtools faidx`: name, bases, offset of the first base, and bases and bytes of a line.
 
-    pyfaidx makes one, too, but accepts a last line that is longer than the others, and then reads wrong bases.
+    That of pyfaidx accepts a last line that is longer than the others, and then reads wrong bases.
     """
     index: dict[str, list[int]] = {}
     offset = number = 0
@@ -138,7 +136,10 @@ def fasta_index(stream: BinaryIO, label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The bases start, ..., end - 1 of a record, counted from 0, and the part of the data that they belong to."""
+    """The bases start, ..., end - 1 of a record, counted from 0, and the split that they belong to.
+
+    where: what error messages begin with, such as the line of a BED file.
+    """
 
     record: str
     start: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import zip_longest
@@ -32,7 +32,7 @@ def join_pairs(sources: Iterable[str], targets: Iterable[str], where: str) -> It
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """The source and the target of a document."""
+    """The source and the target of a document; the target is empty without a separator."""
     source, _, target = text.partition(SEPARATOR)
     return source, target
 
@@ -42,9 +42,9 @@ class ParallelSource(Source):
 
     paths: two text files whose lines correspond (``[train.de, train.en]``); or one file, ``.jsonl`` or else with a tab
     between the two sides of a line; or one dataset, as ``hf:NAME`` or a folder written by ``save_to_disk``. Files may
-    be compressed. validation: the held-out pairs in the same form; without it the split chooses some. fields: the names
-    of both sides in JSON and in a dataset. split: that of a dataset. Pairs with an empty side are dropped, and white
-    space becomes single spaces.
+    be compressed. validation: the held-out pairs in the same form; by default the split chooses them. fields: the names
+    of both sides in JSON and in a dataset. split: the split of a dataset. Pairs with an empty side are dropped, and
+    white space becomes single spaces.
     """
 
     name: Literal["parallel"] = "parallel"
@@ -68,12 +68,11 @@ class ParallelSource(Source):
             yield from numbered("validation", self._pairs(self.validation))
 
     def check(self) -> None:
-        """Read up to the first pair."""
         if next(self.documents(), None) is None:
             raise UnmaskError(f"{self.paths[0]} has no pairs in it; name a file with pairs of texts.")
 
     def held_out(self, name: str) -> bool | None:
-        """Return whether a pair is of the validation files."""
+        """Return whether a pair is from the validation files."""
         return None if self.validation is None else name.startswith("validation#")
 
     def _pairs(self, paths: list[str]) -> Iterator[str]:
@@ -92,32 +91,26 @@ class ParallelSource(Source):
             if len(sides) == 2:
                 yield from join_pairs(sides[0], sides[1], where)
                 return
-            parse = self._parse_json if files[0].format == ".jsonl" else _parse_line
+            is_json = files[0].format == ".jsonl"
             for number, line in enumerate(sides[0], start=1):
                 if line.strip():
-                    source, target = _parsed(parse, line, f"{paths[0]}, line {number}")
+                    source, target = self._parse_line(line, is_json, f"{paths[0]}, line {number}")
                     yield from join_pairs([source], [target], where)
 
-    def _parse_json(self, line: str) -> tuple[str, str]:
-        record = json.loads(line)
-        source, target = (record[field] for field in self.fields)
-        if not isinstance(source, str) or not isinstance(target, str):
-            raise TypeError("a side is not a string")
+    def _parse_line(self, line: str, is_json: bool, where: str) -> tuple[str, str]:
+        try:
+            if is_json:
+                record = json.loads(line)
+                source, target = (record[field] for field in self.fields)
+            else:
+                source, target = line.rstrip("\r\n").split(SEPARATOR)
+            if not isinstance(source, str) or not isinstance(target, str):
+                raise TypeError("a side is not a string")
+        except KeyError as error:
+            raise UnmaskError(f"{where} has no field {error}; set data.source.fields.") from error
+        except (ValueError, TypeError) as error:
+            raise UnmaskError(f"{where} is not a pair of texts ({error}); put one tab between both.") from error
         return source, target
-
-
-def _parse_line(line: str) -> tuple[str, str]:
-    source, target = line.rstrip("\r\n").split(SEPARATOR)
-    return source, target
-
-
-def _parsed(parse: Callable[[str], tuple[str, str]], line: str, where: str) -> tuple[str, str]:
-    try:
-        return parse(line)
-    except KeyError as error:
-        raise UnmaskError(f"{where} has no field {error}; set data.source.fields.") from error
-    except (ValueError, TypeError) as error:
-        raise UnmaskError(f"{where} is not a pair of texts ({error}); put one tab between both.") from error
 
 
 class ToyTranslationSource(Source):
@@ -148,7 +141,7 @@ class ToyTranslationSource(Source):
                 yield Document(f"{name}#{number}", f"{source}{SEPARATOR}{target}")
 
     def held_out(self, name: str) -> bool:
-        """Return whether a pair is not of the training part."""
+        """Return whether a pair is outside the training part."""
         return not name.startswith("train#")
 
     @cached_property

@@ -9,12 +9,11 @@ import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 from textwrap import dedent
 from typing import Literal
 
-from unmask.data.sources import Document, Source
+from unmask.data.sources import Document, Source, hash_fraction
 from unmask.errors import UnmaskError
 
 HELD_OUT_SHARE = 0.09
@@ -40,9 +39,9 @@ class StdlibSource(Source):
     """Docstrings of the standard library and the topics of ``help()``: about two megabytes of English.
 
     A document per module holds its docstrings in the order of the source, separated by blank lines. They are read with
-    `ast`; no module is imported. Tests, installed packages and code tables are left out. A document ``topics.<name>``
-    per topic of ``pydoc_data``; a topic that mostly repeats a longer one is left out. The documents depend only on the
-    Python installation. Whole top-level packages, and topics, are held out.
+    `ast`; no module is imported. Tests, installed packages and code tables are left out. Each topic of ``pydoc_data``
+    is a document ``topics.<name>``, unless it mostly repeats a longer one. The documents depend only on the Python
+    installation. Whole top-level packages, and topics, are held out.
     """
 
     name: Literal["stdlib"] = "stdlib"
@@ -54,16 +53,15 @@ class StdlibSource(Source):
     def held_out(self, name: str) -> bool:
         """Return True for about a tenth of the packages and topics, by a hash of the top-level name."""
         top = name if name.startswith("topics.") else name.partition(".")[0]
-        digest = blake2b((HELD_OUT_SALT + top).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
+        return hash_fraction((HELD_OUT_SALT + top).encode()) < HELD_OUT_SHARE
 
 
 class FunctionsSource(Source):
     """Functions and methods of the standard library: about fourteen thousand, seven megabytes.
 
-    A document ``package.module:Class.method`` per function, from its ``def`` to its last line, dedented; decorators are
-    left out, and nested functions belong to the outer one. A text that occurs more than once is a document only where
-    it occurs first, so none is both in training and in validation. The packages held out are those of `stdlib`.
+    Each function is a document ``package.module:Class.method``, from its ``def`` to its last line, dedented. Decorators
+    are left out, and nested functions belong to the outer one. Of equal texts only the first is a document, so none is
+    both in training and in validation. The packages held out are those of `stdlib`.
     """
 
     name: Literal["functions"] = "functions"

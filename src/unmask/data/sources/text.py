@@ -245,9 +245,7 @@ def _column_texts(batches: Iterable[Any], column: str) -> Iterator[str]:
             yield from filter(None, values.slice(start, ROWS_AT_ONCE).to_pylist())
 
 
-Reader = Callable[[InputFile, "TextSource"], Iterator[Document]]
-
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[InputFile, TextSource], Iterator[Document]]] = {
     ".txt": read_plain,
     ".md": read_plain,
     ".jsonl": read_json_lines,
@@ -268,8 +266,8 @@ class TextSource(FileSource, PlainTextOptions):
     A file is read by its suffix. With another suffix it is plain text if it is named explicitly or matches a pattern;
     so are files without a suffix in a folder, such as README, unless they are binary. Text is unchanged, line ends
     included, except for a byte-order mark. Documents of files with several are named ``file#number``.
-    field: the field or column with the text in JSON, CSV, Parquet and Arrow; without it ``text`` if there is one, else
-    the only one that holds strings. A null is not a document.
+    field: the field or column with the text in JSON, CSV, Parquet and Arrow; by default ``text`` or else the only one
+    that holds strings. A null is not a document.
     """
 
     name: Literal["text"] = "text"
@@ -277,11 +275,10 @@ class TextSource(FileSource, PlainTextOptions):
     formats: ClassVar[Collection[str]] = READERS
 
     def reads(self, file: InputFile, matches_pattern: bool) -> bool:
-        """Return whether a file has a known suffix, or begins with text and has no suffix or matches a pattern."""
+        """Return whether a file has a known suffix, or is text and either matches a pattern or has no suffix."""
         return file.format in READERS or ((matches_pattern or not file.format) and file.is_text())
 
     def read_file(self, file: InputFile) -> Iterator[Document]:
-        """Yield the documents of one file."""
         return READERS.get(file.format, read_plain)(file, self)
 
 

@@ -161,6 +161,11 @@ class Cell:
         return f"{'≤ ' if self.bound else ''}{shown}"
 
 
+def seeds_cell(values: Sequence[float]) -> Cell:
+    """The mean over seeds, with their standard deviation if there are several."""
+    return Cell(statistics.fmean(values), {"seeds": statistics.stdev(values)} if len(values) > 1 else {})
+
+
 def bound_cell(bounds: Sequence[Bound], unit: str) -> Cell:
     """The mean of a figure over training seeds, with the mean errors of its bounds and the spread over seeds."""
     values = [getattr(bound, unit) for bound in bounds]
@@ -198,10 +203,9 @@ class Curve:
 class Table:
     """The result of an experiment.
 
-    published: figures of the paper by row and column, where they exist. comparable: whether they are of the same data
-    and may stand in the same figure. curves: what the figure shows; without them it shows the first column, or with
-    `bars` all columns as bars, grouped by row. bar_rows: the rows with bars, if not all. log_x: whether its x axis is
-    logarithmic.
+    published: figures of the paper by row and column. comparable: whether they are of the same data, so that the figure
+    may show them too. curves: what the figure shows; without them it shows the first column, or with `bars` all columns
+    as bars, grouped by row. bar_rows: the rows with bars, if not all. log_x: whether the x axis is logarithmic.
     """
 
     title: str
@@ -216,20 +220,24 @@ class Table:
     bars: bool = False
     bar_rows: Sequence[str] | None = None
 
+    def _is_published(self, column: str) -> bool:
+        return any(column in row for row in self.published.values())
+
     def header(self) -> list[str]:
         """The columns; each with published figures is followed by one for them."""
-        found = {column for row in self.published.values() for column in row}
-        return ["", *(name for one in self.columns for name in ([one, "published"] if one in found else [one]))]
+        header = [""]
+        for column in self.columns:
+            header += [column, "published"] if self._is_published(column) else [column]
+        return header
 
     def lines(self) -> list[list[str]]:
         """The rows as text, in the order of the header."""
-        found = {column for row in self.published.values() for column in row}
         lines = []
         for label, cells in self.rows.items():
             line = [label]
             for column in self.columns:
                 line.append(str(cells.get(column, "-")))
-                if column in found:
+                if self._is_published(column):
                     value = self.published.get(label, {}).get(column)
                     line.append("-" if value is None else f"{value:g}")
             lines.append(line)
@@ -263,8 +271,8 @@ class Table:
 class Experiment:
     """A table of the paper, or of a claim in it.
 
-    scales: its size at each scale that it has. runs: what it trains, for a size and a protocol. measure: the table, of
-    trained runs. translates: whether its data are pairs of texts.
+    runs: what is trained at a scale, on a protocol. measure: the table of trained runs. translates: whether the data
+    are pairs of texts.
     """
 
     name: str
@@ -275,11 +283,11 @@ class Experiment:
     translates: bool = False
 
     def fits(self, protocol: Protocol) -> bool:
-        """Return whether the data of a protocol are of the kind that it needs."""
+        """Return whether a protocol has the kind of data that this experiment needs."""
         return (protocol.policy["name"] == "prompted") == self.translates
 
     def takes_seeds(self, name: ScaleName) -> bool:
-        """Return whether its runs are repeated with several training seeds."""
+        """Return whether runs can be repeated with several training seeds."""
         scale = self.scale(name)
         return any(run.seed for run in self.runs(replace(scale, seeds=2), get_protocol(scale.protocol)))
 
@@ -338,6 +346,6 @@ def bounds_table(
 
 
 def error_note(scale: Scale) -> str:
-    """What the errors of a table are."""
+    """The note that explains the errors of a table of bounds."""
     seeds = f", ± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else ""
     return f"± Monte-Carlo error (bounds only), ± data error over documents (unknown for one document){seeds}."

@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     MDLM: CADUCEUS | {"objective": "subs"},
     MLM: CADUCEUS | {"objective": "mlm"},
 }
-"""What each model changes in the shared recipe. A new model is one more entry."""
+"""What each model changes in the shared recipe."""
 TABLE6 = {label: MODELS[label] for label in (MAMBA, HYENA, SEDD, MDLM)}
 TABLE7 = {label: MODELS[label] for label in (MAMBA, MLM, MDLM)}
 TABLE6_PUBLISHED = {MAMBA: 3.067, HYENA: 3.153, PLAID: 3.240, SEDD: 3.216, MDLM: 3.199}
@@ -82,7 +82,7 @@ def measure_table6(workspace: Workspace, scale: DNAScale, protocol: Protocol, ru
 
 
 def dna_tasks(scale: DNAScale) -> tuple[list[TaskData], list[str]]:
-    """The tasks of a scale, and a sentence for each collection that has no files."""
+    """The tasks of a scale, and a sentence for each collection without files."""
     if not scale.files:
         return [motif_task()], ["The task motif is made up."]
     root = os.environ.get(DATA_VARIABLE)

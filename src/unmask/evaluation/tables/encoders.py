@@ -54,7 +54,7 @@ class GlueScale(Scale):
     """The size of Table 4.
 
     recipe: shared by AR and BERT, which are trained from scratch. fine_tuning: what MDLM fine-tuning changes in it.
-    tasks: of GLUE; without any a made-up one is used if there are no files. settings: how they are fine-tuned.
+    tasks: of GLUE; if none are named and there are no files, a made-up task is used. settings: how they are fine-tuned.
     """
 
     fine_tuning: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def toy_task(count: int = 64) -> TaskData:
 
 
 def table4_tasks(scale: GlueScale) -> tuple[list[TaskData], list[str]]:
-    """The tasks of a scale that have their files, and a sentence for each that has not."""
+    """The tasks of a scale whose files are there, and a sentence for each of the others."""
     if not scale.tasks and not Path(os.environ.get(DATA_VARIABLE, ""), "glue").is_dir():
         return [toy_task()], [
             f"The task toy is made up; set {DATA_VARIABLE} to a folder that has glue/SST-2 and so on."
@@ -128,10 +128,10 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.length
     notes = [
         f"AR and BERT have the same width and depth and read {tokens:,} tokens each; AR has an output layer of its "
-        "own, BERT shares it with the embedding (millions of parameters in the last row). Perplexity: an upper bound "
-        "for BERT, which is not trained for high mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error "
-        f"over documents. Samples: {scale.samples} texts, the judge is the AR model, so AR is judged by itself; 95% "
-        f"bootstrap intervals. Of test rows: {of_data}.",
+        "own, BERT shares it with the embedding. Perplexity: an upper bound for BERT, which is not trained for high "
+        "mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error over documents. Samples: "
+        f"{scale.samples} texts, judged by the AR model, so AR is judged by itself; 95% bootstrap intervals. Of test "
+        f"rows: {of_data}.",
         *glue.notes,
     ]
     rows = {**glue.rows, **likelihoods, **generated, "parameters, millions": parameters}

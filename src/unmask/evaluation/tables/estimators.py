@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unmask.checkpoint import read_checkpoint_config
 from unmask.data.protocols import Protocol
+from unmask.data.rows import spread_indices
 from unmask.evaluation.tables.base import (
     PAPER,
     SMALL,
@@ -86,7 +87,7 @@ PUBLISHED_BY_STEPS = {
     "1000": 23.15,
     INFINITE: 23.05,
 }
-"""Perplexity on OpenWebText by T."""
+"""Perplexity of MDLM on OpenWebText by T."""
 BATCH_SIZE = 16
 """Sequences in a batch whose gradient is estimated."""
 
@@ -105,10 +106,8 @@ def loss_variance(
     for number, batch in enumerate(batches):
         nats = []
         for draw in range(draws):
-            t, sample = _times(batch, draw, number, stratified=False)
-            noise = Noise.draw(0, draw, sample, t, batch.input_ids.shape[1])
             with torch.no_grad():
-                terms = objective.loss(denoiser, batch, schedule, noise)
+                terms = objective.loss(denoiser, batch, schedule, _draw_noise(batch, draw, number, stratified=False))
             nats.append(terms.nelbo.double().sum(1) / terms.counted.sum(1))
         variances.append(torch.stack(nats).var(dim=0))
     return _mean_and_error(torch.cat(variances))
@@ -124,9 +123,7 @@ def gradient_variance(
     weights = [weight for weight in denoiser.parameters() if weight.requires_grad]
 
     def gradient(batch: Batch, number: int, draw: int) -> list[Tensor | None]:
-        t, sample = _times(batch, draw, number, stratified)
-        noise = Noise.draw(0, draw, sample, t, batch.input_ids.shape[1])
-        terms = objective.loss(denoiser, batch, schedule, noise)
+        terms = objective.loss(denoiser, batch, schedule, _draw_noise(batch, draw, number, stratified))
         return list(torch.autograd.grad(terms.loss / terms.count, weights, allow_unused=True))
 
     estimates = []
@@ -138,10 +135,12 @@ def gradient_variance(
     return _mean_and_error(torch.stack(estimates))
 
 
-def _times(batch: Batch, draw: int, number: int, stratified: bool) -> tuple[Tensor, Tensor]:
-    """[B] times of one draw for the batch with this number, independent or as in training, and [B] indices."""
-    index = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
-    return draw_times(number, draw, index, len(index), independent=not stratified), number * len(index) + index
+def _draw_noise(batch: Batch, draw: int, number: int, stratified: bool) -> Noise:
+    """The noise of one draw for a batch, with independent times, or stratified ones as in training."""
+    size, length = batch.input_ids.shape
+    index = torch.arange(size, device=batch.input_ids.device)
+    t = draw_times(number, draw, index, size, independent=not stratified)
+    return Noise.draw(0, draw, number * size + index, t, length)
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -149,12 +148,11 @@ def _mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 def _open(workspace: Workspace, run: Run, protocol: Protocol, documents: int | None) -> tuple[Any, Any, list[Batch]]:
-    """The network of a run in float32, the test rows of the protocol, and at most four batches of them."""
+    """The network of a run in float32, the test rows of a protocol, and at most four batches of them."""
     lm = load(workspace.train(run), device=workspace.device, dtype="float32")
     rows, _ = protocol_rows(lm, evaluation_part(protocol), documents)
-    count = min(len(rows), 4 * BATCH_SIZE)
-    chosen = np.array_split(np.arange(count) * len(rows) // count, -(-count // BATCH_SIZE))
-    tables = [rows[index] for index in chosen]
+    chosen = spread_indices(len(rows), 4 * BATCH_SIZE)
+    tables = [rows[some] for some in np.array_split(chosen, -(-len(chosen) // BATCH_SIZE))]
     batches = [
         Batch.of(*(torch.from_numpy(x).to(lm.device) for x in (table.input_ids, table.attention_mask, table.frozen)))
         for table in tables
@@ -187,8 +185,8 @@ def measure_schedules(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         bounds = [workspace.bound(run, protocol, scale.documents) for run in own]
         rows[name] = {
             column: _same_data(found["bound"], unit),
-            "variance per datapoint": Cell(found["variance"][0], {"data": found["variance"][1]}),
-            "gradient variance": Cell(found["stratified"][0], {"mc": found["stratified"][1]}),
+            "variance per datapoint": _cell(found["variance"], "data"),
+            "gradient variance": _cell(found["stratified"], "mc"),
             f"trained with it: {column}": bound_cell(bounds, unit),
         }
     notes = [
@@ -225,6 +223,11 @@ def _measure_estimator(
     return workspace.measure(name, compute, protocol=part.name, documents=scale.documents, **inputs)
 
 
+def _cell(found: Sequence[float], error: str) -> Cell:
+    value, spread = found
+    return Cell(value, {error: spread})
+
+
 def _same_data(values: dict[str, Any], unit: str) -> Cell:
     """A bound without its data error, which all rows share."""
     bound = Bound.from_dict(values)
@@ -241,16 +244,16 @@ def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol
     for name, objective in DERIVATION.items():
         found = _measure_estimator(workspace, run, protocol, scale, objective, run.recipe.schedule)
         rows[name] = {
-            "gradient variance": Cell(found["stratified"][0], {"mc": found["stratified"][1]}),
-            "with i.i.d. t": Cell(found["iid"][0], {"mc": found["iid"][1]}),
-            "variance per datapoint": Cell(found["variance"][0], {"data": found["variance"][1]}),
+            "gradient variance": _cell(found["stratified"], "mc"),
+            "with i.i.d. t": _cell(found["iid"], "mc"),
+            "variance per datapoint": _cell(found["variance"], "data"),
             "perplexity": _same_data(found["bound"], "perplexity"),
         }
     notes = [
         f"Fixed weights of a D3PM network trained with T = {STEPS}. Gradient of the loss per token of a batch of "
         f"{BATCH_SIZE} with low-discrepancy or i.i.d. times: variance over draws, summed over all weights, ± "
         "Monte-Carlo error; variance of one draw of a sequence; both in (nats per token)².",
-        "The reconstruction term, which carry-over removes, does not depend on the draw: it raises the bound and not "
+        "The reconstruction term, which carry-over removes, does not depend on the draw: it raises the bound but not "
         "the variance.",
     ]
     return Table(f"Rao-Blackwellisation on {protocol.name}", list(rows["& carry-over"]), rows, notes=notes, log_x=True)

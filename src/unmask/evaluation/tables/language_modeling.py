@@ -43,20 +43,20 @@ BASELINES: dict[str, dict[str, Any]] = {
     "SEDD": {"objective": "sedd"},
     "MDLM": {"objective": "subs"},
 }
-"""The rows of Tables 1 and 2: what each model changes in the shared recipe. A new baseline is one more entry."""
+"""The rows of Tables 1 and 2: what each model changes in the shared recipe."""
 LM1B_PUBLISHED = {"AR": 22.32, "D3PM": 76.90, "SEDD": 32.79, "MDLM": 27.04}
 OWT_PUBLISHED = {"AR": 17.54, "SEDD": 24.10, "MDLM": 23.21}
 
 
 def baseline_runs(labels: Iterable[str], scale: Scale, protocol: Protocol) -> list[Run]:
-    """Runs of some baselines. AR takes half of the steps, in which it predicts as many tokens."""
+    """Runs of some baselines. AR takes half of the steps, in which it predicts as many tokens as the others."""
     halved = {"training": {"steps": scale.recipe["training"]["steps"] // 2}}
     rows = {label: merge(BASELINES[label], halved if label == "AR" else {}) for label in labels}
     return seeded_runs(rows, scale, protocol)
 
 
 def one_seed(*labels: str) -> Callable[[Scale, Protocol], list[Run]]:
-    """The runs of some baselines with the first training seed."""
+    """A function that returns the runs of some baselines with the first training seed."""
     return lambda scale, protocol: baseline_runs(labels, replace(scale, seeds=1), protocol)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from unmask.data.protocols import Protocol
+from unmask.data.rows import spread_indices
 from unmask.evaluation.generation import GenerationEvaluation, GenerationSettings, Texts, generate_texts
 from unmask.evaluation.judge import Judge, open_judge, split_windows
-from unmask.evaluation.statistics import Estimate, bootstrap_ratio, bootstrap_weights, ngrams, repetition
+from unmask.evaluation.statistics import Estimate, bootstrap_ratio, bootstrap_weights, ngrams, to_array
 from unmask.evaluation.tables.base import (
     PAPER,
     SMALL,
@@ -47,7 +48,7 @@ COLUMNS = {
 }
 """Columns of tables and the metrics in them."""
 PROMPT_SHARE = 4
-"""A prompt is the first part of a held-out row: its length divided by this."""
+"""A prompt is the first of this many equal parts of a held-out row."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ancestral": ("stochastic", {}),
     "temperature 0.8": ("stochastic", {"rule": {"temperature": 0.8}}),
@@ -86,9 +87,9 @@ def judged_texts(
 ) -> dict[str, Any]:
     """Metrics of texts that a run generates, under the judge.
 
-    rule: options of a `TokenSampler`. prompts_from: the texts continue the beginnings of test rows. length, window and
-    stride: of texts in windows. timed: on a GPU, generate once before, so that nothing is compiled while the time is
-    measured. sampler: options of `MaskedDiffusionLM.sampler`.
+    rule: options of a `TokenSampler`. prompts_from: a protocol; texts continue the beginnings of its test rows. length,
+    window, stride: those of texts in windows. timed: on a GPU, generate once before, so that nothing is compiled while
+    the time is measured. sampler: options of `MaskedDiffusionLM.sampler`.
     """
 
     def compute() -> dict[str, Any]:
@@ -154,7 +155,7 @@ def open_run_as_judge(workspace: Workspace, run: Run) -> Judge:
 
 
 def judge_texts(judge: Judge, texts: Texts, length: int | None = None) -> dict[str, Any]:
-    """The metrics of some texts, for JSON. With a length, also perplexity by position and repetition by distance."""
+    """The metrics of some texts, for JSON; with a length, also perplexity by position and repetition by distance."""
     evaluation = GenerationEvaluation(judge, GenerationSettings(len(texts.texts)))
     evaluation.add_texts("", "texts", texts)
     metrics = evaluation.rows[0].as_dict()
@@ -180,17 +181,18 @@ def perplexity_by_position(judge: Judge, texts: Sequence[Sequence[int]]) -> list
 
 
 def repetition_by_distance(texts: Sequence[Sequence[int]], context: int) -> list[Estimate]:
-    """The share of n-grams of a context that occur in the context d before it, for d = 1, 2, ...; first, in itself."""
+    """The share of n-grams of a context that occur in the context d before it, for each d; d = 0: earlier in itself."""
+
+    def count_repeated(old: Sequence[Any], new: Sequence[Any]) -> int:
+        seen = set(old)
+        return len(new) - len(seen) if old is new else sum(gram in seen for gram in new)
+
     weights, estimates = bootstrap_weights(len(texts)), []
     parts = [[ngrams(ids[i : i + context], REPEATED) for i in range(0, len(ids), context)] for ids in texts]
-    counts = [repetition([ids[i : i + context] for i in range(0, len(ids), context)], REPEATED) for ids in texts]
-    repeated, total = (np.array([one[side].sum() for one in counts]) for side in range(2))
-    pairs = [(repeated, total)]
-    for distance in range(1, max(map(len, parts))):
-        both = [[(set(old), new) for old, new in zip(some, some[distance:], strict=False)] for some in parts]
-        repeated = np.array([sum(gram in old for old, new in one for gram in new) for one in both], dtype=np.float64)
-        pairs.append((repeated, np.array([sum(len(new) for _, new in one) for one in both], dtype=np.float64)))
-    for repeated, total in pairs:
+    for distance in range(max(map(len, parts))):
+        pairs = [list(zip(some, some[distance:], strict=False)) for some in parts]
+        repeated = to_array(sum(count_repeated(*pair) for pair in one) for one in pairs)
+        total = to_array(sum(len(new) for _, new in one) for one in pairs)
         if (found := bootstrap_ratio(repeated, total, weights)) is not None:
             estimates.append(found)
     return estimates
@@ -198,11 +200,7 @@ def repetition_by_distance(texts: Sequence[Sequence[int]], context: int) -> list
 
 def cells_of(metrics: Mapping[str, Any]) -> dict[str, Cell | str]:
     """The columns of a table from metrics of JSON; a metric that does not apply is left out."""
-    cells: dict[str, Cell | str] = {}
-    for column, name in COLUMNS.items():
-        if (found := metrics.get(name)) is not None:
-            cells[column] = _cell(found)
-    return cells
+    return {column: _cell(found) for column, name in COLUMNS.items() if (found := metrics.get(name)) is not None}
 
 
 def _cell(estimate: Mapping[str, Any]) -> Cell:
@@ -213,14 +211,13 @@ def _cell(estimate: Mapping[str, Any]) -> Cell:
 def cut_rows(lm: MaskedDiffusionLM, protocol: Protocol, count: int, divisor: int = 1, contexts: int = 1) -> list[str]:
     """At most `count` texts of the test part, evenly spaced: the first part of a row, or several rows in sequence."""
     rows, _ = protocol_rows(lm, evaluation_part(protocol))
-    count = min(count, len(rows) // contexts)
-    starts = np.arange(count) * (len(rows) - contexts + 1) // count
-    ids = rows[(starts[:, None] + np.arange(contexts)).ravel()].input_ids.reshape(count, -1)
+    starts = np.array(spread_indices(len(rows) - contexts + 1, min(count, len(rows) // contexts)))
+    ids = rows[(starts[:, None] + np.arange(contexts)).ravel()].input_ids.reshape(len(starts), -1)
     return [lm.decode(row[: len(row) // divisor].tolist()) for row in ids]
 
 
 def generate_beyond_context(lm: MaskedDiffusionLM, n: int, length: int) -> Texts:
-    """Texts of an AR model that are longer than its context: each window continues half a context of old tokens."""
+    """Texts of an AR model beyond its context: each window continues half a context of old tokens."""
     start, size, mask = time.perf_counter(), lm.row_length, lm.text_processor.mask_token_id
     texts: list[list[int]] = [[] for _ in range(n)]
     while (done := len(texts[0])) < length:
@@ -326,8 +323,8 @@ def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
     curves += [Curve.of("AR", [context // 2], [ar[column]], column) for column in columns[:2]]
     published = {label: dict(zip(columns[:2], figures, strict=True)) for label, figures in TABLE5_PUBLISHED.items()}
     notes = [
-        f"Texts of {2 * context:,} tokens in windows, each a stride after the one before and given the tokens that "
-        f"both contain; one token per call. AR continues half a context of its own text. {_judge_note(scale)}",
+        f"Texts of {2 * context:,} tokens in windows a stride apart, with one token per call; a window is given the "
+        f"tokens that it shares with the one before. AR continues half a context of its own text. {_judge_note(scale)}",
         "Published: texts of 2,048 tokens on an RTX 3090.",
     ]
     return Table(
@@ -365,8 +362,8 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         curves.append(Curve.of(label, list(range(len(by_distance))), by_distance, "repetition", "distance in contexts"))
     notes = [
         f"Texts of {', '.join(map(str, CONTEXTS))} contexts of {context:,} tokens, in windows half a context apart. "
-        f"{_judge_note(scale)} Distinct n-grams are of all texts together, and fall with "
-        "their length: compare with the data.",
+        f"{_judge_note(scale)} Distinct n-grams are counted over all texts together and fall with length: compare with "
+        "the data.",
         "The figure shows the longest texts: perplexity of the first context and of each half a context after it, and "
         f"the share of {REPEATED}-grams of a context that occur in the context d before it (0: before in itself).",
     ]

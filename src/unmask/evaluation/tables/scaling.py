@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,14 @@ def scaling_runs(scale: SizesScale, protocol: Protocol) -> list[Run]:
 def optimum(log_sizes: Values, losses: Values) -> tuple[float, float]:
     """The lowest point (size, loss) of a parabola through losses by the logarithm of the size.
 
-    Without a minimum inside the sizes that were tried it is the best of them.
+    If it is not between the sizes that were tried, the best of them is returned.
     """
     curvature, slope, offset = np.polyfit(log_sizes, losses, 2)
-    best = int(losses.argmin())
     if curvature > 0:
         lowest = -slope / (2 * curvature)
         if log_sizes[0] <= lowest <= log_sizes[-1]:
             return float(lowest), float(offset - slope**2 / (4 * curvature))
+    best = int(losses.argmin())
     return float(log_sizes[best]), float(losses[best])
 
 
@@ -88,8 +89,8 @@ def fit_power_law(compute: Values, losses: Values) -> tuple[float, float]:
 def fit_scaling(log_sizes: Values, budgets: Values, losses: Values, errors: Values) -> dict[str, Any]:
     """Compute-optimal losses and sizes and power laws of two models, and the ratio of their compute at equal loss.
 
-    There is no ratio (None) if the loss of one does not fall. losses, errors: [models, budgets, sizes]. The intervals
-    are those of refits to losses drawn from their errors.
+    losses, errors: [models, budgets, sizes]. The ratio is None if the loss of a model does not fall with compute. The
+    intervals are those of refits to losses with random errors.
     """
     generator = np.random.Generator(np.random.Philox(0))
     noise = generator.standard_normal((RESAMPLES, *losses.shape)) * errors
@@ -128,7 +129,7 @@ def measure_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol,
     shape = (len(COMPARED), len(budgets), len(widths), scale.seeds)
     by_seed = np.array([bound.bits_per_byte for bound in bounds]).reshape(shape)
     losses = by_seed.mean(axis=-1)
-    # Not the data error: all runs are evaluated on the same documents, whose spread they share.
+    # The data error is left out: all runs are evaluated on the same documents.
     variance = (np.array([bound.error("bits_per_byte") or 0.0 for bound in bounds]).reshape(shape) ** 2).mean(axis=-1)
     if scale.seeds > 1:  # the Monte-Carlo error is a part of the spread over seeds, pooled over sizes and budgets
         variance = np.maximum(variance, by_seed.var(axis=-1, ddof=1).mean(axis=(1, 2), keepdims=True))
@@ -151,17 +152,16 @@ def measure_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol,
             }
             if any(math.isclose(size.value, end) for end in (parameters[0], parameters[-1])):
                 at_ends.append(label)
-            axes = {"axis": "bits per byte", "x_axis": "parameters in millions"}
-            by_size.append(Curve.of(label, [size / 1e6 for size in parameters], cells, **axes))
+            by_size.append(Curve.of(label, list(parameters / 1e6), cells, "bits per byte", "parameters in millions"))
     exponents = ", ".join(f"{model} {fitted['alpha'][number]}" for number, model in enumerate(COMPARED))
-    spread = "and the spread over training seeds, pooled" if scale.seeds > 1 else "alone; --seeds 2 adds training"
+    covered = " and the spread over training seeds, pooled" if scale.seeds > 1 else "; --seeds 2 adds that of training"
     notes = [
         f"Bits per byte{f', ± standard deviation over {scale.seeds} training seeds' if scale.seeds > 1 else ''}. "
-        "Optimal: the lowest point of a parabola in log size, and the parameters without embeddings there. 95% "
-        f"intervals of refits: from the Monte-Carlo error of the bounds {spread}.",
-        *([f"No minimum between the sizes, so the best size stands for it: {'; '.join(at_ends)}."] if at_ends else []),
+        "Optimal: the lowest point of a parabola in log size, and the parameters without embeddings there. The 95% "
+        f"intervals are those of refits and cover the Monte-Carlo error of the bounds{covered}.",
+        *([f"No minimum between the sizes, so the best of them is shown: {'; '.join(at_ends)}."] if at_ends else []),
         f"Fits: the loss is proportional to compute^(-alpha), with alpha: {exponents}.",
-        "There is no ratio of compute: the loss of a model does not fall."
+        "There is no ratio of compute, since the loss of a model does not fall with it."
         if fitted["ratio"] is None
         else f"At equal bits per byte MDLM needs {fitted['ratio']} times the compute of AR, by both laws in the middle "
         "of the budgets.",
@@ -194,7 +194,7 @@ TUNED: dict[str, Mapping[str, Any]] = {
     "dropout 0.3": {"model": {"dropout": 0.3}, "optimizer": {"weight_decay": 0.1}},
     HALF_WIDTH: {"model": {"dropout": 0.1}, "optimizer": {"weight_decay": 0.03}},
 }
-"""Tried for both models with every length of training; the best validation counts."""
+"""Options tried for both models at every length of training; the best validation counts."""
 LENGTHS = (1 / 64, 1 / 16, 1 / 4, 1)
 """Lengths of training as shares of the recipe's steps, each with a learning rate that falls to its end."""
 
@@ -209,14 +209,9 @@ class ScarceScale(Scale):
 
 
 def scarce_runs(scale: ScarceScale, protocol: Protocol) -> list[Run]:
-    """Both models on every amount of text with everything that is tuned."""
-    return [
-        _scarce_run(scale, protocol, model, characters, tuned, length)
-        for model in COMPARED
-        for characters in scale.characters
-        for tuned in scale.tuned
-        for length in scale.lengths
-    ]
+    """Both models on every amount of text, with every option and length of training."""
+    settings = product(COMPARED, scale.characters, scale.tuned, scale.lengths)
+    return [_scarce_run(scale, protocol, *setting) for setting in settings]
 
 
 def _scarce_run(scale: ScarceScale, protocol: Protocol, model: str, characters: int, tuned: str, length: float) -> Run:
@@ -241,28 +236,23 @@ def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol,
     for model in COMPARED:
         best_of_model = []
         for characters in scale.characters:
-            tried = {
-                (length, tuned): _scarce_run(scale, protocol, model, characters, tuned, length)
-                for length in scale.lengths
-                for tuned in scale.tuned
-            }
-            found = {key: last_validation(workspace, run) for key, run in tried.items()}
-            best = [min((key for key in found if key[0] == length), key=lambda key: found[key][1].value)
-                    for length in scale.lengths]  # fmt: skip
-            chosen = min(best, key=lambda key: found[key][1].value)
-            epochs, validation = found[chosen]
-            test = workspace.bound(tried[chosen], protocol, scale.documents)
+            best = []
+            for length in scale.lengths:
+                tried = {tuned: _scarce_run(scale, protocol, model, characters, tuned, length) for tuned in scale.tuned}
+                found = [(tuned, run, *last_validation(workspace, run)) for tuned, run in tried.items()]
+                best.append(min(found, key=lambda one: one[-1].value))
+            tuned, run, epochs, validation = min(best, key=lambda one: one[-1].value)
+            test = workspace.bound(run, protocol, scale.documents)
             rows[f"{model}, {characters:,} characters"] = {
                 "best validation": validation,
                 "epochs": Cell(epochs),
-                "tuned": chosen[1],
-                "longest": found[best[-1]][1],
+                "tuned": tuned,
+                "longest": best[-1][-1],
                 f"test: {column}": bound_cell([test], unit),
             }
             best_of_model.append(validation)
-            points = [found[key] for key in best]
-            label, axes = f"{model}, {characters:,}", {"axis": "bits per token", "x_axis": "epochs"}
-            by_epochs.append(Curve.of(label, [x for x, _ in points], [y for _, y in points], **axes))
+            x, y = [one[-2] for one in best], [one[-1] for one in best]
+            by_epochs.append(Curve.of(f"{model}, {characters:,}", x, y, axis="bits per token", x_axis="epochs"))
         best_of_all.append(Curve.of(model, list(scale.characters), best_of_model))
     steps = ", ".join(f"{max(1, round(scale.recipe['training']['steps'] * length)):,}" for length in scale.lengths)
     notes = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from unmask.evaluation.tables.base import (
     by_label,
     merge,
     seeded_runs,
+    seeds_cell,
 )
 from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.translation import measure, read_pairs, translate
@@ -59,8 +59,8 @@ def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, 
         rows,
         notes=[
             f"{errors}. Equal optimiser, steps and batches. The encoder-decoder encodes a source once. Greedy tokens, "
-            "MDLM by confidence. The model chooses the length: words written over words of the reference; calls and "
-            "seconds per sentence; millions of parameters.",
+            "MDLM by confidence. The model chooses the length, shown as a ratio of words to the reference; calls and "
+            "seconds are per sentence, parameters in millions.",
         ],
         curves=[
             Curve.of(label, [cells["calls"].value for cells in some], [cells["BLEU"] for cells in some])
@@ -88,11 +88,10 @@ def _figures(
 
 def _cell(seeds: Sequence[Estimate]) -> Cell:
     """The mean over training seeds with their spread, or the interval of a single one."""
-    value = statistics.fmean(one.value for one in seeds)
     if len(seeds) > 1:
-        return Cell(value, {"seeds": statistics.stdev(one.value for one in seeds)})
-    only = seeds[0]
-    return Cell(value, interval=None if only.low is None or only.high is None else (only.low, only.high))
+        return seeds_cell([one.value for one in seeds])
+    (only,) = seeds
+    return Cell(only.value, interval=None if only.low is None or only.high is None else (only.low, only.high))
 
 
 EXPERIMENTS = (
