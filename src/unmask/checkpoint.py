@@ -13,7 +13,6 @@ import re
 import warnings
 from dataclasses import dataclass
 from importlib.resources import files
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,9 @@ def shipped_models() -> list[str]:
 def find_checkpoint(name: str | Path | None = None, revision: str | None = None) -> Path:
     """The folder of a checkpoint: a path, the name of a shipped or hub model, or (None) the default model.
 
-    A checkpoint folder on disk precedes a shipped model of the same name, and any path one of the hub; "hf:NAME" is
-    always one of the hub.
+    A checkpoint folder on disk takes precedence over a shipped model of the same name, and any existing path over a
+    model of the hub; "hf:NAME" is always one of the hub.
     """
-    if not isinstance(name, str | PathLike | None):
-        raise UnmaskError(f"A checkpoint must be a path or a name, got {name!r}.")
     if isinstance(name, str) and name.startswith(HUB):
         return download(name.removeprefix(HUB), revision)
     named = DEFAULT_MODEL if name is None else name
@@ -237,7 +234,7 @@ def read_checkpoint_config(path: Path) -> CheckpointConfig:
 
 
 def _default_config(path: Path) -> CheckpointConfig:
-    """The settings of a network without unmask.json, as far as its config and its tokenizer tell."""
+    """The settings of a network without unmask.json, inferred from its config and its tokenizer."""
     from unmask.models.build import read_config
     from unmask.models.config import AutoregressiveConfig
     from unmask.models.encoder import EncoderConfig
@@ -302,32 +299,28 @@ def upload(folder: Path, name: str, *, private: bool | None = None, token: str |
 
 def model_card(name: str, model: Any, config: CheckpointConfig) -> str:
     """The README of a model that has none."""
-    parameters = sum(weight.numel() for weight in model.parameters())
     causal = config.objective.causal
-    kind = "An autoregressive" if causal else "A masked diffusion"
-    tags = ["language-model"] if causal else ["masked-diffusion", "language-model"]
-    return "\n".join(
-        [
-            "---",
-            "library_name: unmask",
-            f"pipeline_tag: {'text-generation' if causal else 'fill-mask'}",
-            "tags:",
-            *(f"- {tag}" for tag in tags),
-            "---",
-            "",
-            f"# {name.rpartition('/')[2]}",
-            "",
-            f"{kind} language model with {parameters:,} parameters.",
-            "",
-            "```python",
-            "import unmask",
-            "",
-            f'lm = unmask.load("{name}")',
-            "lm.generate(2)",
-            "```",
-            "",
-            f"Objective `{config.objective.name}`, schedule `{config.schedule.name}`, rows of {config.length} tokens "
-            f"(`{config.policy.name}`), unmask {config.version}.",
-            "",
-        ]
-    )
+    kind, task = ("An autoregressive", "text-generation") if causal else ("A masked diffusion", "fill-mask")
+    masked_tag = "" if causal else "- masked-diffusion\n"
+    parameters = sum(weight.numel() for weight in model.parameters())
+    row = f"rows of {config.length} tokens (`{config.policy.name}`)"
+    return f"""---
+library_name: unmask
+pipeline_tag: {task}
+tags:
+{masked_tag}- language-model
+---
+
+# {name.rpartition("/")[2]}
+
+{kind} language model with {parameters:,} parameters.
+
+```python
+import unmask
+
+lm = unmask.load("{name}")
+lm.generate(2)
+```
+
+Objective `{config.objective.name}`, schedule `{config.schedule.name}`, {row}, unmask {config.version}.
+"""

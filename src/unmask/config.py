@@ -16,6 +16,7 @@ from unmask.errors import UnmaskError, did_you_mean, first_line
 from unmask.io import parse_yaml
 from unmask.registry import build, check_options, field, requirement
 
+RECIPES = Path(str(files("unmask") / "recipes"))
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -104,8 +105,7 @@ class Recipe(Section):
 
 def shipped_recipes() -> list[str]:
     """Names of the recipes inside the package, such as ``demo`` or ``paper/lm1b``."""
-    root = Path(str(files("unmask") / "recipes"))
-    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+    return sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.yaml"))
 
 
 def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
@@ -114,7 +114,7 @@ def read_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Rec
 
 
 def _read_values(recipe: str | Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    return with_overrides(_read_yaml(_find(str(recipe))) if recipe is not None else {}, overrides)
+    return with_overrides({} if recipe is None else _read_yaml(_find(str(recipe))), overrides)
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _find(recipe: str) -> Path:
             raise UnmaskError(f"There is no recipe file '{recipe}'; give a path to a YAML file or a shipped name.")
         return path
     if recipe in shipped_recipes():
-        return Path(str(files("unmask") / "recipes")) / f"{recipe}.yaml"
+        return RECIPES / f"{recipe}.yaml"
     raise UnmaskError(f"There is no recipe named '{recipe}'.{did_you_mean(recipe, shipped_recipes())}")
 
 

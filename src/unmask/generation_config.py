@@ -20,7 +20,7 @@ from unmask.constraints.particles import Score, ScoredTokenSampler, repeat_canva
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.random import MAX_SEED, MIN_SEED, is_integer
-from unmask.registry import build, explain, get
+from unmask.registry import build, check_options, explain, get
 from unmask.samplers.base import AnyTokenSampler, Canvas, JointTokenSampler, Sampler, State, run_sampler
 from unmask.samplers.eos import EosTokenSampler
 from unmask.samplers.guidance import GuidedDenoiser, NoEosDenoiser, SourceDenoiser
@@ -41,6 +41,8 @@ SamplerSpec = str | Mapping[str, Any] | Sampler
 TOKEN_FIELDS = frozenset(TokenSampler.model_fields)
 SAMPLER_FIELDS = frozenset({"steps", "order", "sampler"})
 MAX_BATCH = 64
+CPU_TOKENS_PER_CALL = 4096
+"""More tokens leave the cache of a CPU: 64 rows of 256 took 1.35 times as long in one call as in four."""
 MAX_AUTOMATON_STATES = 1 << 26
 """Automaton states, over all positions and sequences, that one call may keep in memory."""
 MAX_COUNT = 1_000_000
@@ -52,14 +54,10 @@ Number = Annotated[float, BeforeValidator(lambda value: float(value) if isinstan
 
 
 class GenerationConfig(BaseModel):
-    """The options of generation.
+    """The options of generation, which `MaskedDiffusionLM.generate` explains.
 
-    `temperature` to `greedy_above` are the options of a `TokenSampler`, which may be given as `rule` instead. Every
-    text satisfies the `constraint`. `guidance` is the weight of classifier-free guidance on the prompt. `score`, a
-    function of a text, selects the best of `best_of` texts or weights `particles`. Texts longer than a window are
-    generated in windows of `window` tokens (default: the model's length), each `stride` tokens after the last one
-    (default: half a window). `steps`, `order` and `sampler` select the sampler; sequence i has the seed `seed + i`.
-    `exact` ignores the defaults of the checkpoint.
+    Texts longer than `window` tokens (default: the model's length) are generated in windows, each `stride` tokens
+    after the last one (default: half a window).
 
     A model with learnt padding fills the row after a text with EOS. `eos_rule` draws tokens such that only EOS follows
     EOS. Without it every token is drawn as the network predicts it, which with one token per call is the law of
@@ -99,7 +97,7 @@ class GenerationConfig(BaseModel):
     def parse(
         cls, options: dict[str, Any], method: Callable[..., Any], defaults: Mapping[str, Any] | None = None
     ) -> GenerationConfig:
-        """Validate the options of a method; an unknown name is answered with the closest one of both.
+        """Validate the options of a method; the error for an unknown name suggests the closest option.
 
         An option of tokens or of the sampler that is None has its default: that of `defaults` unless the options are
         `exact`. A `rule` replaces all defaults of tokens, an `order` or a `sampler` also the number of steps.
@@ -147,22 +145,20 @@ class GenerationConfig(BaseModel):
         """
         constrained, scored = self.constraint is not None, self.score is not None
         if sampler.causal:
-            for name in ("window", "stride"):
-                if (value := getattr(self, name)) is not None:
+            unsupported = {
+                f"window={self.window}": self.window is not None,
+                f"stride={self.stride}": self.stride is not None,
+                "a constraint": constrained,
+                f"guidance={self.guidance}": self.guidance > 0,
+                f"particles={self.particles}": self.particles > 1,
+            }
+            for option, given in unsupported.items():
+                if given:
                     raise UnmaskError(
-                        f"An autoregressive model does not generate in windows; leave out {name}={value}."
+                        f"An autoregressive model cannot use {option}; leave it out, or use a masked model."
                     )
             if length > max_length:
                 raise UnmaskError(f"length must be at most {max_length} for this autoregressive model, got {length}.")
-            for option, given in {
-                "a constraint": constrained,
-                "guidance": self.guidance > 0,
-                "particles": self.particles > 1,
-            }.items():
-                if given:
-                    raise UnmaskError(
-                        f"An autoregressive model cannot use {option}; use a masked model, which sees its whole canvas."
-                    )
             return
         if self.window is not None and self.window > max_length:
             raise UnmaskError(f"window must be from 1 to {max_length}, the length of the model, got {self.window}.")
@@ -214,7 +210,7 @@ class GenerationConfig(BaseModel):
 
         return SamplingOptions(
             token_sampler=self.token_sampler,
-            automaton=processor.bind(self.constraint, rows),
+            automaton=processor.compile_constraints(self.constraint, rows),
             particles=self.particles,
             guidance=self.guidance,
             score=score if self.score is not None and self.particles > 1 else None,
@@ -280,8 +276,7 @@ def choose_sampler(
         )
     if steps is not None and chosen.adaptive:
         raise UnmaskError(f"The network decides the number of calls of this sampler; leave out steps={steps}.")
-    if steps is not None and getattr(chosen, "steps", steps) != steps:
-        own = getattr(chosen, "steps", None)
+    if steps is not None and (own := getattr(chosen, "steps", steps)) != steps:
         raise UnmaskError(f"steps={steps} contradicts steps={own} of the sampler; leave out one of them.")
     return chosen
 
@@ -293,10 +288,8 @@ def _spec_of_order(order: str) -> dict[str, Any]:
     return {"name": "ordered", "order": order} if order in ordered else {"name": order}
 
 
-def _with_defaults(spec: str | Mapping[str, Any], schedule: Schedule, steps: int | None) -> Any:
-    given = {"name": spec} if isinstance(spec, str) else spec
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        return spec  # `build` reports the error
+def _with_defaults(spec: str | Mapping[str, Any], schedule: Schedule, steps: int | None) -> dict[str, Any]:
+    given = check_options("sampler", spec)
     defaults = {"schedule": schedule} if steps is None else {"schedule": schedule, "steps": steps}
     fields = get("sampler", given["name"]).model_fields
     return {**{name: value for name, value in defaults.items() if name in fields}, **given}
@@ -323,10 +316,11 @@ class SamplingOptions:
     eos_padding: bool = False
     as_trained: Callable[[Any], Any] | None = None
 
-    def batch_size(self, length: int) -> int:
-        """The default number of sequences to sample at a time."""
+    def batch_size(self, length: int, device: torch.device) -> int:
+        """The default number of sequences of `length` tokens to sample at a time."""
         states = 1 if self.automaton is None else self.automaton.states * length
-        return max(1, min(MAX_BATCH, MAX_AUTOMATON_STATES // states) // self.particles)
+        rows = CPU_TOKENS_PER_CALL // length if device.type == "cpu" else MAX_BATCH
+        return max(1, min(rows, MAX_BATCH, MAX_AUTOMATON_STATES // states) // self.particles)
 
 
 def configure_sampler(

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice, product, takewhile
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unmask.constraints import Automaton, Banned, Constraint, Vocabulary
+from unmask.constraints import Automaton, Banned, CompiledConstraints, Constraint, Vocabulary, as_constraints
 from unmask.data.encoding import encoder_of
 from unmask.errors import UnmaskError
 from unmask.generation_config import Constraints
@@ -25,6 +25,7 @@ from unmask.process import Batch
 from unmask.random import Purpose, uniform
 from unmask.schedules import Schedule, low_discrepancy, van_der_corput
 from unmask.text_processor import (
+    BLANK,
     REPLACEMENT,
     PieceReader,
     Template,
@@ -33,7 +34,6 @@ from unmask.text_processor import (
     check_text,
     is_open,
     known_size,
-    parse_blanks,
 )
 
 MAX_JOINT_COMBINATIONS = 64
@@ -64,9 +64,9 @@ class TemplateLayout:
     satisfy the constraint.
     """
 
-    def __init__(self, processor: TextProcessor, denoiser: Any, device: torch.device, constraint: Constraints) -> None:
-        self.processor, self.denoiser, self.device = processor, denoiser, device
-        self._constraints = cache(lambda longest: processor.compile_constraints(constraint, longest))
+    def __init__(self, processor: TextProcessor, denoiser: Any, constraint: Constraints) -> None:
+        self.processor, self.denoiser = processor, denoiser
+        self._compiled = cache(partial(_compile, processor, constraint))
 
     def prompt_row(self, prompt: Template, suffix: Template, length: int) -> list[int]:
         """Prompt, masks and suffix, `length` tokens in all."""
@@ -103,7 +103,7 @@ class TemplateLayout:
         left to other tokens.
         """
         if is_open(template):
-            constraints = self._constraints(room)
+            constraints = self._compiled(room)
 
             def unended(candidate: Template) -> list[list[int]]:
                 return [self.processor.without_eos(row) for row in rows(self.processor.join(candidate))]
@@ -119,13 +119,19 @@ class TemplateLayout:
         return self.processor.join(template, room)
 
     def _known_nats(self, candidates: list[Template], draws: range) -> list[float]:
-        processor, draw = self.processor, torch.tensor(draws, device=self.device)
+        processor, draw = self.processor, torch.tensor(draws, device=device_of(self.denoiser))
         schedule = processor.config.schedule
         return [known_nats(self.denoiser, schedule, processor, processor.join(one), draw) for one in candidates]
 
     def _room(self, template: Template, room: int) -> int:
         """Tokens that the blanks of a template may have."""
         return min(room, self.processor.max_length) - known_size(template)
+
+
+def _compile(processor: TextProcessor, constraint: Constraints, longest: int) -> CompiledConstraints | None:
+    if constraint is None:
+        return None
+    return CompiledConstraints(as_constraints(constraint), processor.vocabulary, longest, processor.max_length)
 
 
 def choose_lengths(
@@ -223,18 +229,16 @@ class Choice:
 
 def split_at_blank(text: Any, choices: Any) -> tuple[str, str]:
     """The text before and after its only blank, which must be [MASK]; checks the answers too."""
-    parts = parse_blanks(check_text(text))
-    blanks = [place for place, part in enumerate(parts) if not isinstance(part, str)]
-    if len(blanks) != 1 or parts[blanks[0]] != 1:
+    parts = BLANK.split(check_text(text))
+    if len(parts) != 3 or parts[1] not in (None, "1"):
         raise UnmaskError(f"The text must have one [MASK] where the answers stand, got {text!r}.")
-    valid = isinstance(choices, Sequence) and not isinstance(choices, str) and len(set(map(str, choices))) > 1
-    if not valid or len(set(map(str, choices))) < len(choices):
+    distinct = set(map(str, choices)) if isinstance(choices, Sequence) and not isinstance(choices, str) else ()
+    if len(distinct) < 2 or len(distinct) < len(choices):
         raise UnmaskError(f"choices must be a list of at least two different answers, got {choices!r}.")
     for choice in choices:
         if not check_text(choice).strip():
             raise UnmaskError(f"An answer must not be blank, got {choice!r}.")
-    before, after = parts[: blanks[0]], parts[blanks[0] + 1 :]
-    return str(before[0]) if before else "", str(after[0]) if after else ""
+    return parts[0], parts[2]
 
 
 def answer_rows(processor: TextProcessor, text: str, choices: Sequence[str]) -> list[tuple[list[int], range]]:

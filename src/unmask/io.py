@@ -1,6 +1,6 @@
 """Files and folders: atomic writes, checksums, cached folders that are built once, and checks of paths.
 
-A file or folder is there as a whole, or as it was before. A checkpoint folder has the checksums of its files in
+After an interrupted write a file or folder is as it was before. A checkpoint folder has the checksums of its files in
 checksums.json.
 """
 
@@ -126,7 +126,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Stop Python code of this thread after some seconds with a `TimeoutError`, such as a template that loops."""
+    """Raise `TimeoutError` in the Python code of the block, such as a template that loops, if it takes longer."""
     end, tracer = time.monotonic() + seconds, sys.gettrace()
 
     def check(frame: FrameType, event: str, argument: Any) -> Any:
@@ -159,7 +159,7 @@ def read_json(path: Path, remedy: str = "restore it or fetch it again") -> dict[
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document without tags of Python; `ValueError` says in which line it is none."""
+    """The value of a YAML document without Python tags; a `ValueError` names the line that is not YAML."""
     import yaml
 
     try:
@@ -190,9 +190,9 @@ def find_damage(folder: Path) -> str | None:
 
 
 def is_intact(file: Path) -> bool:
-    """Whether a file is there with the checksum that is recorded beside it, if there is one.
+    """Whether a file has the checksum that is recorded beside it; True if none is recorded.
 
-    A file is read once in a process, and again when its size or time changes.
+    A process reads a file once, and again when its size or time changes.
     """
     recorded = _checksum_file(file.parent)
     expected = read_json(recorded).get(file.name) if recorded.is_file() else None
@@ -295,7 +295,7 @@ def unique_names(names: Sequence[str], paths: Sequence[str]) -> list[str]:
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[None]:
-    """Without a connection, libraries look into the cache of the hub at once, instead of after many retries."""
+    """If the hub cannot be reached, let libraries look into its cache at once, instead of after many retries."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

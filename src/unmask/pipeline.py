@@ -5,9 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from numbers import Real
-from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -54,9 +52,9 @@ from unmask.io import atomic_folder, check_new_folder
 from unmask.likelihood import Bound, Evaluation, Precision, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
 from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, device_of, select_device, select_dtype
-from unmask.random import check_seeds, is_integer
+from unmask.random import check_seeds
 from unmask.registry import build
-from unmask.samplers.base import Canvas, Sampler, State
+from unmask.samplers.base import Sampler, State
 from unmask.samplers.token_sampling import TokenSampler
 from unmask.text_processor import (
     BLANK,
@@ -72,7 +70,7 @@ from unmask.text_processor import (
     is_open,
 )
 
-Moment = TypeVar("Moment", State, Frame)
+StateOrFrame = TypeVar("StateOrFrame", State, Frame)
 
 
 def load(
@@ -116,7 +114,7 @@ def build_pipeline(
     path: Path | None = None,
     engine: InferenceEngine | None = None,
 ) -> MaskedDiffusionLM:
-    """The pipeline of a network in memory, masked or autoregressive as its objective says."""
+    """Wrap a network in memory; the objective of its config says whether it is masked or autoregressive."""
     pipeline = AutoregressiveLM if config.objective.causal else MaskedDiffusionLM
     return pipeline(denoiser, tokenizer, config, path, engine)
 
@@ -145,7 +143,7 @@ class MaskedDiffusionLM:
         self._engine = engine
 
     def __repr__(self) -> str:
-        name = "in memory" if self.path is None else str(self.path.name)
+        name = "in memory" if self.path is None else self.path.name
         size = sum(parameter.numel() for parameter in self.denoiser.parameters())
         config = self.config
         return (
@@ -169,8 +167,6 @@ class MaskedDiffusionLM:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the checkpoint atomically, with a model card, to a new folder or over one written by this method."""
-        if not isinstance(folder, str | PathLike):
-            raise UnmaskError(f"folder must be a path, got {folder!r}.")
         folder = Path(folder)
         if not is_checkpoint(folder) or any(path.is_dir() for path in folder.iterdir()):
             check_new_folder(folder, "name a new folder")
@@ -184,13 +180,11 @@ class MaskedDiffusionLM:
             return upload(Path(temporary), name, private=private, token=token)
 
     def _write(self, folder: Path, name: str) -> None:
-        card = None if self.path is None else self.path / "README.md"
         write_checkpoint(folder, self.denoiser, self.tokenizer, self.config, generation_config=self.generation_config)
-        if card is not None and card.is_file():
-            text = card.read_text(encoding="utf-8")
-        else:
-            text = model_card(name, self.denoiser, self.config)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        card = model_card(name, self.denoiser, self.config)
+        if self.path is not None and (self.path / "README.md").is_file():
+            card = (self.path / "README.md").read_text(encoding="utf-8")
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
     # -- generate
 
@@ -279,9 +273,7 @@ class MaskedDiffusionLM:
         repeated = [row for row in rows for _ in range(n)]
         if streamer is None:
             return self._generate(repeated, sampler, config, length, progress, on_batch, return_trajectory)
-        _, run = self._configure(repeated, sampler, config)
-        states = run(processor.canvas(repeated, config.seed, self.device))
-        states = feed_streamer(states, processor, streamer, sampler.rewrites)
+        states = feed_streamer(self._run(repeated, sampler, config), processor, streamer, sampler.rewrites)
         return processor.finish(states, length, return_trajectory)
 
     def stream(
@@ -298,19 +290,17 @@ class MaskedDiffusionLM:
     ) -> Stream:
         """Generate one text and yield every intermediate canvas, from all masks to the text.
 
-        `options` are fields of `GenerationConfig` except `best_of`. Of several `particles` only the last canvas is
+        `options` are fields of `GenerationConfig` except `best_of`. With several `particles` only the last canvas is
         yielded, since the particle is selected at the end.
         """
         options |= {"steps": steps, "seed": seed, "order": order, "sampler": sampler}
         config, chosen = self.resolve(options, self.stream)
         if config.best_of != 1:
-            raise UnmaskError(f"A stream shows one text, got {config.best_of} to generate.")
+            raise UnmaskError(f"A stream shows one text; leave out best_of={config.best_of}.")
         rows, length = self._prompt_rows([prompt], suffix, length, config, chosen)
-        _, run = self._configure(rows, chosen, config)
         processor = self.text_processor
-        states = run(processor.canvas(rows, config.seed, self.device))
         reader = PieceReader(processor.tokenizer, processor.mask_token_id)
-        return Stream(processor.frame(state, reader, length) for state in states)
+        return Stream(processor.frame(state, reader, length) for state in self._run(rows, chosen, config))
 
     # -- chat
 
@@ -451,8 +441,7 @@ class MaskedDiffusionLM:
         """Rewrite all of a text but the words to `keep`, wherever they occur, with the same number of tokens between.
 
         Where a kept word ends in the text, it also ends in the result. A string is one word; an empty list keeps
-        nothing.
-        `options` are those of `edit`.
+        nothing. `options` are those of `edit`.
         """
         if keep is None:
             raise UnmaskError("keep must be a string or a list of strings, got None.")
@@ -483,8 +472,9 @@ class MaskedDiffusionLM:
         if spans is not None:
             ids = mask_spans(processor, text, ids, spans)
         elif keep is None:
-            processor.bind(config.constraint, [processor.text_row([processor.mask_token_id] * len(ids))])
-            denoiser = self.text_processor.as_trained(self.denoiser)
+            # refuse an impossible constraint before the network scores the tokens
+            processor.compile_constraints(config.constraint, [processor.text_row([processor.mask_token_id] * len(ids))])
+            denoiser = processor.as_trained(self.denoiser)
             ids = mask_unlikely(processor, denoiser, ids, DEFAULT_STRENGTH if strength is None else strength)
         return self._generate([processor.text_row(ids)], sampler, config, progress=progress)[0]
 
@@ -501,8 +491,8 @@ class MaskedDiffusionLM:
     ) -> Bound:
         """The bound on -log p(texts), or on -log p(texts | given), with its error; `bound[i]` is that of text i.
 
-        `precision` is the Monte-Carlo error to reach, in bits per token. "auto" is 0.05, or the error after 256 draws,
-        which short texts end with; None makes 16 draws. An autoregressive model returns the likelihood itself.
+        `precision` is the Monte-Carlo error to reach, in bits per token. "auto" stops at 0.05 or after 256 draws, None
+        after 16 draws. An autoregressive model returns the likelihood itself.
         """
         return self.score_details(texts, given, precision=precision, seed=seed, batch_size=batch_size).headline
 
@@ -524,12 +514,12 @@ class MaskedDiffusionLM:
         check_seeds(seed)
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        automatic = precision is None or (isinstance(precision, str) and precision == "auto")
-        if not automatic and (not isinstance(precision, Real) or not precision > 0):
+        if precision not in (None, "auto") and not (isinstance(precision, Real) and precision > 0):
             raise UnmaskError(f"precision must be a positive number of bits per token, got {precision!r}.")
         rows = self.text_processor.scored_rows(check_texts(texts, "score"), given)
-        draws: dict[str, Any] = {"seed": seed, "precision": precision, "batch_size": batch_size}
-        return self.evaluate(rows, steps=steps, each=True, progress=progress, **draws)
+        return self.evaluate(
+            rows, steps=steps, each=True, progress=progress, seed=seed, precision=precision, batch_size=batch_size
+        )
 
     def choose(self, text: str, choices: Sequence[str], *, seed: int = 0) -> list[Choice]:
         """The probabilities of given answers at the [MASK] of a text, which add up to 1, in the order given.
@@ -571,15 +561,14 @@ class MaskedDiffusionLM:
         default is one token per call.
         """
         defaults = self.generation_config
-        particles = options.get("particles")
-        if not whole_texts or not (particles is None or (is_integer(particles) and particles == 1)):
+        if not whole_texts or options.get("particles", 1) != 1:
             defaults = {name: value for name, value in defaults.items() if name not in SAMPLER_FIELDS}
         config = GenerationConfig.parse(options, method, defaults)
         return config, self.sampler(config.steps, config.order, config.sampler)
 
     def _layout(self, config: GenerationConfig) -> TemplateLayout:
         denoiser = self.text_processor.as_trained(self.denoiser)
-        return TemplateLayout(self.text_processor, denoiser, self.device, config.constraint)
+        return TemplateLayout(self.text_processor, denoiser, config.constraint)
 
     def _prompt_rows(
         self, prompts: list[str], suffix: str, length: int | None, config: GenerationConfig, sampler: Sampler
@@ -598,13 +587,6 @@ class MaskedDiffusionLM:
         rows = [processor.prompt_row(processor.join(head, length), suffix_ids, length) for head in heads]
         return rows, length
 
-    def _configure(
-        self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
-    ) -> tuple[SamplingOptions, Callable[[Canvas], Iterator[State]]]:
-        """The options of the sampling run, and a function that runs the sampler on a canvas of some of the rows."""
-        options, denoiser = self.sampling_options(rows, sampler, config)
-        return options, partial(configure_sampler(sampler, options, self.device), denoiser)
-
     def sampling_options(
         self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig
     ) -> tuple[SamplingOptions, Any]:
@@ -617,6 +599,12 @@ class MaskedDiffusionLM:
         tokens *= config.particles * config.best_of * (2 if config.guidance else 1)
         return options, self.prepare_denoiser(tokens)
 
+    def _run(self, rows: list[list[int]], sampler: Sampler, config: GenerationConfig) -> Iterator[State]:
+        """Run the sampler on all rows as one batch."""
+        options, denoiser = self.sampling_options(rows, sampler, config)
+        canvas = self.text_processor.canvas(rows, config.seed, self.device)
+        return configure_sampler(sampler, options, self.device)(denoiser, canvas)
+
     def _generate(
         self,
         rows: list[list[int]],
@@ -628,14 +616,14 @@ class MaskedDiffusionLM:
         return_trajectory: bool = False,
     ) -> list[Generation]:
         """Write all rows, in batches; each result is cut to `length`."""
-        options, run = self._configure(rows, sampler, config)
-        best_of = config.best_of
-        batch_size = config.batch_size or max(1, options.batch_size(max(map(len, rows))) // best_of)
+        options, denoiser = self.sampling_options(rows, sampler, config)
+        run, best_of = configure_sampler(sampler, options, self.device), config.best_of
+        batch_size = config.batch_size or max(1, options.batch_size(max(map(len, rows)), self.device) // best_of)
         generations: list[Generation] = []
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
             canvas = self.text_processor.canvas(batch, config.seed + start, self.device)
-            states = run(repeat_canvas(canvas, best_of) if best_of > 1 else canvas)
+            states = run(denoiser, repeat_canvas(canvas, best_of) if best_of > 1 else canvas)
             states = with_progress(states, len(batch), progress)
             written = self.text_processor.finish(states, length, return_trajectory)
             for i in range(len(batch)):
@@ -694,7 +682,7 @@ def _check_prompts(prompt: str, prompts: Iterable[str] | None) -> list[str]:
     return checked
 
 
-def with_progress(states: Iterator[Moment], texts: int, progress: Progress | None) -> Iterator[Moment]:
+def with_progress(states: Iterator[StateOrFrame], texts: int, progress: Progress | None) -> Iterator[StateOrFrame]:
     """Yield the states or frames of a sampling run; `progress` is called with the fraction of the texts that is new."""
     reported = 0.0
     for state in states:

@@ -131,7 +131,7 @@ def get(axis: str, name: str) -> Any:
 
 
 def _find(axis: str, name: str, section: str = "") -> tuple[str, Any]:
-    """The present name of a member, and its class or where that is."""
+    """The current name of a member, and its class or ``"module:Class"``."""
     members = _members(axis)
     name = ALIASES.get(axis, {}).get(name, name)
     if name not in members:
@@ -183,7 +183,7 @@ def check_options(axis: str, spec: str | Mapping[str, Any], section: str = "") -
 def _fields(module: str, name: str) -> dict[str, tuple[Any, Any]]:
     """The fields of a class, its base classes included: annotation and default, found without importing the class.
 
-    They are read in the source of the package. What is not built of plain types is Any.
+    They are read from the source of the package. Annotations that are not made of plain types become Any.
     """
     if not module.startswith("unmask."):
         return dict.fromkeys(getattr(importlib.import_module(module), name).model_fields, (Any, None))

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from unmask.constraints import (
     Automaton,
-    CompiledConstraints,
     Constraint,
     Vocabulary,
     as_constraints,
@@ -41,7 +40,7 @@ GLYPH = "░"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_UTF8_BYTES = 4
 TEMPLATE_SECONDS = 10.0
-"""Time that a chat template may take; it is a program of its author."""
+"""Time limit of a chat template, which is code from the author of the checkpoint."""
 MAX_BLANK_LENGTHS = 64
 """Lengths that one blank of open length may choose from."""
 
@@ -261,7 +260,7 @@ class TextProcessor:
         return ids
 
     def chat_prompt(self, messages: Any) -> list[int]:
-        """Token ids of a conversation in the chat template of the tokenizer, up to the answer that is asked for.
+        """Token ids of a conversation in the chat template of the tokenizer, up to where the answer begins.
 
         `messages` is a text of the user, or a list of {"role": ..., "content": ...} as in transformers.
         """
@@ -367,20 +366,14 @@ class TextProcessor:
         ends_with_eos = self.config.policy.ends_with_eos
         return Vocabulary(self._tokenizer, self.vocab_size, self.mask_token_id, ends_with_eos)
 
-    def bind(self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]) -> Automaton | None:
+    def compile_constraints(
+        self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]
+    ) -> Automaton | None:
         """The automaton of constraints on rows; an error if a row cannot satisfy them."""
         if constraint is None:
             return None
         unended = [self.without_eos(row) for row in rows]
         return compile_constraints(as_constraints(constraint), self.vocabulary, unended, self.max_length)
-
-    def compile_constraints(
-        self, constraint: Constraint | Sequence[Constraint] | None, longest: int
-    ) -> CompiledConstraints | None:
-        """Constraints on rows of at most `longest` tokens."""
-        if constraint is None:
-            return None
-        return CompiledConstraints(as_constraints(constraint), self.vocabulary, longest, self.max_length)
 
     def without_eos(self, row: list[int]) -> list[int]:
         """A row without its trailing EOS tokens, which constraints do not see."""
@@ -420,7 +413,7 @@ class TextProcessor:
             )
         return generations
 
-    def frame(self, state: State, reader: PieceReader, length: int | None = None) -> Frame:
+    def frame(self, state: State, reader: PieceReader, length: int) -> Frame:
         """The only sequence of a canvas as it is now, cut to `length`."""
         size = int(state.canvas.attention_mask[0, :length].sum())
         ids, order, confidence = (x[0, :size].tolist() for x in (state.ids, state.order, state.confidence))
@@ -498,9 +491,7 @@ def check_streamer(streamer: Any, texts: int) -> None:
         raise UnmaskError(f"streamer must have put and end, as transformers' TextStreamer has, got {streamer!r}.")
 
 
-def feed_streamer(
-    states: Iterator[State], processor: TextProcessor, streamer: Any, rewrites: bool = False
-) -> Iterator[State]:
+def feed_streamer(states: Iterator[State], processor: TextProcessor, streamer: Any, rewrites: bool) -> Iterator[State]:
     """Yield the states of one sequence, and put its text into a streamer of `transformers`.
 
     The prompt is put first. After each call follow the tokens that continue the written text, up to its end. A streamer
@@ -531,7 +522,7 @@ def check_text(text: Any) -> str:
 
 def check_texts(texts: Any, verb: str) -> list[str]:
     """A string or several as a list; an error if there is none."""
-    if isinstance(texts, bytes | Tensor) or not isinstance(texts, Iterable):
+    if not isinstance(texts, Iterable):
         raise UnmaskError(f"The texts to {verb} must be a string or a list of strings, got {texts!r}.")
     checked = [texts] if isinstance(texts, str) else [check_text(text) for text in texts]
     if not checked:

@@ -42,7 +42,7 @@ from unmask.io import cache_dir
 
 INTERRUPTED = 130
 LOOKS, LOOK_SECONDS = 10, 0.005
-"""How often and how far apart running processes are counted; one that waits for a disk or a pipe runs in between."""
+"""How often running processes are counted, and the time between; one that waits for a disk is not always running."""
 UsageError: Any = typer.BadParameter.__base__  # click's class; some versions of Typer bundle their own click
 
 app = typer.Typer(
@@ -126,7 +126,7 @@ def main() -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of ours is a sentence."""
+    """Format warnings of this package as one sentence, others as Python does."""
     ours = Path(filename).is_relative_to(Path(__file__).parents[1])
     return f"unmask: {message}\n" if ours else f"{filename}:{lineno}: {category.__name__}: {message}\n"
 

@@ -55,6 +55,11 @@ def check_checkpoints(names: list[str] | None) -> list[str]:
     return names or []
 
 
+def checkpoint_argument(help: str) -> Any:
+    """An argument of one checkpoint, which has no default."""
+    return typer.Argument(help=help, metavar="CKPT", callback=check_checkpoint)
+
+
 def checkpoints_argument(help: str) -> Any:
     """An argument of one or more checkpoints."""
     return typer.Argument(help=help, metavar="CKPT...", callback=check_checkpoints)
@@ -190,7 +195,7 @@ class TokenOptions:
         return {field.name: getattr(self, field.name) for field in fields(TokenOptions)}
 
     def token_sampler(self) -> TokenSampler:
-        """Validate the options."""
+        """The validated options."""
         from unmask.generation_config import GenerationConfig
 
         return GenerationConfig.parse(self.token_options(), TokenOptions).token_sampler

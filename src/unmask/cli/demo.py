@@ -111,7 +111,6 @@ class Tour:
         self.results: dict[str, Any] = {"seconds": {}}
 
     def print(self, text: str = "", **style: Any) -> None:
-        """Print a text."""
         if not self.quiet:
             console.print(text, soft_wrap=True, markup=False, **style)
 

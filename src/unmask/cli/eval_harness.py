@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli import common
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, first_line
 
 
 @common.option_groups
@@ -64,7 +64,7 @@ def harness(
                 wrapped, tasks=names, task_manager=manager, limit=limit, num_fewshot=num_fewshot, log_samples=False
             )
         except (ConnectionError, FileNotFoundError, ValueError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise UnmaskError(f"A task could not be run ({reason}); check its data and the network.") from error
     report = {
         "results": {name: _figures(values) for name, values in found["results"].items()},

@@ -56,12 +56,7 @@ class StrategyOptions:
 @common.option_groups
 def puzzles(
     checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A run of 'unmask train sudoku', 'sudoku-ar', 'paths' or 'paths-ar'.",
-            metavar="CKPT",
-            callback=common.check_checkpoint,
-        ),
+        str, common.checkpoint_argument("A run of 'unmask train sudoku', 'sudoku-ar', 'paths' or 'paths-ar'.")
     ],
     *,
     twin: Annotated[str | None, typer.Option(help="Autoregressive checkpoint of the same puzzles.")] = None,
@@ -105,12 +100,7 @@ def puzzles(
 
 @common.option_groups
 def code(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A run of 'unmask train code' or 'code-ar'.", metavar="CKPT", callback=common.check_checkpoint
-        ),
-    ],
+    checkpoint: Annotated[str, common.checkpoint_argument("A run of 'unmask train code' or 'code-ar'.")],
     *,
     twin: Annotated[str | None, typer.Option(help="Autoregressive checkpoint of the same functions.")] = None,
     kind: Annotated[

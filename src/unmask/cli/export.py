@@ -8,14 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from unmask.cli.common import Json, check_checkpoint, print_result
+from unmask.cli.common import Json, checkpoint_argument, print_result
 from unmask.io import check_new_folder, check_writable
 
 app = typer.Typer(no_args_is_help=True, help="Export a checkpoint for other runtimes.")
 
-CheckpointName = Annotated[
-    str, typer.Argument(help="A checkpoint folder or a shipped model ('unmask list shipped').", metavar="CKPT")
-]
+CheckpointName = Annotated[str, checkpoint_argument("A checkpoint folder or a shipped model ('unmask list shipped').")]
 Precision = Literal["float32", "float16", "int8"]
 
 
@@ -38,7 +36,6 @@ def export_onnx(
     """
     check_new_folder(folder, "name a new folder")
     check_writable(folder)
-    check_checkpoint(checkpoint)
     from unmask.convert import onnx
 
     report = onnx.export_onnx(checkpoint, folder, dtype)
@@ -74,7 +71,6 @@ def export_web(
     """
     check_new_folder(folder, "name a new folder")
     check_writable(folder)
-    check_checkpoint(checkpoint)
     from unmask.convert import web
 
     report = web.export_web(checkpoint, folder, dtype, runtime)

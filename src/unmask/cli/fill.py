@@ -75,12 +75,10 @@ def fill(
 
 
 def _print_alternatives(texts: list[str], found: list[list[list[tuple[str, float]]]], as_json: bool) -> None:
-    report = [
-        {"text": text, "masks": [[{"token": token, "probability": p} for token, p in one] for one in masks]}
-        for text, masks in zip(texts, found, strict=True)
-    ]
-    lines = []
+    report, lines = [], []
     for text, masks in zip(texts, found, strict=True):
+        as_dicts = [[{"token": token, "probability": p} for token, p in one] for one in masks]
+        report.append({"text": text, "masks": as_dicts})
         lines.append(text)
         for number, one in enumerate(masks, start=1):
             lines.append(f"  {number}: " + ", ".join(f"{token.strip() or repr(token)} {p:.3f}" for token, p in one))

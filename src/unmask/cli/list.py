@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from itertools import takewhile
 from typing import Annotated
 
@@ -35,7 +34,7 @@ def list_members(
     from unmask.config import shipped_recipes
     from unmask.errors import UnmaskError, did_you_mean
 
-    members = {name: list(registry.names(name)) for name in registry.AXES}
+    members = {name: registry.names(name) for name in registry.AXES}
     members |= {"recipe": shipped_recipes(), "shipped": shipped_models()}
     if axis is not None:
         if axis not in members:
@@ -44,13 +43,13 @@ def list_members(
     if as_json:
         print_json(members)
         return
+    describe = {"recipe": _describe_recipe, "shipped": _describe_shipped}
     for name, known in members.items():
         console.print(f"[bold]{name}[/bold]")
         table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
         table.add_column(no_wrap=True)
         for member in known:
-            about = {"recipe": _describe_recipe, "shipped": _describe_shipped}
-            summary, details = about[name](member) if name in about else _describe_member(name, member)
+            summary, details = describe[name](member) if name in describe else _describe_member(name, member)
             table.add_row(member, Text.assemble(summary, (f"  ({details})" if details else "", "dim")))
         console.print(table)
 
@@ -68,7 +67,9 @@ def _describe_recipe(name: str) -> tuple[str, str]:
     """What a recipe is for, from the comment at its top, and its size and number of steps."""
     import yaml
 
-    text = files("unmask").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8")
+    from unmask.config import RECIPES
+
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
     comment = takewhile(lambda line: line.startswith("# ") and not line.startswith("#   "), text.splitlines())
     values = yaml.safe_load(text)
     training, model = values["training"], values.get("model", {})

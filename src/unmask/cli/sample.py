@@ -104,8 +104,8 @@ def sample(
     if chat and (not prompt or suffix or window or stride or guidance or watch or pictures):
         raise UnmaskError("--chat needs --prompt, and excludes --suffix, --window, --stride, --guidance and pictures.")
     lm = model.load(checkpoint)
-    canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length, "window": window, "stride": stride}
-    canvas["guidance"] = guidance
+    canvas: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "length": length}
+    canvas |= {"window": window, "stride": stride, "guidance": guidance}
     if watch:
         with common.out_of_memory_advice(1, sampling.particles):
             shown = [_watch(lm.stream(**canvas, **options, seed=number), number) for number in range(seed, seed + n)]

@@ -27,6 +27,11 @@ class Limits(BaseModel):
     """Network calls of one text."""
     particles: int = Field(default=32, ge=1)
 
+    def check_texts(self, count: int) -> None:
+        """Raise `UnmaskError` if one request has too many texts."""
+        if count > self.texts:
+            raise UnmaskError(f"A request may have at most {self.texts} texts on this server, got {count}; send fewer.")
+
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]

@@ -29,7 +29,6 @@ from unmask.serving.api import (
     ScoreRequest,
 )
 from unmask.serving.guard import Guard, add_error_handlers, error_body, explain
-from unmask.serving.metrics import Metrics
 from unmask.serving.service import Service, server_event, unless_gone
 
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -44,11 +43,11 @@ def create_app(
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
 ) -> FastAPI:
-    """The ASGI application of some models by name. Without an `api_key` every client may use it.
+    """The ASGI application that serves models by their names. Without an `api_key` every client may use it.
 
     Requests must name one of the `hosts`, if given, so that no web page can reach a local server under another name.
     """
-    service = Service(models, limits, Metrics(counted=True))
+    service = Service(models, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -57,7 +56,7 @@ def create_app(
 
     errors: dict[int | str, dict[str, Any]] = {
         "4XX": {"model": ErrorBody, "description": "A refusal; the message says what to change."},
-        "5XX": {"model": ErrorBody, "description": "Not in the time or memory of the server."},
+        "5XX": {"model": ErrorBody, "description": "The server ran out of time or memory."},
     }
     app = FastAPI(
         title="unmask", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=errors
@@ -83,8 +82,7 @@ def _add_completion_endpoints(app: FastAPI, service: Service) -> None:
         planned = await unless_gone(ticket, http.receive, planning)
         if request.diffusing:
             jobs = [job for job, _ in planned]
-            first = [number * request.n for number in range(len(jobs))]
-            return _stream(service, canvases.stream_canvases(service, jobs, first))
+            return _stream(service, canvases.stream_canvases(service, jobs, request.n))
         if request.stream:
             return _stream(service, completions.stream_text(service, name, planned, request, shape))
         answer = completions.finish_completions(service, name, planned, request)
@@ -133,7 +131,7 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
         lm, ticket = service.find(request.model)[1], service.ticket()
         job = await unless_gone(ticket, http.receive, canvases.plan_fill(service, lm, ticket, request))
         if request.diffusing:
-            return _stream(service, canvases.stream_canvases(service, [job], [0]))
+            return _stream(service, canvases.stream_canvases(service, [job]))
 
         async def answer() -> dict[str, Any]:
             found = None
@@ -152,7 +150,7 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
         lm, ticket = service.find(request.model)[1], service.ticket()
         job = await unless_gone(ticket, http.receive, canvases.plan_edit(service, lm, ticket, request))
         if request.diffusing:
-            return _stream(service, canvases.stream_canvases(service, [job], [0]))
+            return _stream(service, canvases.stream_canvases(service, [job]))
         texts = await unless_gone(ticket, http.receive, service.finish([job]))
         return JSONResponse(canvases.canvas_report(lm, texts[0], "edit"))
 
@@ -161,8 +159,7 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
         """The bound on -log p of texts, with its errors."""
         lm, ticket, limits = service.find(request.model)[1], service.ticket(), service.limits
         texts = [request.text] if isinstance(request.text, str) else request.text
-        if len(texts) > limits.texts:
-            raise UnmaskError(f"A request may score {limits.texts} texts on this server, got {len(texts)}.")
+        limits.check_texts(len(texts))
 
         def work() -> Bound:
             tokens = sum(map(len, lm.text_processor.encode([*texts, request.given or ""])))
@@ -197,7 +194,7 @@ def _bound(bound: Bound) -> dict[str, Any]:
 
 
 def _stream(service: Service, events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Server-sent events. An error in the middle is an event too, since the status is already sent."""
+    """Server-sent events. A later error is an event too, since the status is already sent."""
 
     async def send() -> AsyncIterator[bytes]:
         try:

@@ -24,7 +24,7 @@ from unmask.text_processor import Generation
 
 
 class Cancelled(Exception):
-    """The client has gone, or the request has used up its time."""
+    """The client disconnected, or the request used up its time."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ Event = CanvasEvent | Finished | Failed
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in the eyes of the scheduler. `deadline` is a time of `time.monotonic`."""
+    """A request as the scheduler sees it. `deadline` is a time of `time.monotonic`."""
 
     deadline: float
     cancelled: bool = False
@@ -222,7 +222,7 @@ class JointBatch:
         self._wrap()
 
     def jobs(self) -> list[Job]:
-        return list({id(row.job): row.job for row in [*self.rows, *self.waiting]}.values())
+        return list(dict.fromkeys(row.job for row in [*self.rows, *self.waiting]))
 
 
 class SingleBatch:
@@ -254,15 +254,15 @@ class SingleBatch:
         report(self.rows, state, (), range(len(self.rows)))
 
     def jobs(self) -> list[Job]:
-        return list({id(row.job): row.job for row in self.rows}.values())
+        return list(dict.fromkeys(row.job for row in self.rows))
 
 
 def check_job(job: Job, most_calls: int) -> None:
     """Raise `UnmaskError` if a row needs too many network calls."""
     mask = job.lm.text_processor.mask_token_id
     steps = getattr(job.sampler, "steps", None)
-    calls = max(steps if steps is not None and job.sampler.rewrites else row.count(mask) for row in job.rows)
+    calls = max(row.count(mask) for row in job.rows)
     if steps is not None:
-        calls = min(calls, steps)
+        calls = steps if job.sampler.rewrites else min(calls, steps)
     if calls > most_calls:
         raise UnmaskError(f"steps must be at most {most_calls} on this server, got {calls}; ask for fewer.")

@@ -1,15 +1,16 @@
-"""Network calls that wait for each other, and the few calls that serve all of them."""
+"""Merges the network calls of many batches and threads into few larger ones."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unmask.generation_config import CPU_TOKENS_PER_CALL
 from unmask.models.inference import InferenceEngine
 from unmask.samplers.base import hidden_rows
 from unmask.serving.metrics import Metrics
@@ -23,7 +24,7 @@ and the attention kernel for padded rows rounds differently."""
 
 @dataclass(eq=False)
 class Call:
-    """A network call that waits to be made, and then its hidden rows or an error."""
+    """A network call; `result` is its hidden rows or an error once it has been made."""
 
     denoiser: Any
     ids: Tensor
@@ -31,7 +32,7 @@ class Call:
     alpha: Tensor | None
     attention_mask: Tensor | None
     result: Tensor | BaseException | None = None
-    done: threading.Event | None = None
+    done: threading.Event = field(default_factory=threading.Event)
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -136,6 +137,12 @@ def _merged(calls: list[Call], rows: int) -> Tensor:
 def _run(
     denoiser: Any, ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
 ) -> Tensor:
+    size = max(1, CPU_TOKENS_PER_CALL // ids.shape[1])
+    if ids.device.type == "cpu" and len(ids) > size:
+        optional = (positions, alpha, attention_mask)
+        starts = range(0, len(ids), size)
+        parts = [[one if one is None else one[start : start + size] for one in optional] for start in starts]
+        return torch.cat([_run(denoiser, ids[at : at + size], *part) for at, part in zip(starts, parts, strict=True)])
     if alpha is None and positions is None:  # an autoregressive network takes no alpha
         return denoiser.hidden(ids, attention_mask=attention_mask)
     return hidden_rows(denoiser, ids, positions, alpha, attention_mask)

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
-from unmask.errors import UnmaskError
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.serving.api import EditRequest, FillRequest
-from unmask.serving.batches import CanvasEvent, Finished, Job, Ticket
-from unmask.serving.service import Service, choose_seed, server_event, sum_usage
+from unmask.serving.batches import Finished, Job, Ticket
+from unmask.serving.service import Service, choose_seed, count_tokens, server_event, sum_usage
 from unmask.text_processor import Generation, PieceReader, TextProcessor
 
 
 async def plan_fill(service: Service, lm: MaskedDiffusionLM, ticket: Ticket, request: FillRequest) -> Job:
     """The job of a request to fill texts or rows."""
-    limits = service.limits
     texts = [request.text] if isinstance(request.text, str) else request.text
-    count = len(texts or request.tokens or ())
-    if count > limits.texts:
-        raise UnmaskError(f"A request may ask for {limits.texts} texts on this server, got {count}; ask for fewer.")
+    rows = request.tokens or []
+    service.limits.check_texts(len(texts or rows))
 
     def call(one: MaskedDiffusionLM) -> Any:
-        options = request.options(choose_seed(request.seed), limits)
+        options = request.options(choose_seed(request.seed), service.limits)
         if request.greedy:
             options["temperature"] = 0.0
         if texts is not None:
             return one.fill_details(texts, **options)
-        return one.fill_rows(_rows(one, request), **options)
+        mask = one.text_processor.mask_token_id
+        return one.fill_rows([[mask if token is None else token for token in row] for row in rows], **options)
 
     return await service.plan(lm, ticket, call, request.diffusing)
-
-
-def _rows(lm: MaskedDiffusionLM, request: FillRequest) -> list[list[int]]:
-    mask = lm.text_processor.mask_token_id
-    return [[mask if token is None else token for token in row] for row in request.tokens or ()]
 
 
 async def plan_edit(service: Service, lm: MaskedDiffusionLM, ticket: Ticket, request: EditRequest) -> Job:
@@ -60,8 +53,7 @@ def canvas_report(lm: MaskedDiffusionLM, texts: list[Generation], kind: str) -> 
             for token, piece, call, confidence in columns
         ]
         data.append({"index": index, "text": one.text, "tokens": tokens, "calls": one.calls, "seed": one.seed})
-        written = sum(call >= 0 for call in one.order)
-        counts.append((len(one.ids) - written, written))
+        counts.append(count_tokens(one))
     return {"object": kind, "data": data, "usage": sum_usage(counts)}
 
 
@@ -84,21 +76,19 @@ def read_pieces(processor: TextProcessor, ids: list[int]) -> list[str]:
     return [piece or "" if place < end else "" for place, piece in enumerate(pieces)]
 
 
-async def stream_canvases(service: Service, jobs: list[Job], first: list[int]) -> AsyncIterator[bytes]:
-    """Every canvas: all tokens, then what changed, then the text. Text i of job j has the index `first[j] + i`."""
+async def stream_canvases(service: Service, jobs: list[Job], n: int = 1) -> AsyncIterator[bytes]:
+    """Every canvas: all tokens, then what changed, then the text. Text i of job j has the index `j n + i`."""
     shown: dict[int, list[tuple[int | None, str]]] = {}
     name = f"canvas-{uuid4().hex}"
     async for number, event in service.events(jobs):
         if event is None:
             yield b": waiting\n\n"
             continue
-        assert isinstance(event, CanvasEvent | Finished)
-        processor, index = jobs[number].lm.text_processor, first[number] + event.index
+        processor, index = jobs[number].lm.text_processor, number * n + event.index
         if isinstance(event, Finished):
             one = event.generation
-            written = sum(call >= 0 for call in one.order)
             about = {"object": "canvas.done", "id": name, "index": index, "call": one.calls, "calls": one.calls}
-            usage = sum_usage([(len(one.ids) - written, written)])
+            usage = sum_usage([count_tokens(one)])
             yield server_event({**about, "text": one.text, "seed": one.seed, "usage": usage})
             continue
         mask = processor.mask_token_id
@@ -108,15 +98,11 @@ async def stream_canvases(service: Service, jobs: list[Job], first: list[int]) -
         if index not in shown:
             tokens = [{"id": token, "text": piece, "given": token is not None} for token, piece in now]
             yield server_event({"object": "canvas", **about, "tokens": tokens})
-        elif changes := list(_changes(shown[index], now, event.confidence)):
+        elif changes := [
+            {"position": place, "id": new[0], "text": new[1], "confidence": event.confidence[place]}
+            for place, (old, new) in enumerate(zip(shown[index], now, strict=False))
+            if old != new
+        ]:
             yield server_event({"object": "canvas.delta", **about, "changes": changes})
         shown[index] = now
     yield b"data: [DONE]\n\n"
-
-
-def _changes(
-    before: list[tuple[int | None, str]], now: list[tuple[int | None, str]], confidence: list[float]
-) -> Iterator[dict[str, Any]]:
-    for position, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old != new:
-            yield {"position": position, "id": new[0], "text": new[1], "confidence": confidence[position]}

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +15,7 @@ from unmask.errors import UnmaskError
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.random import check_seeds
 from unmask.serving.api import CompletionRequest
-from unmask.serving.batches import CanvasEvent, Finished, Job, Ticket, check_job
+from unmask.serving.batches import Finished, Job, Ticket, check_job
 from unmask.serving.service import Service, choose_seed, server_event, sum_usage
 from unmask.text_processor import GLYPH, REPLACEMENT, Generation, PieceReader, Template, TextProcessor
 
@@ -28,7 +30,7 @@ def template_size(template: Template) -> int:
 
 @dataclass
 class Completion:
-    """The part of a canvas that a completion writes, from `start` on and without the `tail` last tokens."""
+    """The part of a canvas that is a request's answer: all but the first `start` and the last `tail` tokens."""
 
     processor: TextProcessor
     request: CompletionRequest
@@ -53,7 +55,10 @@ class Completion:
         return "".join(self.pieces(ids, known)).rstrip(REPLACEMENT if known < stop else "")
 
     def cut(self, text: str, finished: bool) -> tuple[str, bool]:
-        """The text before the first stop word, and whether there is one; until the end, without a part of one."""
+        """The text before the first stop word, and whether there is one.
+
+        Of an unfinished text the end is held back, since it may be the beginning of a stop word.
+        """
         found = [place for word in self.request.stops if (place := text.find(word)) >= 0]
         if found:
             return text[: min(found)], True
@@ -68,19 +73,13 @@ class Completion:
         ended = stopped or stop < len(one.ids) - self.tail
         logprobs = None
         if self.request.logprobs is not None:
-            first, offsets, at = 0 if self.request.echo else start, [], 0
-            for piece in pieces:
-                offsets.append(at)
-                at += len(piece)
-            given = [call < 0 for call in one.order]
+            first = 0 if self.request.echo else start
+            columns = zip(pieces, one.order[first:], one.confidence[first:], strict=False)
             logprobs = {
                 "tokens": pieces,
-                "token_logprobs": [
-                    None if given[first + i] else math.log(max(one.confidence[first + i], 1e-45))
-                    for i in range(len(pieces))
-                ],
+                "token_logprobs": [None if call < 0 else math.log(max(p, 1e-45)) for _, call, p in columns],
                 "top_logprobs": None,
-                "text_offset": offsets,
+                "text_offset": list(accumulate(map(len, pieces), initial=0))[:-1],
             }
         return {
             "index": index,
@@ -105,8 +104,7 @@ async def plan_completions(
     """One job for each prompt; text j of prompt i has the seed `seed + i n + j`."""
     limits, seed = service.limits, choose_seed(request.seed)
     count = request.n * len(request.prompts)
-    if count > limits.texts:
-        raise UnmaskError(f"A request may ask for {limits.texts} texts on this server, got {count}; ask for fewer.")
+    limits.check_texts(count)
     check_seeds(seed, count)
 
     def work(number: int, prompt: str) -> tuple[Job, Completion]:
@@ -122,8 +120,10 @@ async def plan_completions(
         job.ticket, job.watched = ticket, request.diffusing or request.stream
         return job, Completion(processor, request, start, tail)
 
-    works = [lambda i=i, p=p: work(i, p) for i, p in enumerate(request.prompts)]
-    return [await service.in_thread(ticket, one, planning=True) for one in works]
+    return [
+        await service.in_thread(ticket, partial(work, number, prompt), planning=True)
+        for number, prompt in enumerate(request.prompts)
+    ]
 
 
 async def finish_completions(
@@ -175,7 +175,7 @@ Shape = Callable[[dict[str, Any]], dict[str, Any]]
 async def stream_text(
     service: Service, name: str, planned: Planned, request: CompletionRequest, shape: Shape = dict
 ) -> AsyncIterator[bytes]:
-    """OpenAI's chunks: text as soon as it is final from the left, which for a sampler that rewrites is at the end.
+    """OpenAI's chunks: text as soon as all of it from the left is final; if the sampler rewrites tokens, at the end.
 
     `shape` turns each chunk into that of another interface.
     """
@@ -185,7 +185,6 @@ async def stream_text(
             yield b": waiting\n\n"
             continue
         job, completion = planned[number]
-        assert isinstance(event, CanvasEvent | Finished)
         index = number * request.n + event.index
         done = isinstance(event, Finished)
         if isinstance(event, Finished):

@@ -1,4 +1,4 @@
-"""In front of the endpoints: errors in OpenAI's shape, the key, and bounds on bodies and the number of requests."""
+"""Middleware: errors in OpenAI's format, the API key, and limits on bodies and on the number of open requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unmask.serving.service import ClientGone, Service, UnknownModel
 OPEN_PATHS = ("/", "/health")
 """Paths that need no key."""
 GONE = 499
-"""The status, in the metrics alone, of a request whose client has gone."""
+"""Status of a request whose client disconnected; it is only seen in the metrics."""
 NO_OBJECT = "The body must be a JSON object with the header Content-Type: application/json."
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -50,7 +50,7 @@ def explain(error: Exception, service: Service) -> tuple[int, str, str | None]:
     if isinstance(error, UnmaskError):
         return 400, service.hide_paths(str(error)), None
     if isinstance(error, ClientGone):
-        return GONE, "The client has gone.", None
+        return GONE, "The client disconnected.", None
     if isinstance(error, Cancelled):
         return 503, str(error) or "The request was cancelled.", "cancelled"
     if (isinstance(error, RuntimeError) and is_out_of_memory(error)) or isinstance(error, MemoryError):
@@ -107,7 +107,7 @@ def _fields(location: Sequence[Any], body: Any, missing: bool) -> list[str]:
 
 
 class Guard:
-    """Checks the key, bounds bodies and the number of requests, and measures the answers."""
+    """Checks the key, limits bodies and the number of open requests, and measures the answers."""
 
     def __init__(self, app: Any, service: Service, api_key: str | None, hosts: Sequence[str] | None) -> None:
         self.app, self.service, self.api_key, self.hosts = app, service, api_key, hosts
@@ -156,7 +156,7 @@ class Guard:
 
         host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).strip("[]").lower()
         if self.hosts is not None and host not in self.hosts:
-            await refuse(403, f"This server answers for the hosts {', '.join(self.hosts)} alone.")
+            await refuse(403, f"This server only answers for the hosts {', '.join(self.hosts)}.")
             return
         if not self._is_allowed(scope):
             await refuse(401, "This server needs a key; send it as 'Authorization: Bearer KEY'.")
@@ -167,6 +167,8 @@ class Guard:
             return
         try:
             body = await self._read_body(scope, receive)
+        except ClientGone:
+            return
         except asyncio.TimeoutError:
             seconds = self.service.limits.body_seconds
             await refuse(408, f"The body did not arrive within {seconds:g} seconds.", Connection="close")
@@ -174,8 +176,6 @@ class Guard:
         if body is None:
             limit = self.service.limits.body_bytes
             await refuse(413, f"A body has at most {limit} bytes on this server; send less.", Connection="close")
-            return
-        if body == "gone":
             return
         sent = False
 
@@ -195,8 +195,8 @@ class Guard:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(given, b"Bearer " + self.api_key.encode())
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | str | None:
-        """The whole body, None if it is too large, and "gone" if the client is."""
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None if it is too large."""
         limits, body = self.service.limits, bytearray()
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if not length.isdigit() or int(length[:20]) > limits.body_bytes:
@@ -205,7 +205,7 @@ class Guard:
         while True:
             message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
             if message["type"] == "http.disconnect":
-                return "gone"
+                raise ClientGone
             body += message.get("body", b"")
             if len(body) > limits.body_bytes:
                 return None

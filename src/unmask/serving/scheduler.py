@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from unmask.pipeline import MaskedDiffusionLM
@@ -23,17 +24,11 @@ from unmask.serving.batches import Cancelled, Failed, Job, JointBatch, Row, Sing
 from unmask.serving.calls import MAX_ROWS, Call, SharedDenoiser, make_calls
 from unmask.serving.metrics import Metrics
 
-try:
-    from greenlet import getcurrent, greenlet
-except ImportError:  # then every batch makes its network calls alone
-    greenlet = None
-
-
 Batch = JointBatch | SingleBatch
 
 
 @dataclass(eq=False)
-class Running:
+class RunningBatch:
     """A batch with the greenlet that waits inside its step, if any."""
 
     batch: Batch
@@ -42,14 +37,9 @@ class Running:
 
     def resume(self) -> None:
         """Run until the next network call or the end of the step."""
-        if greenlet is None:
-            self.batch.advance()
-            return
         if self.suspended is None:
             self.suspended = greenlet(self.batch.advance)
-            call = self.suspended.switch()
-        else:
-            call = self.suspended.switch(self.waits_for)
+        call = self.suspended.switch()
         self.waits_for = None if self.suspended.dead else call
         if self.suspended.dead:
             self.suspended = None
@@ -70,8 +60,8 @@ class Scheduler:
         self._new: list[Job] = []
         self._posted: list[tuple[Call, Ticket]] = []
         self._queue: deque[list[Row]] = deque()
-        self._joint: dict[tuple[Any, ...], Running] = {}
-        self._single: list[Running] = []
+        self._joint: dict[tuple[Any, ...], RunningBatch] = {}
+        self._single: list[RunningBatch] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="unmask-scheduler", daemon=True)
         self._worker = threading.local()
@@ -111,17 +101,16 @@ class Scheduler:
     def wait(self, call: Call) -> Tensor:
         """Wait for a network call, in a batch or in another thread."""
         if threading.current_thread() is not self._thread:
-            ticket, call.done = getattr(self._worker, "ticket", Ticket(float("inf"))), threading.Event()
+            ticket = getattr(self._worker, "ticket", Ticket(float("inf")))
             with self._lock:
                 if self._stopping:
-                    raise Cancelled("The server stops.")
+                    raise Cancelled("The server is stopping.")
                 self._posted.append((call, ticket))
                 self._lock.notify()
             call.done.wait()
-        elif greenlet is not None and getcurrent().parent is not None:
-            call = getcurrent().parent.switch(call)
         else:
-            make_calls([call], self.metrics)
+            batch: Any = getcurrent()
+            batch.parent.switch(call)
         if isinstance(call.result, BaseException):
             raise call.result
         assert call.result is not None
@@ -140,24 +129,23 @@ class Scheduler:
             self.round()
         for running in self._running():
             running.stop()
-        self._end_all(Cancelled("The server stops."))
+        self._end_all(Cancelled("The server is stopping."))
 
     def _end_all(self, error: Cancelled) -> None:
         with self._lock:
             jobs = [*self._new, *(rows[0].job for rows in self._queue)]
             for call, _ in self._posted:
                 call.result = error
-                assert call.done is not None
                 call.done.set()
         for running in self._running():
             jobs += running.batch.jobs()
-        for job in {id(job): job for job in jobs}.values():
+        for job in dict.fromkeys(jobs):
             job.notify(Failed(error))
 
     def _is_idle(self) -> bool:
         return not (self._new or self._posted or self._queue or self._joint or self._single)
 
-    def _running(self) -> list[Running]:
+    def _running(self) -> list[RunningBatch]:
         return [*self._joint.values(), *self._single]
 
     @torch.no_grad()
@@ -186,7 +174,6 @@ class Scheduler:
         for call, _ in posted:
             if isinstance(call.result, Tensor):
                 call.result = call.result.clone()
-            assert call.done is not None
             call.done.set()
         for running in waiting:
             self._resume(running)
@@ -195,7 +182,7 @@ class Scheduler:
             self._last_round.record()
         self._remove_ended()
 
-    def _resume(self, running: Running) -> None:
+    def _resume(self, running: RunningBatch) -> None:
         try:
             running.resume()
         except Exception as error:
@@ -235,18 +222,18 @@ class Scheduler:
                 new.setdefault(rows[0].key if job.sampler.causal else id(rows), []).extend(rows)
                 continue
             if rows[0].key not in self._joint:
-                self._joint[rows[0].key] = Running(JointBatch(job))
+                self._joint[rows[0].key] = RunningBatch(JointBatch(job))
             joint = self._joint[rows[0].key].batch
             assert isinstance(joint, JointBatch)
             joint.waiting.extend(rows)
-        self._single += [Running(SingleBatch(rows)) for rows in new.values()]
+        self._single += [RunningBatch(SingleBatch(rows)) for rows in new.values()]
 
 
 def _parts(job: Job) -> list[list[Row]]:
     """The rows that start together: single ones if they may join a batch, batches of the library's size otherwise."""
     rows = [Row(job, index) for index in range(len(job.rows))]
     alone = job.can_join or job.sampler.causal
-    size = 1 if alone else job.config.batch_size or job.options.batch_size(max(map(len, job.rows)))
+    size = 1 if alone else job.config.batch_size or job.options.batch_size(max(map(len, job.rows)), job.lm.device)
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 

@@ -16,7 +16,7 @@ from unmask.generation_config import Order
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import AXES
 from unmask.serving.api import Limits
-from unmask.serving.batches import Cancelled, Event, Failed, Finished, Job, Ticket, check_job
+from unmask.serving.batches import Cancelled, CanvasEvent, Event, Failed, Finished, Job, Ticket, check_job
 from unmask.serving.metrics import Metrics
 from unmask.serving.scheduler import Scheduler
 from unmask.text_processor import Generation
@@ -39,10 +39,8 @@ class UnknownModel(UnmaskError):
 class Service:
     """The models by name, the scheduler, and the threads that prepare requests."""
 
-    def __init__(
-        self, models: dict[str, MaskedDiffusionLM], limits: Limits | None = None, metrics: Metrics | None = None
-    ) -> None:
-        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
+    def __init__(self, models: dict[str, MaskedDiffusionLM], limits: Limits | None = None) -> None:
+        self.limits, self.metrics = limits or Limits(), Metrics()
         self.scheduler = Scheduler(self.metrics).start()
         self.models = {name: self.scheduler.share(lm) for name, lm in models.items()}
         self.created = int(time.time())
@@ -121,7 +119,7 @@ class Service:
 
         return await self.in_thread(ticket, work, planning=True)
 
-    async def events(self, jobs: list[Job]) -> AsyncIterator[tuple[int, Event | None]]:
+    async def events(self, jobs: list[Job]) -> AsyncIterator[tuple[int, CanvasEvent | Finished | None]]:
         """The events of jobs with the numbers of the jobs, until all texts are written; None now and then.
 
         Leaving the iterator early cancels the jobs.
@@ -150,7 +148,7 @@ class Service:
                     raise event.error
                 if isinstance(event, Finished):
                     left -= 1
-                    self.metrics.tokens.inc(sum(call >= 0 for call in event.generation.order))
+                    self.metrics.tokens.inc(count_tokens(event.generation)[1])
                 yield number, event
         finally:
             if left:
@@ -169,6 +167,12 @@ class Service:
 def choose_seed(seed: int | None) -> int:
     """The seed of a request, random by default."""
     return random.randrange(2**31) if seed is None else seed
+
+
+def count_tokens(one: Generation) -> tuple[int, int]:
+    """The numbers of tokens given and written."""
+    written = sum(call >= 0 for call in one.order)
+    return len(one.ids) - written, written
 
 
 def sum_usage(counts: list[tuple[int, int]]) -> dict[str, int]:
