@@ -45,6 +45,8 @@ def test_an_unknown_name_is_answered_with_the_shipped_models(shipped_models, nam
 def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
     for options, message in (
         ({"path": tmp_path}, r"no unmask\.json"),
+        ({"path": 5}, "must be a path or a name, got 5"),
+        ({"path": b"smoke"}, "must be a path or a name, got b'smoke'"),
         ({"path": "smoke", "dtype": "float16"}, "dtype must be one of auto, float32, bf16, got 'float16'"),
     ):
         with pytest.raises(UnmaskError, match=message):

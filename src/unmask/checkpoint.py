@@ -13,6 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def find_checkpoint(name: str | Path | None = None, revision: str | None = None)
     A checkpoint folder on disk takes precedence over a shipped model of the same name, and any existing path over a
     model of the hub; "hf:NAME" is always one of the hub.
     """
+    if not isinstance(name, str | PathLike | None):
+        raise UnmaskError(f"A checkpoint must be a path or a name, got {name!r}.")
     if isinstance(name, str) and name.startswith(HUB):
         return download(name.removeprefix(HUB), revision)
     named = DEFAULT_MODEL if name is None else name

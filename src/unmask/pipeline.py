@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -52,7 +53,7 @@ from unmask.io import atomic_folder, check_new_folder
 from unmask.likelihood import Bound, Evaluation, Precision, Progress, count_draws, evaluate
 from unmask.models.dit import missing_planner_error
 from unmask.models.inference import Dtype, InferenceEngine, cast_trunk_to_bf16, device_of, select_device, select_dtype
-from unmask.random import check_seeds
+from unmask.random import check_seeds, is_integer
 from unmask.registry import build
 from unmask.samplers.base import Sampler, State
 from unmask.samplers.token_sampling import TokenSampler
@@ -167,6 +168,8 @@ class MaskedDiffusionLM:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the checkpoint atomically, with a model card, to a new folder or over one written by this method."""
+        if not isinstance(folder, str | PathLike):
+            raise UnmaskError(f"folder must be a path, got {folder!r}.")
         folder = Path(folder)
         if not is_checkpoint(folder) or any(path.is_dir() for path in folder.iterdir()):
             check_new_folder(folder, "name a new folder")
@@ -514,7 +517,8 @@ class MaskedDiffusionLM:
         check_seeds(seed)
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        if precision not in (None, "auto") and not (isinstance(precision, Real) and precision > 0):
+        automatic = precision is None or (isinstance(precision, str) and precision == "auto")
+        if not automatic and (not isinstance(precision, Real) or not precision > 0):
             raise UnmaskError(f"precision must be a positive number of bits per token, got {precision!r}.")
         rows = self.text_processor.scored_rows(check_texts(texts, "score"), given)
         return self.evaluate(
@@ -561,7 +565,8 @@ class MaskedDiffusionLM:
         default is one token per call.
         """
         defaults = self.generation_config
-        if not whole_texts or options.get("particles", 1) != 1:
+        particles = options.get("particles")
+        if not whole_texts or not (particles is None or (is_integer(particles) and particles == 1)):
             defaults = {name: value for name, value in defaults.items() if name not in SAMPLER_FIELDS}
         config = GenerationConfig.parse(options, method, defaults)
         return config, self.sampler(config.steps, config.order, config.sampler)

@@ -522,7 +522,7 @@ def check_text(text: Any) -> str:
 
 def check_texts(texts: Any, verb: str) -> list[str]:
     """A string or several as a list; an error if there is none."""
-    if not isinstance(texts, Iterable):
+    if isinstance(texts, bytes | Tensor) or not isinstance(texts, Iterable):
         raise UnmaskError(f"The texts to {verb} must be a string or a list of strings, got {texts!r}.")
     checked = [texts] if isinstance(texts, str) else [check_text(text) for text in texts]
     if not checked:

@@ -86,7 +86,8 @@ def read_pairs(
         raise UnmaskError(f"The checkpoint '{lm.path}' names no held-out pairs; give --on or --data.")
     pairs = [split_pair(document.text) for document in documents]
     if not pairs or not all(target for _, target in pairs):
-        raise UnmaskError(f"'{on or data}' has no pairs of texts; name a protocol or files of translations.")
+        where = on or (" and ".join(data) if data else f"The held-out part of '{lm.path}'")
+        raise UnmaskError(f"{where} has no pairs of texts; give --on a protocol or --data files of translations.")
     return [pairs[i] for i in spread_indices(len(pairs), count)]
 
 

@@ -40,7 +40,8 @@ one is dropped first."""
 
 def select_device(name: str | torch.device | None, dtype: torch.dtype = torch.float32) -> torch.device:
     """The device with this name, checked with a small computation; without a name, the GPU if there is one."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name is None or name == "":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=dtype, device=device).add_(1).item()

@@ -108,8 +108,9 @@ class ParallelSource(Source):
                 raise TypeError("a side is not a string")
         except KeyError as error:
             raise UnmaskError(f"{where} has no field {error}; set data.source.fields.") from error
-        except (ValueError, TypeError) as error:
-            raise UnmaskError(f"{where} is not a pair of texts ({error}); put one tab between both.") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            advice = "write an object with two texts" if is_json else "put one tab between both"
+            raise UnmaskError(f"{where} is not a pair of texts ({error}); {advice}.") from error
         return source, target
 
 
