@@ -161,7 +161,7 @@ def test_only_accepted_lengths_are_compared(most):
 
 @pytest.mark.parametrize(("policy", "after"), [("padded", "eos"), ("supervised_eos", "masks")])
 def test_the_end_of_a_row_is_seen_and_not_counted(table, policy, after):
-    """The network sees EOS if the policy appends it, and masks if padding is learnt, since the text may go on."""
+    """The network sees EOS if the policy appends it, and masks if padding is learned, since the text may go on."""
     processor = make_processor(policy)
     mask, eos = processor.mask_token_id, processor.eos_token_id
     lm = build_pipeline(table, processor.tokenizer, processor.config)
@@ -347,8 +347,8 @@ def test_the_eos_of_an_edited_text_stays(tmp_path):
     assert max(written(one)) < 6
 
 
-def test_tokens_are_scored_with_masks_after_the_text_if_padding_is_learnt(tmp_path, monkeypatch):
-    lm = load(make_checkpoint(tmp_path / "learnt", policy="supervised_eos"), device="cpu")
+def test_tokens_are_scored_with_masks_after_the_text_if_padding_is_learned(tmp_path, monkeypatch):
+    lm = load(make_checkpoint(tmp_path / "learned", policy="supervised_eos"), device="cpu")
     seen, run = [], lm.denoiser._run
     monkeypatch.setattr(lm.denoiser, "_run", lambda ids, *a, **k: seen.append(ids) or run(ids, *a, **k))
     lm.edit("abcdef", strength=0.5)

@@ -123,7 +123,7 @@ def test_the_data_error_has_no_noise_of_the_draws(mdlm):
         assert math.sqrt(mean_square) == pytest.approx(expected.error(unit, "data"), rel=0.1)
 
 
-def test_learnt_padding_adds_nats_but_no_tokens(mdlm):
+def test_learned_padding_adds_nats_but_no_tokens(mdlm):
     config = mdlm.config.model_copy(update={"policy": SupervisedEOS()})
     filled = MaskedDiffusionLM(mdlm.denoiser, mdlm.tokenizer, config)
     long = "0123456789" * 9

@@ -59,7 +59,7 @@ class GenerationConfig(BaseModel):
     Texts longer than `window` tokens (default: the model's length) are generated in windows, each `stride` tokens
     after the last one (default: half a window).
 
-    A model with learnt padding fills the row after a text with EOS. `eos_rule` draws tokens such that only EOS follows
+    A model with learned padding fills the row after a text with EOS. `eos_rule` draws tokens such that only EOS follows
     EOS. Without it every token is drawn as the network predicts it, which with one token per call is the law of
     infinitely many steps.
     """

@@ -1,9 +1,10 @@
 """Likelihood bounds with error bars.
 
-A bound is estimated with R independent random offsets, whose spread is its Monte-Carlo error. Within one offset, the
-times of all rows (and of all passes over a row) form one stratified set. Every random number depends only on the seed
-and on the row's index, so batch size, device and order of evaluation do not change the result. The data error is the
-spread over documents, without the noise of the draws.
+A bound is the mean over R random offsets. Within an offset every row is drawn `passes` times, at times that are
+stratified over all of these draws and shifted by the offset. Offsets are independent, so the standard error of their
+mean is the Monte-Carlo error. Every random number depends only on the seed and on the row's index, so batch size,
+device and order of evaluation do not change the result. The data error is the spread over documents, without the noise
+of the draws.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from unmask.schedules import Schedule, low_discrepancy, van_der_corput
 
 Precision = float | Literal["auto"] | None
 SCORE_PRECISION = 0.05
-"""Default Monte-Carlo error of `score`, in bits per token."""
+"""The Monte-Carlo error at which `precision="auto"` stops, in bits per token."""
 OFFSETS = 16
 """Independent random offsets per bound."""
 MAX_PASSES, SCORE_PASSES = 1024, 16
-"""The most passes to reach a precision that was asked for, and to reach the default one."""
+"""The most passes for a precision that was asked for, and for "auto"."""
 OTHER_ESTIMATORS_SHARE = 4
 """The first estimator gets this many times the passes of the others, which only have to agree with it."""
 AGREEMENT = 4.0
 """Two estimates of one bound agree if they are at most this many joint standard errors apart."""
 BATCH_SIZE = 32
 GPU_TOKENS_PER_CALL = 1 << 16
-LEARNT_PADDING_NOTE = (
+LEARNED_PADDING_NOTE = (
     "Tokens are those of the texts with one EOS each; the EOS that fill the rest of a row add to the bits, not to the "
     "tokens."
 )
@@ -107,7 +108,7 @@ class Bound:
     @property
     def perplexity(self) -> float:
         """exp(nats per token)."""
-        return math.exp(min(self.nats / self.tokens, 700.0))
+        return math.exp(min(self.nats / self.tokens, 700.0)) if self.tokens else math.nan
 
     def error(self, unit: str = "nats", of: str = "mc") -> float | None:
         """The standard error of `nats`, `bits_per_token`, `bits_per_byte`, `bits_per_char` or `perplexity`.
@@ -125,7 +126,7 @@ class Bound:
             "bits_per_token": _bits_per(1.0, self.tokens),
             "bits_per_byte": _bits_per(1.0, self.bytes),
             "bits_per_char": _bits_per(1.0, self.characters),
-            "perplexity": self.perplexity / self.tokens,
+            "perplexity": self.perplexity / self.tokens if self.tokens else math.nan,
         }[unit]
         return nats * scale
 
@@ -242,8 +243,8 @@ def evaluate(
 
     With `precision`, draw until the Monte-Carlo error of the first estimator is at most this many bits per token;
     "auto" stops at `SCORE_PRECISION` or after `SCORE_PASSES` passes. The other estimators get a quarter of its passes,
-    at least one, drawn independently of the first. If estimators disagree, all are drawn once more with as many passes
-    each. `each` adds the bound of every document; `progress` is called with the number of new draws.
+    at least one, drawn independently of the first. If two disagree, all are drawn again with about as many passes as
+    the first had. `each` adds the bound of every document; `progress` is called with the number of new draws.
     """
     estimators = objective.estimators()
     (first_name, first), *others = estimators.items()
@@ -268,7 +269,7 @@ def evaluate(
     in_steps = {T: build("objective", {"name": "subs", "steps": T}) for T in steps if not objective.exact}
     discrete = {T: estimate_other(one, name=f"discrete T={T}") for T, one in in_steps.items()}
     evaluation = Evaluation(bounds, discrete)
-    if evaluation.disagreement:  # happens by chance once in a thousand times: errors from 16 offsets are rough
+    if evaluation.disagreement:  # by chance in one of 1,000 evaluations: errors from 16 offsets are rough
         again = partial(estimate, passes=OTHER_ESTIMATORS_SHARE * passes)
         named = enumerate(estimators.items(), start=2)
         bounds = {name: again(one, name=name, stream=stream) for stream, (name, one) in named}

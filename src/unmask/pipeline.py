@@ -83,8 +83,8 @@ def load(
 ) -> MaskedDiffusionLM:
     """Open a checkpoint: a folder written by `unmask train` or `unmask convert`, or a shipped or hub model by its name.
 
-    Without a path this is the shipped model `stories`. A name of the Hugging Face hub is "org/name"; `revision` is one
-    of its branches, tags or commits. `device` defaults to the GPU if there is one. `dtype` is the precision of the
+    Without a path this is the shipped model `stories`. Models on the Hugging Face hub are named "org/name"; `revision`
+    is a branch, tag or commit. `device` defaults to the GPU if there is one. `dtype` is the precision of the
     blocks; the default is bf16 on GPUs that support it, and float32 elsewhere. Converted diffusion language models
     (LLaDA, Dream) keep the precision of their files unless it is "float32".
     """
@@ -95,8 +95,8 @@ def load(
     if precision == torch.bfloat16:
         cast_trunk_to_bf16(network)
     causal = checkpoint.config.objective.causal
-    records = selected.type == "cuda" and not causal and getattr(network, "supports_cuda_graphs", True)
-    engine = InferenceEngine(network) if records else None
+    use_cuda_graphs = selected.type == "cuda" and not causal and getattr(network, "supports_cuda_graphs", True)
+    engine = InferenceEngine(network) if use_cuda_graphs else None
     lm = build_pipeline(network, checkpoint.tokenizer, checkpoint.config, checkpoint.path, engine)
     lm.generation_config = read_generation_config(checkpoint.path)
     if lm.generation_config:
@@ -177,7 +177,7 @@ class MaskedDiffusionLM:
             self._write(temporary, str(folder))
 
     def push_to_hub(self, name: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the checkpoint with a model card to the repository "org/name" of the hub; return its address."""
+        """Upload the checkpoint with a model card to the repository "org/name" of the hub; return its URL."""
         with tempfile.TemporaryDirectory() as temporary:
             self._write(Path(temporary), name)
             return upload(Path(temporary), name, private=private, token=token)
@@ -223,13 +223,14 @@ class MaskedDiffusionLM:
         return_trajectory: bool = False,
         streamer: Any = None,
     ) -> list[Any]:
-        """Generate `n` texts (for each of the `prompts`) of `length` tokens, prompt and suffix included.
+        """Generate `n` texts (per prompt, if `prompts` is given) of `length` tokens, prompt and suffix included.
 
-        `steps=T` makes at most T network calls. Options of tokens and sampler that are None have the defaults of the
-        checkpoint (`lm.generation_config`). `exact=True` ignores those and samples the model exactly: temperature 1, no
-        truncation, one token per call. Models with learnt padding also follow a rule, that only EOS follows EOS;
-        `eos_rule=False` switches it off. Sequence i has the seed `seed + i` and does not depend on the others. Texts
-        longer than the model, or than `window` tokens, are generated in windows, each `stride` tokens after the last.
+        `steps=T` makes at most T network calls. Token and sampler options that are None have the defaults of the
+        checkpoint (`lm.generation_config`). `exact=True` ignores those: temperature 1, no truncation and one token per
+        call, unless they are given. Models with learned padding also follow the rule that only EOS follows EOS; with
+        `eos_rule=False` tokens are drawn exactly as the network predicts them. Sequence i has the seed `seed + i` and
+        does not depend on the others. Texts longer than the model, or than `window` tokens, are generated in windows,
+        each `stride` tokens after the last.
 
         Every text satisfies the `constraint` (one of `unmask.constraints`, or several); with many `particles` the texts
         are distributed as the model's, given the constraint. `guidance=w` uses (1 + w) times the logits with the prompt
@@ -241,7 +242,7 @@ class MaskedDiffusionLM:
         `return_trajectory` returns `Generation`s with a `trajectory`. `streamer` is a streamer of `transformers`, for
         one text.
         """
-        options = GenerationConfig.select(locals())
+        options = GenerationConfig.select(locals())  # the first statement: `locals()` are the arguments
         canvas: dict[str, Any] = {"prompt": prompt, "prompts": prompts, "suffix": suffix, "length": length}
         generations = self.sample(n, **canvas, return_trajectory=return_trajectory, streamer=streamer, **options)
         return generations if return_trajectory else [one.text for one in generations]
@@ -441,10 +442,9 @@ class MaskedDiffusionLM:
         return self.edit_details(text, spans=spans, strength=strength, **options).text
 
     def rewrite(self, text: str, keep: str | Sequence[str], **options: Any) -> str:
-        """Rewrite all of a text but the words to `keep`, wherever they occur, with the same number of tokens between.
+        """Rewrite everything except the words to `keep`, wherever they occur; the number of tokens between them stays.
 
-        Where a kept word ends in the text, it also ends in the result. A string is one word; an empty list keeps
-        nothing. `options` are those of `edit`.
+        Kept words remain whole words. A string is one word; an empty list keeps nothing. `options` are those of `edit`.
         """
         if keep is None:
             raise UnmaskError("keep must be a string or a list of strings, got None.")
@@ -464,7 +464,7 @@ class MaskedDiffusionLM:
         processor = self.text_processor
         config, sampler = self.resolve(options, self.edit_details, whole_texts=False)
         if sum(one is not None for one in (spans, strength, keep)) > 1:
-            raise UnmaskError("A text is edited by spans, by strength or by what is kept; give one of them.")
+            raise UnmaskError("Give only one of spans, strength and keep.")
         ids = processor.encode([check_text(text)])[0]
         if not ids:
             raise UnmaskError(f"The text {text!r} has no tokens to edit; give a longer text.")
@@ -529,8 +529,8 @@ class MaskedDiffusionLM:
         """The probabilities of given answers at the [MASK] of a text, which add up to 1, in the order given.
 
         An answer may have several tokens. Those of one token are compared exactly, in one network call for all of them.
-        A longer answer has a bound on its likelihood given the rest of the text, by common random numbers, and the
-        probabilities then have errors.
+        Longer ones are compared by bounds on their likelihood given the rest of the text, with common random numbers,
+        so their probabilities have errors.
         """
         check_seeds(seed)
         rows = answer_rows(self.text_processor, text, choices)

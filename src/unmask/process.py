@@ -26,7 +26,7 @@ class Batch:
 
     @classmethod
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None, frozen: Tensor | None = None) -> Batch:
-        """A batch without padding or frozen tokens unless given. Reads the mask, which synchronises on a GPU."""
+        """A batch in which nothing is padded or frozen by default. Checking a given mask synchronises a GPU."""
         has_pads = attention_mask is not None and not bool(attention_mask.all())
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
@@ -84,6 +84,7 @@ def posterior(z_t: Tensor, x: Tensor, mask_rate_s: float, mask_rate_t: float, ma
     """q(z_s | z_t, x) of eq. 6; with x replaced by x_theta, the reverse step of eq. 7.
 
     `z_t` [...] tokens; `x` [..., V] probabilities of the clean token (one-hot for q), 0 at the mask. Returns [..., V].
+    This is the form that the laws check; samplers draw with `reveal_probability`.
     """
     visible = torch.nn.functional.one_hot(z_t, x.shape[-1]).to(x.dtype)
     reveal = (mask_rate_t - mask_rate_s) / mask_rate_t

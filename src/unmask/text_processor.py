@@ -200,7 +200,7 @@ class TextProcessor:
     def as_trained(self, denoiser: Any) -> Any:
         """The denoiser for rows shorter than in training.
 
-        They follow BOS if rows begin with it, and are followed by masks if their padding was learnt: such a network
+        They follow BOS if rows begin with it, and are followed by masks if their padding was learned: such a network
         takes the end of a row for the end of the text.
         """
         if self.config.objective.causal:

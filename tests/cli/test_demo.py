@@ -69,7 +69,7 @@ def test_json_has_every_part_and_a_finished_run_is_kept(reported, printed, folde
     first = reported("demo")
     assert first["before"].startswith("Once")
     assert first["after"].startswith("Once")
-    assert first["before"] != first["after"], "the model learnt something"
+    assert first["before"] != first["after"], "the model learned something"
     assert first["rewritten"].startswith("One.")
     assert first["rewritten"].endswith(" Three.")
     assert first["scores"]["autoregressive twin"]["story"]["exact"]

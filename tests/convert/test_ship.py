@@ -21,7 +21,7 @@ from unmask.data.length_policies import SupervisedEOS
 from unmask.data.sources.text import TextSource
 from unmask.errors import UnmaskError
 from unmask.io import write_checksums
-from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_with_errors
+from unmask.likelihood import LEARNED_PADDING_NOTE, Bound, format_with_errors
 from unmask.models.build import CheckpointSpec
 from unmask.pipeline import load
 from unmask.training import train
@@ -179,7 +179,7 @@ def test_the_card_describes_data_padding_starting_weights_and_unknown_bits(run_f
     run = read_run(run_folder)
     plain = model_card("m", run, Measurements(), [10])
     assert "| held out | 5.0% of the documents" in plain
-    assert LEARNT_PADDING_NOTE not in plain
+    assert LEARNED_PADDING_NOTE not in plain
     assert "by the recipe in `recipe.yaml`." in plain
     source = TextSource(paths=["a.txt", "valid-b.txt"], separator="<|end|>", validation_files="valid*")
     data = run.recipe.data.model_copy(update={"source": source, "policy": SupervisedEOS()})
@@ -192,7 +192,7 @@ def test_the_card_describes_data_padding_starting_weights_and_unknown_bits(run_f
     assert "bits per character above" not in card
     assert "nan" not in card
     assert "| held out | the files `valid*` |" in card
-    assert LEARNT_PADDING_NOTE in card.split("## Likelihood")[1]
+    assert LEARNED_PADDING_NOTE in card.split("## Likelihood")[1]
     assert "`recipe.yaml`, starting from the weights of an earlier run." in card
 
 

@@ -13,7 +13,7 @@ import yaml
 from unmask.checkpoint import DEFAULT_AR_MODEL, DEFAULT_MODEL, SHIPPED, shipped_models
 from unmask.cli.demo import STORY
 from unmask.config import parse_recipe
-from unmask.likelihood import LEARNT_PADDING_NOTE
+from unmask.likelihood import LEARNED_PADDING_NOTE
 from unmask.pipeline import load
 
 each_model = pytest.mark.parametrize("name", shipped_models())
@@ -39,7 +39,7 @@ def test_the_card_is_complete_and_agrees_with_the_recipe(name):
     recipe = parse_recipe(yaml.safe_load((SHIPPED / name / "recipe.yaml").read_text(encoding="utf-8")))
     files = getattr(recipe.data.source, "validation_files", None)
     assert (f"| held out | the files `{files}` |" in card) == (files is not None)
-    assert (LEARNT_PADDING_NOTE in card) == recipe.data.policy.supervises_padding
+    assert (LEARNED_PADDING_NOTE in card) == recipe.data.policy.supervises_padding
     assert ("starting from the weights of an earlier run" in card) == (recipe.model.name == "checkpoint")
 
 

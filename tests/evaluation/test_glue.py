@@ -1,4 +1,4 @@
-"""GLUE: tiny tasks are learnt, scores agree with hand computation, results repeat, and finished work is kept."""
+"""GLUE: tiny tasks are learned, scores agree with hand computation, results repeat, and finished work is kept."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make_task(name: str, count: int = 160) -> TaskData:
         ("causal", "MRPC", "F1"),
     ],
 )
-def test_a_simple_function_of_the_text_is_learnt(model, name, score_name):
+def test_a_simple_function_of_the_text_is_learned(model, name, score_name):
     lm = small_lm(model)
     rate = 1e-2 if model == "mamba" else 3e-3
     scores = fine_tune(lm, EncodedTask.of(lm, make_task(name)), rate, 0, QUICK)

@@ -127,7 +127,7 @@ def test_the_length_policy_decides_whether_eos_fills_rows(tmp_path, policy, monk
 
 
 def test_without_the_rule_tokens_are_drawn_as_predicted(tmp_path, monkeypatch):
-    """Networks with the same logits, with and without learnt padding, then generate the same."""
+    """Networks with the same logits, with and without learned padding, then generate the same."""
     rows = {}
     for policy in ("padded", "supervised_eos"):
         lm = load(make_checkpoint(tmp_path / policy, policy=policy), device="cpu")

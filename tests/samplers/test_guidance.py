@@ -251,7 +251,7 @@ def test_a_framed_model_sees_bos_before_prompts(tmp_path, tokenizer, bos):
     assert rows[0].frozen[0, :6].tolist() == [True] * 4 + [False] * 2
 
 
-def test_an_autoregressive_model_with_learnt_padding_writes_short_canvases_as_long_ones(tmp_path):
+def test_an_autoregressive_model_with_learned_padding_writes_short_canvases_as_long_ones(tmp_path):
     lm = load(make_checkpoint(tmp_path / "ar", model="causal", policy="supervised_eos"), device="cpu")
     for prompt in ("", "ab"):
         short, whole = (lm.sample(2, prompt=prompt, length=length, seed=3) for length in (10, LENGTH))

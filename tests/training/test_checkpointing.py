@@ -105,7 +105,7 @@ def test_bounds_of_two_denominators_are_not_compared(tmp_path: Path) -> None:
     assert (tmp_path / "best").resolve() == tmp_path / "checkpoints/step-00000002"
     assert len(all_checkpoints(tmp_path)) == 3, "the best per position is kept too"
     packed = TrainerState(1, 1, 0.0, 0.0, "", {"data": {"policy": {"name": "packed"}}}, 1.5)
-    assert packed.divides_by(TEXT_TOKENS), "without learnt padding both are the same"
+    assert packed.divides_by(TEXT_TOKENS), "without learned padding both are the same"
 
 
 def test_a_run_without_a_checkpoint_is_removed_and_other_folders_are_kept(tmp_path: Path) -> None:

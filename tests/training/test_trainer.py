@@ -225,14 +225,14 @@ def test_advice_on_data_comes_before_the_first_step(tmp_path: Path) -> None:
     assert first["step"] == 0
     assert "81% of the learned tokens are EOS that fill up short texts" in first["advice"]
     assert shown.getvalue().splitlines()[0] == f"step 0: {first['advice']}"
-    assert result.bound.tokens < result.bound.nats, "EOS that fill up the rows are learnt, but no tokens"
+    assert result.bound.tokens < result.bound.nats, "EOS that fill up the rows are learned, but no tokens"
     for record in records:
         said = record.get("validation", record)
         assert said["denominator"] == "text tokens"
         assert said["bits_per_token"] > 16, "a new network is near a uniform guess for each of 5 positions per token"
 
 
-def test_augmented_dna_is_learnt_on_both_strands(tmp_path: Path) -> None:
+def test_augmented_dna_is_learned_on_both_strands(tmp_path: Path) -> None:
     """The text has no T; a network that also reads the opposite strand expects A and T alike."""
     (tmp_path / "a.txt").write_text("A" * 2000)
     bits = {}

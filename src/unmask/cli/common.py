@@ -227,7 +227,7 @@ class GenerationOptions(TokenOptions):
     sampler: Annotated[str | None, typer.Option(help=SAMPLER_HELP, metavar="SPEC")] = None
     exact: Annotated[bool, typer.Option("--exact", help=EXACT_HELP)] = False
     eos_rule: Annotated[
-        bool, typer.Option(help="Let only EOS follow EOS, in models that learnt to fill rows with EOS.")
+        bool, typer.Option(help="Let only EOS follow EOS, in models that learned to fill rows with EOS.")
     ] = True
 
     def __post_init__(self) -> None:

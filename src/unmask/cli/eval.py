@@ -105,7 +105,7 @@ def print_evaluation(
     result: Evaluation, policy: Policy, precision: Precision, as_json: bool, texts: Sequence[str] = ()
 ) -> None:
     """Print bounds with their errors, and those of each of several texts; exit with code 1 if estimators disagree."""
-    from unmask.likelihood import LEARNT_PADDING_NOTE
+    from unmask.likelihood import LEARNED_PADDING_NOTE
 
     if as_json:
         common.print_json(result.as_dict())
@@ -114,7 +114,7 @@ def print_evaluation(
         if len(texts) > 1:
             _print_texts(result.headline, texts)
         notes = _explain_errors(result.headline, precision)
-        common.print_notes([*notes, LEARNT_PADDING_NOTE] if policy.supervises_padding else notes)
+        common.print_notes([*notes, LEARNED_PADDING_NOTE] if policy.supervises_padding else notes)
     if result.disagreement:
         common.error_console.print(f"unmask: {result.disagreement}", style="bold red")
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from unmask.config import Recipe, read_recipe
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate, format_estimate
 from unmask.io import atomic_folder, check_new_folder, unique_names
-from unmask.likelihood import LEARNT_PADDING_NOTE, Bound, format_tokens, format_with_errors
+from unmask.likelihood import LEARNED_PADDING_NOTE, Bound, format_tokens, format_with_errors
 from unmask.models.inference import cast_to_bf16
 from unmask.training.callbacks import LOG, read_log
 from unmask.training.checkpointing import RECIPE, TrainerState, find_latest, read_trainer_state
@@ -234,7 +234,7 @@ def model_card(name: str, run: RunRecord, measured: Measurements, weight_bytes: 
         weight_files="one file" if len(weight_bytes) == 1 else f"{len(weight_bytes)} files",
         averaged="the EMA of the weights" if recipe.optimizer.ema else "the last weights",
         likelihood_table=_likelihood_table(run.validation, measured.bounds, entropy),
-        padding_note=LEARNT_PADDING_NOTE if recipe.data.policy.supervises_padding else "",
+        padding_note=LEARNED_PADDING_NOTE if recipe.data.policy.supervises_padding else "",
         entropy=entropy,
         judged=judged,
         judged_table=judged and _judged_table(judged),

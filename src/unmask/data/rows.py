@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 TEXT_TOKENS, POSITIONS = "text tokens", "positions"
 """Denominators of figures per token: the tokens of the texts with one end each, or, in records of earlier versions, all
-counted positions with learnt padding."""
+counted positions with learned padding."""
 FEISTEL_ROUNDS = 8
 ROWS_AT_ONCE = 256
 RELEASE_ROWS = 256

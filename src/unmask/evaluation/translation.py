@@ -92,7 +92,7 @@ def read_pairs(
 
 
 def check_translates(lm: MaskedDiffusionLM) -> Prompted:
-    """Raise `UnmaskError` unless a model was trained on pairs, and a masked one with learnt ends; return its policy."""
+    """The length policy of a model of pairs; raise `UnmaskError` for another model, or a masked one without ends."""
     policy = lm.config.policy
     if not isinstance(policy, Prompted):
         raise UnmaskError(

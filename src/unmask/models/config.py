@@ -140,7 +140,7 @@ class MaskedConfig(NetworkConfig):
         cond_dim: Width of the conditioning vector.
         mask_logit: Whether ``forward`` returns an ordinary logit for the mask token instead of -inf.
         planner_width: Hidden width of the planner head, or None without a planner.
-        row_length: Tokens per training row if the network learnt the EOS tokens after a text; ``forward`` then
+        row_length: Tokens per training row if the network learned the EOS tokens after a text; ``forward`` then
             continues shorter rows with masks, since it takes the end of a row for the end of the text.
         kwargs: The fields of the other configurations.
     """

@@ -19,11 +19,11 @@ class Subs(Objective):
 
     `steps=None`: w(t) = -alpha'/(1 - alpha) times the cross-entropy of masked tokens, t uniform (eq. 10, 11).
 
-    `steps=T`: the bound of the T-step process, (alpha_s - alpha_t)/(1 - alpha_t) at t = i/T (eq. 8), with one i drawn
-    and multiplied by T. Reconstruction and prior are zero: z_0 = x is carried over, and alpha(1) = 0.
+    `steps=T`: the bound of the T-step process (eq. 8), estimated at one random t = i/T with the weight
+    T (alpha_s - alpha_t)/(1 - alpha_t). Reconstruction and prior are zero: z_0 = x is carried over, and alpha(1) = 0.
 
-    `weight="flat"` trains on the unweighted cross-entropy of masked tokens. Without the factor 1/t its gradient has far
-    less variance. The reported number is still the bound.
+    `weight="flat"` trains on the unweighted cross-entropy of masked tokens. Without the factor w(t) its gradient has
+    far less variance. The reported number is still the bound.
     """
 
     name: Literal["subs"] = "subs"
@@ -51,9 +51,9 @@ class Subs(Objective):
 class ContinuousSubs(Subs):
     """`Subs` in continuous time with a mask rate of u^2 at a uniform u, which keeps the variance finite.
 
-    At a uniform t the loss has infinite variance under schedules with a mask rate of order t or above near 0, such as
-    log-linear. Here t is the time of the mask rate u^2, and the weight has the factor dt/du. The expectation is the
-    same, and with the right weight a draw does not depend on the schedule.
+    At a uniform t the loss has infinite variance if the mask rate vanishes no faster than t, as that of log-linear
+    does. Here t is the time at which the mask rate is u^2, and the weight has the factor dt/du, so the expectation is
+    the same. Their product is 2/u for every schedule whose weight is right; a wrong one makes the estimators disagree.
     """
 
     def corrupt(self, batch: Batch, schedule: Schedule, noise: Noise, config: DenoiserConfig) -> Corruption:
@@ -68,7 +68,7 @@ class ContinuousSubs(Subs):
 
 
 class MaskCount(Objective):
-    """The mask-count form: n uniform in 1..L of the L target tokens are masked, weight L/n.
+    """The mask-count form: draw n uniformly from 1..L, mask n of the L target tokens, and weight the loss by L/n.
 
     Its expectation equals eq. 11 and its variance is lower. It is the average over all orders of an any-order
     autoregressive likelihood. A conditioned denoiser receives a mask rate 1 - alpha ~ Beta(n, L - n + 1).

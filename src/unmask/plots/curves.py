@@ -55,7 +55,7 @@ class RunSeries:
 
     @property
     def label(self) -> str:
-        """The name, and a note if figures are per position, learnt padding included, up to some step."""
+        """The name, and a note if figures are per position, learned padding included, up to some step."""
         old = [record["step"] for record in self.trained if record.get("denominator") != TEXT_TOKENS]
         if not old:
             return self.name

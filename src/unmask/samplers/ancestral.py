@@ -1,10 +1,10 @@
-"""Ancestral sampling in uniform order; its cached form and first-hitting sampling are the same sampler.
+"""Ancestral sampling in uniform order. The cached sampler of the paper and first-hitting sampling are the same sampler.
 
 Under SUBS the time at which a position is unmasked does not depend on the network (eq. 7), so all times are drawn
-first. Positions whose times fall into the same one of T steps are revealed together, from the canvas before that step.
+first. Positions whose times fall into the same of T steps are revealed together, from the canvas before that step.
 A step that reveals nothing leaves the canvas unchanged, so its network call is skipped. With `steps=None` positions are
 revealed one at a time in decreasing order of their times. This is exactly the limit T -> infinity if tokens are drawn
-as the network predicts them; see `unmask.samplers.eos` for models with learnt padding.
+as the network predicts them; see `unmask.samplers.eos` for models with learned padding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from unmask.samplers.base import (
 from unmask.schedules import LogLinear, Schedule
 
 MIN_SLOTS = 8
-"""Positions of a sequence whose hidden rows cost about as much as that of one position."""
+"""The hidden rows of so many positions cost about as much as one, so that widths are rounded up to this."""
 
 
 class AncestralSampler(Sampler):
@@ -108,7 +108,7 @@ class AncestralSampler(Sampler):
 @dataclass(frozen=True)
 class AncestralPlan:
     """The positions `rows` and `columns` [N] in the order in which they are revealed: call c of the batch reveals those
-    from `ends[c]` to `ends[c + 1]`."""
+    from `ends[c]` to `ends[c + 1]`, the end excluded."""
 
     call: Tensor
     """[B, L] the call of the batch that reveals each position, -1 for given ones."""

@@ -1,4 +1,4 @@
-"""Samplers that mask written tokens again: ReMDM (arXiv 2503.00307) and a forward-backward corrector."""
+"""Samplers that remask written tokens: ReMDM (arXiv 2503.00307) and a forward-backward corrector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unmask.schedules import LogLinear
 
 
 class RemaskingSampler(Sampler):
-    """T calls with probabilities that do not depend on the canvas."""
+    """T calls whose probabilities are planned in advance."""
 
     rewrites: ClassVar[bool] = True
     steps: int = Field(default=128, ge=1, le=MAX_STEPS)
@@ -28,7 +28,7 @@ class RemaskingSampler(Sampler):
 
     @abstractmethod
     def plan(self) -> Any:
-        """The probabilities of all calls, [T] each in float64."""
+        """The probabilities of each call, float64 tensors [T]."""
 
     def begin(self, canvas: Canvas) -> State:
         calls = self.steps * canvas.masked.any(dim=1).long()
@@ -52,11 +52,11 @@ class ReMDMPlan:
 
 
 class ReMDMSampler(RemaskingSampler):
-    """T calls, each of which unmasks some positions and masks written tokens again with probability rho.
+    """T calls, each of which unmasks some positions and remasks written tokens with probability rho.
 
-    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `cap_conf`: the average of rho is that of cap,
-    and it is higher for tokens with a low confidence; this is not the published ReMDM-conf, which is the sampler
-    `remdm-conf`. `loop`: as cap while alpha is held at `alpha_on` from time `t_on` to `t_off`, and 0 otherwise.
+    `cap`: rho = min(eta, limit). `rescale`: rho = eta times the limit. `cap_conf`: as `cap`, but rho is shared out so
+    that less confident tokens get more, each at most the limit; the published ReMDM-conf is the sampler `remdm-conf`.
+    `loop`: alpha is held at `alpha_on` from time `t_on` to `t_off`; rho is that of `cap` there and 0 elsewhere.
     """
 
     name: Literal["remdm"] = "remdm"
@@ -79,11 +79,12 @@ class ReMDMSampler(RemaskingSampler):
         time = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps
         t, s = time[:-1], time[1:]
         rate = self.schedule.mask_rate(self._loop_times(time) if self.strategy == "loop" else time)
-        limit = remask_limit(rate[1:], rate[:-1])
+        rate_t, rate_s = rate[:-1], rate[1:]
+        limit = remask_limit(rate_s, rate_t)
         rho = self.eta * limit if self.strategy == "rescale" else limit.clamp_max(self.eta)
         if self.strategy == "loop":
             rho = rho.where((t <= self.t_on) & (s >= self.t_off), 0.0)
-        return ReMDMPlan(1.0 - rate[:-1], rho, limit, reveal_probability(rate[1:], rate[:-1], rho))
+        return ReMDMPlan(1.0 - rate_t, rho, limit, reveal_probability(rate_s, rate_t, rho))
 
     def _loop_times(self, time: Tensor) -> Tensor:
         """[T + 1] the times of the schedule for a run that holds alpha from `t_on` to `t_off`."""
@@ -108,6 +109,7 @@ class ReMDMConfSampler(RemaskingSampler):
     name: Literal["remdm-conf"] = "remdm-conf"
 
     def plan(self) -> ReMDMPlan:
+        # eta = 0: masked tokens are unmasked as by ancestral sampling, and of the plan only the limit remasks
         return ReMDMSampler(steps=self.steps, schedule=self.schedule, eta=0.0).plan()
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
@@ -119,7 +121,7 @@ def remasking_step(denoiser: Any, state: State, token_sampler: AnyTokenSampler, 
     """One network call that unmasks positions by the plan and masks written tokens again with probability `rho`."""
     plan: ReMDMPlan = state.plan
     prediction = predict_masked(denoiser, state, state.at_own_call(plan.alpha))
-    u = state.uniforms(Purpose.REVEAL)
+    u = state.uniforms(Purpose.REVEAL)  # one for both: no position is written and masked
     remasked = state.written & (u < rho)
     selected = state.masked & (u < state.at_own_call(plan.reveal))
     return write_selected(denoiser, state, prediction, selected, token_sampler).remask(remasked)
@@ -132,7 +134,7 @@ def remask_shares(state: State) -> Tensor:
 
 @dataclass(frozen=True)
 class CorrectorPlan:
-    """[T] each: the probability of masking a written token, alpha after that, the probability of unmasking."""
+    """[T] each: the probability of remasking a written token, alpha after remasking, the probability of unmasking."""
 
     remask: Tensor
     alpha: Tensor

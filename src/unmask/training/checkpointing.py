@@ -85,7 +85,7 @@ class TrainerState:
     denominator: str = POSITIONS
 
     def divides_by(self, denominator: str) -> bool:
-        """Whether the bound is per `denominator`; text tokens and positions are the same without learnt padding."""
+        """Whether the bound is per `denominator`; text tokens and positions are the same without learned padding."""
         data = self.recipe.get("data")
         policy = data.get("policy", "packed") if isinstance(data, dict) else "packed"
         return self.denominator == denominator or not build("policy", policy).supervises_padding
@@ -163,7 +163,7 @@ def load_state(distributed: Distributed, path: Path, train_step: TrainStep, seed
     trainer = _read_tensors(path, "trainer")
     if distributed.is_main:
         for name, tensor in train_step.metrics.sums.items():
-            # earlier versions did not tell learnt padding from text
+            # earlier versions did not tell learned padding from text
             tensor.copy_(trainer.get(f"meter.{name}", trainer["meter.tokens"]))
     if train_step.schedule_learner is not None:
         for name, tensor in train_step.schedule_learner.tensors.items():

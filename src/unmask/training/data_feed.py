@@ -94,8 +94,8 @@ class DataFeed:
             noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
             batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
             corruption = None if self.corrupt is None else self.corrupt(batch, noise)
-            learnt = (table.padding & table.attention_mask).any()
-            padding = torch.from_numpy(table.padding) if learnt else None
+            learned = (table.padding & table.attention_mask).any()
+            padding = torch.from_numpy(table.padding) if learned else None
             micro_batch = MicroBatch(batch, noise, corruption, padding)
             micro_batches.append(micro_batch.map(pin_memory) if self.pin else micro_batch)
         return micro_batches

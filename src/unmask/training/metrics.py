@@ -35,7 +35,7 @@ class TrainingMetrics:
     """Nats, tokens and cross-entropies by mask rate since the last `reset`, and the first non-finite step.
 
     `sums` holds what this process has seen; summed over all processes, it is part of a checkpoint. `tokens` are all
-    counted positions, `text_tokens` those without learnt padding. Adding does not wait for the device.
+    counted positions, `text_tokens` those without learned padding. Adding does not wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -89,7 +89,7 @@ class Interrupted(Exception):
         folder = shlex.quote(str(path))
         recipe = shlex.quote(str(path / RECIPE))
         self.resume_command = f"unmask train {recipe} --out {folder} --resume"
-        super().__init__(path, step, number)  # as a pickle of it needs them
+        super().__init__(path, step, number)  # the arguments, which pickle needs
 
     def __str__(self) -> str:
         return f"Stopped and saved at step {self.step}; resume with: {self.resume_command}"
@@ -122,7 +122,7 @@ def train(
 
 
 class Trainer:
-    """A run: its components, how far it is, and the training loop."""
+    """A training run: its components, its progress and the loop."""
 
     def __init__(
         self,
@@ -186,13 +186,13 @@ class Trainer:
             for sentence in [*self.train_step.notices, *advice]:
                 self.logger.log({"step": 0, "advice": sentence})
 
-        stopping = 0
-        with stop_requests() as stop_signal, closing(self.feed.steps(self.step, config.steps)) as batches:
+        stop_signal = 0
+        with stop_requests() as received_signal, closing(self.feed.steps(self.step, config.steps)) as batches:
             for micro_batches in batches:
                 step_or_explain(self.train_step, micro_batches, self.step, self.distributed)
                 self.step += 1
                 self.callbacks.on_step()
-                stopping = self.distributed.highest(stop_signal())
+                stop_signal = self.distributed.highest(received_signal())
                 last = self.step == config.steps
                 if last or self.step % config.log_every == 0:
                     self._log()
@@ -201,14 +201,14 @@ class Trainer:
                 if config.sample_every and (last or self.step % config.sample_every == 0):
                     self._sample()
                 # Saved last, so that a resumed run does not repeat any of the above.
-                if last or stopping or self.step % config.save_every == 0 or self._is_best():
+                if last or stop_signal or self.step % config.save_every == 0 or self._is_best():
                     self._save()
-                if stopping:
+                if stop_signal:
                     break
 
         if self.step < config.steps:
-            raise Interrupted(self.out, self.step, stopping)
-        bound = self.bound or self._measure()
+            raise Interrupted(self.out, self.step, stop_signal)
+        bound = self._measure() if self.bound is None else self.bound
         return TrainingResult(self.out, self.step, self.timer.seconds, bound, self.planner_metrics)
 
     def _log(self) -> None:
@@ -253,7 +253,7 @@ class Trainer:
 
     @property
     def _bound_now(self) -> Bound | None:
-        """The validation bound, if it was measured after the last step."""
+        """The validation bound if it was measured at the current step, else None."""
         return self.bound if self.bound_step == self.step else None
 
     def _is_best(self) -> bool:
@@ -298,17 +298,18 @@ class Trainer:
         finite = all(bool(local(one).isfinite().all()) for one in self.train_step.parameters.values())
         weights = "still finite" if all(self.distributed.gather(finite)) else "not finite either"
         latest = find_latest(self.out)
+        quantity = "gradient" if math.isfinite(bad.loss) else "loss"
+        good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint"
         raise UnmaskError(
-            f"The {'gradient' if math.isfinite(bad.loss) else 'loss'} of step {bad.step} is not finite ({suspects}; "
-            f"loss {bad.loss:.4g}, gradient norm {bad.grad_norm:.4g}, before {bad.previous_grad_norm:.4g}; the weights "
-            f"are {weights}), and {f'the last good checkpoint is {latest}' if latest else 'there is no checkpoint'}; "
-            "train again with a lower optimizer.learning_rate or with training.precision=float32."
+            f"The {quantity} of step {bad.step} is not finite ({suspects}; loss {bad.loss:.4g}, gradient norm "
+            f"{bad.grad_norm:.4g}, before {bad.previous_grad_norm:.4g}; the weights are {weights}), and {good}; train "
+            "again with a lower optimizer.learning_rate or with training.precision=float32."
         )
 
 
 @dataclass(frozen=True)
 class Components:
-    """Network, tokenizer, rows and checkpoint config of a run; the complements [V] if strands are augmented."""
+    """What a run is made of. `complements` [V] maps each token to its complement if reverse complements are drawn."""
 
     denoiser: Any
     tokenizer: Any
@@ -358,7 +359,7 @@ def check_fit(model: Any, objective: Any, policy: Any) -> None:
     if own is not None and own != separator:
         raise UnmaskError(
             f"model.separator must be that of the length policy 'prompted', got {own!r}, and data.policy is "
-            f"'{policy.name}'{'' if separator is None else f' with {separator!r}'}; set both alike."
+            f"'{policy.name}'{'' if separator is None else f' with {separator!r}'}; set both to the same."
         )
     if model.causal != objective.causal:
         attends, needs = ("both ways", "left to right") if objective.causal else ("left to right", "both ways")
@@ -386,8 +387,8 @@ def check_fit(model: Any, objective: Any, policy: Any) -> None:
 def stop_requests() -> Iterator[Callable[[], int]]:
     """Turn SIGINT, SIGTERM and SIGHUP into a request to stop: the yielded function returns the first signal, or 0.
 
-    A later Ctrl-C stops at once. A SIGHUP that is ignored, as under nohup, stays so. Only the main thread can handle
-    signals.
+    A later Ctrl-C stops at once. A SIGHUP that is already ignored, as under nohup, stays ignored. Only the main thread
+    can handle signals.
     """
     first, first_at = 0, 0.0
     terminals = [output for output in (1, 2) if os.isatty(output)]

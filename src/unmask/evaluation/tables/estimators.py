@@ -193,7 +193,7 @@ def measure_schedules(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         "The first three columns are of one network, MDLM trained with the log-linear schedule, whose bound does not "
         "depend on the schedule: ± Monte-Carlo error. Variance of one draw of a sequence, and "
         f"gradient variance of a batch of {BATCH_SIZE} summed over all weights, both in (nats per token)². "
-        "'learned' is the schedule that the last column's run has learnt.",
+        "'learned' is the schedule that the last column's run has learned.",
         f"Last column: {error_note(scale)}",
         "Published: LM1B, where every schedule gives 3.30 nats per token; 'linear' there has sigma_max = 1e8.",
     ]
