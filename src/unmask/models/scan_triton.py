@@ -1,14 +1,16 @@
 """The steps of `scan` as Triton kernels, which hold the states of a block of channels in registers.
 
 A program is one warp with 32 channels: a thread has four channels of four numbers of their states, so that sums over
-channels and over numbers need few exchanges. The backward pass goes through a chunk twice and keeps its states in
-between in memory that the programs use again for the next chunk, small enough for the cache of the GPU. Sums over
+channels and over numbers need few exchanges. The backward pass goes through a chunk twice and keeps every second state
+in between, in memory that the programs use again for the next chunk, small enough for the cache of the GPU. Sums over
 blocks of channels have a fixed order, so that results repeat.
 """
 
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -19,8 +21,20 @@ CHANNELS = 32
 """Channels of a program."""
 BACKWARD_PROGRAMS = 1536
 """Programs of the backward pass, about as many as run at the same time; each goes through several chunks."""
+REGISTERS = 168
+"""Registers of a thread in the backward pass, so that twelve programs fit on a multiprocessor."""
 CARRIED = 128
 """Numbers of states that a program carries along the chunks."""
+LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _exp2(x):
+    """2^x in one instruction. Results below 2^-126 are 0; `tl.exp2` spends three more on them."""
+    if INTERPRETED:
+        return tl.exp2(x)
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -40,14 +54,14 @@ def _ends_kernel(
     """The state in which each chunk ends if it begins with zero."""
     chunk = tl.program_id(0).to(tl.int64)
     d, n, at_d, at_n, at_state, place = _places(WIDTH, SIZE, CHANNELS, NUMBERS)
-    rate = tl.load(decay + place, at_state, 0.0)
+    rate = tl.load(decay + place, at_state, 0.0) * LOG2_E
     h = tl.zeros((NUMBERS, CHANNELS), tl.float32)
     for q in range(TOKENS):
         row = chunk * TOKENS + q
         size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
         token = tl.load(x + row * WIDTH + d, at_d, 0.0)
         write = tl.load(b + row * SIZE + n, at_n, 0.0)
-        h = tl.exp(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
+        h = _exp2(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
     tl.store(ends + chunk * SIZE * WIDTH + place, h, at_state)
 
 
@@ -60,14 +74,14 @@ def _carry_kernel(
     batch = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * CARRIED + tl.arange(0, CARRIED)
     exists = place < SIZE * WIDTH
-    rate = tl.load(decay + place, exists, 0.0)
+    rate = tl.load(decay + place, exists, 0.0) * LOG2_E
     h = tl.load(state + batch * SIZE * WIDTH + place, exists, 0.0)
     for i in tl.range(0, chunks, loop_unroll_factor=8):  # the loads of eight chunks do not wait for each other
         chunk = batch * chunks + (chunks - 1 - i if REVERSE else i)
         step = tl.load(steps + chunk * WIDTH + place % WIDTH, exists, 0.0)
         value = tl.load(values + chunk * SIZE * WIDTH + place, exists, 0.0)
         tl.store(before + chunk * SIZE * WIDTH + place, h, exists)
-        h = tl.exp(step * rate) * h + value
+        h = _exp2(step * rate) * h + value
     tl.store(last + batch * SIZE * WIDTH + place, h, exists)
 
 
@@ -78,7 +92,7 @@ def _outputs_kernel(
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     d, n, at_d, at_n, at_state, place = _places(WIDTH, SIZE, CHANNELS, NUMBERS)
-    rate = tl.load(decay + place, at_state, 0.0)
+    rate = tl.load(decay + place, at_state, 0.0) * LOG2_E
     h = tl.load(starts + chunk * SIZE * WIDTH + place, at_state, 0.0)
     for q in range(TOKENS):
         row = chunk * TOKENS + q
@@ -86,7 +100,7 @@ def _outputs_kernel(
         token = tl.load(x + row * WIDTH + d, at_d, 0.0)
         write = tl.load(b + row * SIZE + n, at_n, 0.0)
         read = tl.load(c + row * SIZE + n, at_n, 0.0)
-        h = tl.exp(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
+        h = _exp2(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
         tl.store(y + row * WIDTH + d, tl.sum(h * read[:, None], axis=0), at_d)
 
 
@@ -98,15 +112,49 @@ def _start_gradients_kernel(
     """The gradient of the state in which each chunk begins, from its own outputs."""
     chunk = tl.program_id(0).to(tl.int64)
     d, n, at_d, at_n, at_state, place = _places(WIDTH, SIZE, CHANNELS, NUMBERS)
-    rate = tl.load(decay + place, at_state, 0.0)
+    rate = tl.load(decay + place, at_state, 0.0) * LOG2_E
     g = tl.zeros((NUMBERS, CHANNELS), tl.float32)
     for step in range(TOKENS):
         row = chunk * TOKENS + TOKENS - 1 - step
         size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
         read = tl.load(c + row * SIZE + n, at_n, 0.0)
         grad = tl.load(grad_y + row * WIDTH + d, at_d, 0.0)
-        g = tl.exp(size[None, :] * rate) * (g + read[:, None] * grad[None, :])
+        g = _exp2(size[None, :] * rate) * (g + read[:, None] * grad[None, :])
     tl.store(grad_starts + chunk * SIZE * WIDTH + place, g, at_state)
+
+
+@triton.jit
+def _load_token(x, dt, b, row, d, n, at_d, at_n, WIDTH: tl.constexpr, SIZE: tl.constexpr):
+    """The step sizes and inputs [1, D] of a token, and its input coefficients [N, 1]."""
+    size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
+    token = tl.load(x + row * WIDTH + d, at_d, 0.0)
+    write = tl.load(b + row * SIZE + n, at_n, 0.0)
+    return size[None, :], token[None, :], write[:, None]
+
+
+@triton.jit
+def _token_gradients(
+    g, before, after, factor, rate, size, token, write,
+    c, grad_y, grad_x, grad_dt, grad_b, grad_c, row, block, blocks, d, n, at_d, at_n,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of a token, and return those of the state before it and of its exponents.
+
+    `g` is the gradient of the state `after` the token from what follows, without the token's own output.
+    """
+    read = tl.load(c + row * SIZE + n, at_n, 0.0)[:, None]
+    grad = tl.load(grad_y + row * WIDTH + d, at_d, 0.0)[None, :]
+    g += read * grad
+    part = (row * blocks + block) * SIZE + n
+    tl.store(grad_c + part, tl.sum(after * grad, axis=1), at_n)
+    tl.store(grad_b + part, tl.sum(g * (size * token), axis=1), at_n)
+    grad_input = tl.sum(g * write, axis=0)[None, :]
+    tl.store(grad_x + row * WIDTH + d[None, :], grad_input * size, at_d[None, :])
+    g = factor * g
+    grad_exponent = g * before
+    grad_size = tl.sum(grad_exponent * rate, axis=0)[None, :] * LN_2 + grad_input * token
+    tl.store(grad_dt + row * WIDTH + d[None, :], grad_size, at_d[None, :])
+    return g, grad_exponent
 
 
 @triton.jit
@@ -117,41 +165,40 @@ def _gradients_kernel(
 ):  # fmt: skip
     program, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     d, n, at_d, at_n, at_state, place = _places(WIDTH, SIZE, CHANNELS, NUMBERS)
-    rate = tl.load(decay + place, at_state, 0.0)
-    own_states = states + program * TOKENS * SIZE * WIDTH + place
+    rate = tl.load(decay + place, at_state, 0.0) * LOG2_E
+    own_place = tl.arange(0, NUMBERS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    own_states = states + (program * blocks + block) * (TOKENS // 2 * NUMBERS * CHANNELS) + own_place
     sum_decay = tl.zeros((NUMBERS, CHANNELS), tl.float32)
     for chunk in range(program, chunks, tl.num_programs(0)):
         h = tl.load(starts + chunk * SIZE * WIDTH + place, at_state, 0.0)
-        for q in range(TOKENS):
-            row = chunk * TOKENS + q
-            tl.store(own_states + q * SIZE * WIDTH, h, at_state)
-            size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
-            token = tl.load(x + row * WIDTH + d, at_d, 0.0)
-            write = tl.load(b + row * SIZE + n, at_n, 0.0)
-            h = tl.exp(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
+        for pair in range(TOKENS // 2):
+            tl.store(own_states + pair * (NUMBERS * CHANNELS), h)
+            for i in tl.static_range(2):
+                row = chunk * TOKENS + 2 * pair + i
+                size, token, write = _load_token(x, dt, b, row, d, n, at_d, at_n, WIDTH, SIZE)
+                h = _exp2(size * rate) * h + size * token * write
         tl.debug_barrier()
         g = tl.load(grad_ends + chunk * SIZE * WIDTH + place, at_state, 0.0)
-        for step in range(TOKENS):
-            q = TOKENS - 1 - step
-            row = chunk * TOKENS + q
-            before = tl.load(own_states + q * SIZE * WIDTH, at_state, 0.0)
-            size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
-            token = tl.load(x + row * WIDTH + d, at_d, 0.0)
-            write = tl.load(b + row * SIZE + n, at_n, 0.0)
-            read = tl.load(c + row * SIZE + n, at_n, 0.0)
-            grad = tl.load(grad_y + row * WIDTH + d, at_d, 0.0)
-            factor = tl.exp(size[None, :] * rate)
-            after = factor * before + (size * token)[None, :] * write[:, None]
-            g += read[:, None] * grad[None, :]
-            part = (row * blocks + block) * SIZE + n
-            tl.store(grad_c + part, tl.sum(after * grad[None, :], axis=1), at_n)
-            tl.store(grad_b + part, tl.sum(g * (size * token)[None, :], axis=1), at_n)
-            grad_input = tl.sum(g * write[:, None], axis=0)
-            tl.store(grad_x + row * WIDTH + d, grad_input * size, at_d)
-            g = factor * g
-            grad_exponent = g * before
-            tl.store(grad_dt + row * WIDTH + d, tl.sum(grad_exponent * rate, axis=0) + grad_input * token, at_d)
-            sum_decay += grad_exponent * size[None, :]
+        for step in range(TOKENS // 2):
+            pair = TOKENS // 2 - 1 - step
+            start = tl.load(own_states + pair * (NUMBERS * CHANNELS))
+            row = chunk * TOKENS + 2 * pair
+            size, token, write = _load_token(x, dt, b, row, d, n, at_d, at_n, WIDTH, SIZE)
+            factor = _exp2(size * rate)
+            middle = factor * start + size * token * write
+            later_size, later_token, later_write = _load_token(x, dt, b, row + 1, d, n, at_d, at_n, WIDTH, SIZE)
+            later_factor = _exp2(later_size * rate)
+            g, grad_exponent = _token_gradients(
+                g, middle, h, later_factor, rate, later_size, later_token, later_write,
+                c, grad_y, grad_x, grad_dt, grad_b, grad_c, row + 1, block, blocks, d, n, at_d, at_n, WIDTH, SIZE,
+            )  # fmt: skip
+            sum_decay += grad_exponent * later_size
+            g, grad_exponent = _token_gradients(
+                g, start, middle, factor, rate, size, token, write,
+                c, grad_y, grad_x, grad_dt, grad_b, grad_c, row, block, blocks, d, n, at_d, at_n, WIDTH, SIZE,
+            )  # fmt: skip
+            sum_decay += grad_exponent * size
+            h = start
         tl.debug_barrier()
     tl.store(grad_decay + program * SIZE * WIDTH + place, sum_decay, at_state)
 
@@ -206,12 +253,14 @@ def chunk_gradients(
     batch, chunks, tokens, width = x.shape
     blocks = triton.cdiv(width, CHANNELS)
     programs = min(batch * chunks, triton.cdiv(BACKWARD_PROGRAMS, blocks))
-    states, grad_decay = x.new_empty(programs, tokens, *decay.shape), x.new_empty(programs, *decay.shape)
+    numbers = triton.next_power_of_2(len(decay)) * CHANNELS
+    states = x.new_empty(programs, blocks, tokens // 2, numbers)
+    grad_decay = x.new_empty(programs, *decay.shape)
     grad_x, grad_dt = torch.empty_like(x), torch.empty_like(x)
     grad_b, grad_c = (x.new_empty(*x.shape[:3], blocks, len(decay)) for _ in range(2))
     inputs = (x, dt, decay, b, c, starts, grad_y, grad_ends, states)
     outputs = (grad_x, grad_dt, grad_b, grad_c, grad_decay)
-    _launch(_gradients_kernel, x, decay, (*inputs, *outputs), batch * chunks, programs=programs)
+    _launch(_gradients_kernel, x, decay, (*inputs, *outputs), batch * chunks, programs=programs, maxnreg=REGISTERS)
     return grad_x, grad_dt, grad_b.sum(dim=3), grad_c.sum(dim=3), grad_decay.sum(dim=0)
 
 
@@ -222,6 +271,7 @@ def _launch(
     tensors: tuple[Tensor, ...],
     *numbers: int,
     programs: int | None = None,
+    **options: int,
 ) -> None:
     """Run a program for every chunk, or so many programs, and block of channels. Kernels expect contiguous tensors."""
     batch, chunks, tokens, width = chunked.shape
@@ -236,4 +286,5 @@ def _launch(
             CHANNELS=CHANNELS,
             NUMBERS=triton.next_power_of_2(len(decay)),
             num_warps=1,
+            **options,
         )
