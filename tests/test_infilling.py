@@ -14,8 +14,8 @@ from unmask import registry
 from unmask.checkpoint import CheckpointConfig, save_checkpoint
 from unmask.constraints import NoWords, Regex
 from unmask.constraints.members import can_accept
+from unmask.data.documents import Document
 from unmask.data.encoding import encode
-from unmask.data.sources import Document
 from unmask.errors import UnmaskError
 from unmask.infilling import (
     TemplateLayout,

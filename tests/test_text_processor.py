@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from tests.conftest import make_checkpoint
 from unmask import registry
 from unmask.checkpoint import CheckpointConfig
+from unmask.data.documents import Document
 from unmask.data.encoding import encode
-from unmask.data.sources import Document
 from unmask.errors import UnmaskError
 from unmask.pipeline import load
 from unmask.text_processor import GLYPH, PieceReader, TextProcessor, decode_canvas, parse_blanks

@@ -15,7 +15,8 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from torch import Tensor
 
-from unmask.constraints import Automaton, Constraint, as_constraints
+from unmask.constraints.automaton import Automaton
+from unmask.constraints.members import Constraint, as_constraints
 from unmask.constraints.particles import Score, ScoredTokenSampler, repeat_canvas, run_particles
 from unmask.constraints.sampling import ConstrainedTokenSampler
 from unmask.errors import UnmaskError, did_you_mean
@@ -31,7 +32,6 @@ from unmask.schedules import Schedule
 if TYPE_CHECKING:
     from unmask.text_processor import TextProcessor
 
-Constraints = Constraint | Sequence[Constraint] | None
 Order = Literal[
     "confidence", "margin", "entropy", "planner", "left_to_right", "uniform", "threshold", "entropy_bounded"
 ]

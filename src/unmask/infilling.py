@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unmask.constraints import Automaton, Banned, CompiledConstraints, Constraint, Vocabulary, as_constraints
+from unmask.constraints.automaton import Automaton
+from unmask.constraints.members import Banned, CompiledConstraints, Constraint, Constraints, as_constraints
+from unmask.constraints.vocabulary import Vocabulary
 from unmask.data.encoding import encoder_of
 from unmask.errors import UnmaskError
-from unmask.generation_config import Constraints
 from unmask.models.inference import device_of
 from unmask.objectives.base import Noise
 from unmask.objectives.subs import MaskCount

@@ -22,12 +22,12 @@ from unmask.checkpoint import (
     upload,
     write_checkpoint,
 )
+from unmask.constraints.members import Constraints
 from unmask.constraints.particles import repeat_canvas
 from unmask.data.rows import Rows
 from unmask.errors import UnmaskError
 from unmask.generation_config import (
     SAMPLER_FIELDS,
-    Constraints,
     GenerationConfig,
     SamplerSpec,
     SamplingOptions,

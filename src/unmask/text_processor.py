@@ -13,14 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmask.constraints import (
-    Automaton,
-    Constraint,
-    Vocabulary,
-    as_constraints,
-    compile_constraints,
-    masks_before_text,
-)
+from unmask.constraints.automaton import Automaton
+from unmask.constraints.members import Constraints, as_constraints, compile_constraints, masks_before_text
+from unmask.constraints.vocabulary import Vocabulary
 from unmask.data.encoding import begins_with_spaces, encode
 from unmask.data.length_policies import SpecialTokens, rows_given
 from unmask.data.rows import Tokens
@@ -366,9 +361,7 @@ class TextProcessor:
         ends_with_eos = self.config.policy.ends_with_eos
         return Vocabulary(self._tokenizer, self.vocab_size, self.mask_token_id, ends_with_eos)
 
-    def compile_constraints(
-        self, constraint: Constraint | Sequence[Constraint] | None, rows: list[list[int]]
-    ) -> Automaton | None:
+    def compile_constraints(self, constraint: Constraints, rows: list[list[int]]) -> Automaton | None:
         """The automaton of constraints on rows; an error if a row cannot satisfy them."""
         if constraint is None:
             return None

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from unmask import registry
 from unmask.constraints import Vocabulary
-from unmask.data.sources import Document
+from unmask.data.documents import Document
 from unmask.data.tokenizers import with_special_tokens
 
 TEXT = "né né ☃☃ the cat and the dog ☃ and a thé " * 30

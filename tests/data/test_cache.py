@@ -18,8 +18,8 @@ import pytest
 from unmask.data import cache as module
 from unmask.data import encoding
 from unmask.data.cache import FILES, JOURNAL, META, TokenCache, TokenWriter
+from unmask.data.documents import Document
 from unmask.data.encoding import ChunkBatch, TextEncoder, encode
-from unmask.data.sources import Document
 from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from unmask.errors import UnmaskError
 

@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from unmask import registry
 from unmask.data import encoding
 from unmask.data.cache import FILES, META
+from unmask.data.documents import Document
 from unmask.data.encoding import TextEncoder, encode
-from unmask.data.sources import Document, Source
+from unmask.data.sources import Source
 from unmask.data.split import Corpus, prepare
 from unmask.data.tokenizers import BPETokenizer, HuggingFaceTokenizer
 from unmask.errors import UnmaskError

@@ -12,6 +12,7 @@ from tests.conftest import rows_of_texts
 from unmask import registry
 from unmask.data import rows as row_tables
 from unmask.data.cache import TokenCache
+from unmask.data.documents import Document
 from unmask.data.encoding import encode, encode_one
 from unmask.data.length_policies import (
     Overlaid,
@@ -24,7 +25,6 @@ from unmask.data.length_policies import (
     rows_given,
 )
 from unmask.data.rows import RowBatch, Rows
-from unmask.data.sources import Document
 from unmask.data.tokenizers import ByteTokenizer
 from unmask.errors import UnmaskError
 

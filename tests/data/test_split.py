@@ -14,10 +14,11 @@ import yaml
 from unmask import registry
 from unmask.config import parse_recipe
 from unmask.data import split as module
+from unmask.data.documents import CorpusDigest, Document
 from unmask.data.encoding import TextEncoder
 from unmask.data.joined_rows import JoinedRows, MixedRows
 from unmask.data.length_policies import Packed, Padded
-from unmask.data.sources import CorpusDigest, Document, Source
+from unmask.data.sources import Source
 from unmask.data.sources.fasta import FastaSource
 from unmask.data.sources.text import TextSource
 from unmask.data.split import Corpus, MixtureSource, prepare, split_source, weighted_parts

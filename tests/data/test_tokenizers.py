@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import unmask
 from unmask import registry
 from unmask.data import encoding
+from unmask.data.documents import CorpusDigest, Document
 from unmask.data.encoding import byte_symbols, encode, encode_one, encoder_of, vocabulary_size
-from unmask.data.sources import CorpusDigest, Document
 from unmask.data.tokenizers import BPETokenizer, framed_tokenizer
 from unmask.errors import UnmaskError
 

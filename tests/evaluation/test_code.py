@@ -10,8 +10,9 @@ import torch
 
 from unmask import registry
 from unmask.checkpoint import CheckpointConfig
+from unmask.data.documents import Document
 from unmask.data.encoding import encode
-from unmask.data.sources import Document, stdlib
+from unmask.data.sources import stdlib
 from unmask.data.sources.stdlib import FunctionsSource
 from unmask.evaluation.code import (
     SIZES,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import make_checkpoint
 from tests.judges import save_judge
-from unmask.data.sources import Document
+from unmask.data.documents import Document
 from unmask.errors import UnmaskError
 from unmask.evaluation import generation
 from unmask.evaluation.generation import (

@@ -215,6 +215,9 @@ class Fixed(Constraint):
         return _by_position(allowed, vocabulary)
 
 
+Constraints = Constraint | Sequence[Constraint] | None
+
+
 def as_constraints(given: Constraint | Sequence[Constraint]) -> list[Constraint]:
     """A list of constraints from one or several."""
     constraints = list(given) if isinstance(given, Sequence) else [given]

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.checkpoint import Checkpoint, load_checkpoint
-from unmask.convert.layout import PREFIX, ROTARY, ROTARY_BASE, is_norm_bias, rotary_frequencies, unfold
+from unmask.convert.layout import PREFIX, ROTARY, ROTARY_BASE, is_norm_bias, published_frequencies, unfold
 from unmask.errors import UnmaskError
 from unmask.io import atomic_file, atomic_folder, check_new_folder
 from unmask.models.causal import CausalLM
@@ -101,7 +101,7 @@ def published_state(model: Any, where: str = "The network") -> dict[str, Tensor]
         weights = {name: weight for name, weight in weights.items() if not is_norm_bias(name)}
     elif not config.modulated:
         weights = unfold(weights, config.num_hidden_layers, config.cond_dim)
-    weights[ROTARY] = rotary_frequencies(config.head_dim)
+    weights[ROTARY] = published_frequencies(config.head_dim)
     return {PREFIX + name: weight.contiguous() for name, weight in weights.items()}
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.models import attention
+from unmask.models.attention import rotary_frequencies
 from unmask.models.causal import CausalLM
 from unmask.models.config import CausalConfig, DiTConfig
 from unmask.models.dit import DiT
@@ -73,7 +73,7 @@ def infer_heads(width: int, given: int | None, rotary: Tensor | None, where: str
             "give the right number with --heads."
         )
     if rotary is not None:
-        wanted = rotary_frequencies(width // heads)
+        wanted = published_frequencies(width // heads)
         # half precision rounds the buffer
         if rotary.shape != wanted.shape or not torch.allclose(rotary.float(), wanted, rtol=1e-2, atol=1e-6):
             raise UnmaskError(
@@ -83,9 +83,9 @@ def infer_heads(width: int, given: int | None, rotary: Tensor | None, where: str
     return heads
 
 
-def rotary_frequencies(head_dim: int) -> Tensor:
+def published_frequencies(head_dim: int) -> Tensor:
     """Return the published buffer of rotary frequencies, [head_dim / 2]."""
-    return attention.rotary_frequencies(head_dim, ROTARY_BASE, torch.device("cpu"))
+    return rotary_frequencies(head_dim, ROTARY_BASE, torch.device("cpu"))
 
 
 def published_shapes(config: DiTConfig | CausalConfig) -> dict[str, Shape]:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from unmask.data.documents import CorpusDigest, Document
 from unmask.data.encoding import CHUNK_CHARACTERS, ChunkBatch, Counts, Ids, TextEncoder, encoder_of
 from unmask.data.rows import Tokens, prefetch
-from unmask.data.sources import CorpusDigest, Document
 from unmask.errors import UnmaskError
 from unmask.io import atomic_text, build_once, cache_dir
 

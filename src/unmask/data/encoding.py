@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.sources import Document
+from unmask.data.documents import Document
 from unmask.errors import UnmaskError
 from unmask.io import reading
 

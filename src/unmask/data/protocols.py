@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from unmask.data.sources import Document, Source, hash_fraction, numbered
+from unmask.data.documents import Document, hash_fraction, numbered
+from unmask.data.sources import Source
 from unmask.data.sources.files import InputFile, find_file
 from unmask.data.sources.genome import INTERVAL
 from unmask.data.sources.parallel import SEPARATOR, join_pairs

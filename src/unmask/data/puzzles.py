@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
-from unmask.data.sources import Document, Source
+from unmask.data.documents import Document
+from unmask.data.sources import Source
 from unmask.io import atomic_bytes, build_once, cache_dir
 
 Floats = npt.NDArray[np.float64]

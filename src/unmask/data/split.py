@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from unmask import registry
 from unmask.data.cache import TokenCache
+from unmask.data.documents import CorpusDigest, Document, hash_fraction
 from unmask.data.joined_rows import JoinedRows, MixedRows
 from unmask.data.length_policies import Policy, SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources import CorpusDigest, Document, Source, hash_fraction
+from unmask.data.sources import Source
 from unmask.data.tokenizers import TokenizerComponent
 from unmask.errors import UnmaskError
 

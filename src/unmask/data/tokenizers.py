@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
+from unmask.data.documents import CorpusDigest, Document, hash_fraction
 from unmask.data.encoding import (
     begins_with_spaces,
     byte_pre_tokenizer,
@@ -23,7 +24,6 @@ from unmask.data.encoding import (
     split_into_chunks,
     vocabulary_size,
 )
-from unmask.data.sources import CorpusDigest, Document, hash_fraction
 from unmask.data.sources.fasta import LETTERS
 from unmask.errors import UnmaskError
 from unmask.io import CHECKSUMS, atomic_text, build_once, cache_dir, is_intact, read_json, reading

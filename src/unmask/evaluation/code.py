@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from unmask.data.documents import Document
 from unmask.data.encoding import encode
-from unmask.data.sources import Document
 from unmask.data.sources.stdlib import FunctionsSource, parse_function, parse_module
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import Estimate

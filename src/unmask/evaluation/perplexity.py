@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from unmask.checkpoint import SHIPPED
 from unmask.config import DataConfig
 from unmask.data.cache import TokenCache
+from unmask.data.documents import Document
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.rows import Rows
-from unmask.data.sources import Document, Source, source_spec
+from unmask.data.sources import Source, source_spec
 from unmask.data.split import Corpus, prepare
 from unmask.errors import UnmaskError
 from unmask.registry import build

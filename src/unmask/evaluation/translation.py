@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unmask.data.documents import Document
 from unmask.data.length_policies import Prompted
 from unmask.data.protocols import ProtocolSource, get_protocol
 from unmask.data.rows import spread_indices
-from unmask.data.sources import Document
 from unmask.data.sources.parallel import ParallelSource, split_pair
 from unmask.errors import UnmaskError
 from unmask.evaluation.statistics import (

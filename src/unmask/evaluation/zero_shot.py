@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from unmask.data.cache import TokenCache
+from unmask.data.documents import Document
 from unmask.data.length_policies import SpecialTokens
 from unmask.data.protocols import PartName, Protocol, get_protocol
 from unmask.data.rows import spread_indices
-from unmask.data.sources import Document
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.likelihood import Evaluation, Progress
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from unmask import random
-from unmask.constraints import Banned, Vocabulary, Words, compile_constraints
-from unmask.constraints.members import can_accept
+from unmask.constraints.members import Banned, Words, can_accept, compile_constraints
 from unmask.constraints.sampling import ConstrainedTokenSampler
+from unmask.constraints.vocabulary import Vocabulary
 from unmask.laws import exact
 from unmask.laws.base import Check, chi_square, law, max_abs
 from unmask.laws.chains import BLANK, MASK, PROMPTED, L, V, output_distribution

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
-from unmask.constraints import Characters, Constraint, NoWords, Regex, Words
+from unmask.constraints.members import Characters, Constraint, NoWords, Regex, Words
 from unmask.errors import UnmaskError
 from unmask.random import MAX_SEED, MIN_SEED
 

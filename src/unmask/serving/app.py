@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -15,7 +15,6 @@ from fastapi.staticfiles import StaticFiles
 from unmask import __version__
 from unmask.errors import UnmaskError
 from unmask.likelihood import Bound
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.serving import canvases, completions
 from unmask.serving.api import (
     ChooseRequest,
@@ -30,6 +29,9 @@ from unmask.serving.api import (
 )
 from unmask.serving.guard import Guard, add_error_handlers, error_body, explain
 from unmask.serving.service import Service, server_event, unless_gone
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """What FastAPI documents for endpoints that may stream."""

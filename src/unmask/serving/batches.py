@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,11 @@ from unmask.generation_config import (
     configure_sampler,
     wrap_denoiser,
 )
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.base import Canvas, Sampler, State
 from unmask.text_processor import Generation
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 
 class Cancelled(Exception):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.serving.api import EditRequest, FillRequest
 from unmask.serving.batches import Finished, Job, Ticket
 from unmask.serving.service import Service, choose_seed, count_tokens, server_event, sum_usage
 from unmask.text_processor import Generation, PieceReader, TextProcessor
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 
 async def plan_fill(service: Service, lm: MaskedDiffusionLM, ticket: Ticket, request: FillRequest) -> Job:

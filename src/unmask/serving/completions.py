@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from unmask.errors import UnmaskError
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.random import check_seeds
 from unmask.serving.api import CompletionRequest
 from unmask.serving.batches import Finished, Job, Ticket, check_job
 from unmask.serving.service import Service, choose_seed, server_event, sum_usage
 from unmask.text_processor import GLYPH, REPLACEMENT, Generation, PieceReader, Template, TextProcessor
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 
 def template_size(template: Template) -> int:

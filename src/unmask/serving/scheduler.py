@@ -13,16 +13,18 @@ import copy
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor
 
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.serving.batches import Cancelled, Failed, Job, JointBatch, Row, SingleBatch, Ticket
 from unmask.serving.calls import MAX_ROWS, Call, SharedDenoiser, make_calls
 from unmask.serving.metrics import Metrics
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 Batch = JointBatch | SingleBatch
 

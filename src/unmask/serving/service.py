@@ -9,17 +9,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from unmask.errors import UnmaskError
 from unmask.generation_config import Order
-from unmask.pipeline import MaskedDiffusionLM
 from unmask.registry import AXES
 from unmask.serving.api import Limits
 from unmask.serving.batches import Cancelled, CanvasEvent, Event, Failed, Finished, Job, Ticket, check_job
 from unmask.serving.metrics import Metrics
 from unmask.serving.scheduler import Scheduler
 from unmask.text_processor import Generation
+
+if TYPE_CHECKING:
+    from unmask.pipeline import MaskedDiffusionLM
 
 PLANNING_THREADS, LIBRARY_THREADS = 4, 8
 KEEP_ALIVE_SECONDS = 15.0

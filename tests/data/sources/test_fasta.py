@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from unmask import registry
-from unmask.data import sources
 from unmask.data.encoding import encode
 from unmask.data.sources import fasta
 from unmask.data.sources.fasta import LETTERS, reverse_complement
@@ -81,7 +80,7 @@ def test_long_records_come_in_parts_on_both_strands(tmp_path, seed, width, monke
     sequence = "".join(rng.choices(LETTERS, k=rng.randrange(1, 200)))
     wrapped = "\n".join(sequence[start : start + width] for start in range(0, len(sequence), width))
     (tmp_path / "a.fa").write_text(f">a\n{wrapped}\n>b\nAC")
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", rng.randrange(1, 30))
+    monkeypatch.setattr("unmask.data.documents.MAX_CHARACTERS", rng.randrange(1, 30))
     for constant in ("LINE_BYTES", "LINES_AT_ONCE", "CHUNK_BYTES"):
         monkeypatch.setattr(fasta, constant, rng.randrange(3, 30))
     whole: dict[str, str] = {}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unmask.data.sources import Document, Source
+from unmask.data.documents import Document
+from unmask.data.sources import Source
 from unmask.data.sources.stdlib import FunctionsSource, StdlibSource, functions_of, parse_function, sysconfig
 from unmask.data.split import split_source
 from unmask.errors import UnmaskError

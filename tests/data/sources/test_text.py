@@ -20,8 +20,8 @@ import pytest
 from pyarrow import feather
 
 from unmask import registry
-from unmask.data import sources
-from unmask.data.sources import Document, text
+from unmask.data.documents import Document
+from unmask.data.sources import text
 from unmask.data.sources.text import StdinSource
 from unmask.errors import UnmaskError
 
@@ -234,7 +234,7 @@ def test_files_read_the_same_in_small_parts(tmp_path, seed, separator, monkeypat
     whole = [(document.name, document.text) for document in made.documents()]
     if separator is None:
         assert whole == [("a.txt", content)]
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", rng.randrange(1, 20))
+    monkeypatch.setattr("unmask.data.documents.MAX_CHARACTERS", rng.randrange(1, 20))
     monkeypatch.setattr(text, "CHUNK_CHARACTERS", rng.randrange(1, 20))
     joined: list[tuple[str, str]] = []
     more = False
@@ -248,8 +248,8 @@ def test_files_read_the_same_in_small_parts(tmp_path, seed, separator, monkeypat
 MEMORY = """
 import resource, sys
 from unmask import registry
-from unmask.data import sources
-sources.MAX_CHARACTERS = 1_000_000
+from unmask.data import documents
+documents.MAX_CHARACTERS = 1_000_000
 name, path, options = sys.argv[1:]
 source = registry.build("source", {"name": name, "paths": path, **eval(options)})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,7 +11,7 @@ from typing import IO, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from unmask.data.sources import Document, in_parts
+from unmask.data.documents import Document, in_parts
 from unmask.data.sources.files import FileSource, InputFile
 from unmask.errors import UnmaskError
 

@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, ClassVar, TextIO
 
 from pydantic import field_validator
 
-from unmask.data.sources import Document, Source, is_pattern
+from unmask.data.documents import Document
+from unmask.data.sources import Source, is_pattern
 from unmask.errors import UnmaskError, did_you_mean
 
 BUFFER_BYTES = 1 << 18

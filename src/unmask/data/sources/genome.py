@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import Field, model_validator
 
-from unmask.data.sources import Document, Source, in_parts
+from unmask.data.documents import Document, in_parts
+from unmask.data.sources import Source
 from unmask.data.sources.fasta import INVALID, LINE_BYTES, SoftMasked, letter_table
 from unmask.data.sources.files import InputFile, find_file
 from unmask.errors import UnmaskError, did_you_mean

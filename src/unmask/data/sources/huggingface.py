@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from unmask.data.sources import Document, Source, is_saved_dataset, numbered
+from unmask.data.documents import Document, numbered
+from unmask.data.sources import Source, is_saved_dataset
 from unmask.data.sources.text import find_text_field, texts_of_records
 from unmask.errors import UnmaskError
 from unmask.io import offline_if_unreachable

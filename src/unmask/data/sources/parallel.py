@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from unmask.data.sources import HUB_PREFIX, Document, Source, is_saved_dataset, numbered
+from unmask.data.documents import Document, numbered
+from unmask.data.sources import HUB_PREFIX, Source, is_saved_dataset
 from unmask.data.sources.files import InputFile
 from unmask.errors import UnmaskError
 from unmask.registry import build

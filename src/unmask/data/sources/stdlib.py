@@ -13,7 +13,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Literal
 
-from unmask.data.sources import Document, Source, hash_fraction
+from unmask.data.documents import Document, hash_fraction
+from unmask.data.sources import Source
 from unmask.errors import UnmaskError
 
 HELD_OUT_SHARE = 0.09

@@ -19,7 +19,8 @@ from typing import IO, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from unmask.data.sources import Document, Source, fasta, in_parts, numbered
+from unmask.data.documents import Document, in_parts, numbered
+from unmask.data.sources import Source, fasta
 from unmask.data.sources.files import FileSource, InputFile
 from unmask.errors import UnmaskError, did_you_mean
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -123,6 +123,27 @@ def seeded_runs(rows: Mapping[str, Mapping[str, Any]], scale: Scale, protocol: P
         for label, row in rows.items()
         for seed in range(scale.seeds)
     ]
+
+
+BASELINES: dict[str, dict[str, Any]] = {
+    "AR": {"model": {"name": "causal"}, "objective": "ar"},
+    "D3PM": {"objective": {"name": "d3pm", "steps": 1000}},
+    "SEDD": {"objective": "sedd"},
+    "MDLM": {"objective": "subs"},
+}
+"""The rows of Tables 1 and 2: what each model changes in the shared recipe."""
+
+
+def baseline_runs(labels: Iterable[str], scale: Scale, protocol: Protocol) -> list[Run]:
+    """Runs of some baselines. AR takes half of the steps, in which it predicts as many tokens as the others."""
+    halved = {"training": {"steps": scale.recipe["training"]["steps"] // 2}}
+    rows = {label: merge(BASELINES[label], halved if label == "AR" else {}) for label in labels}
+    return seeded_runs(rows, scale, protocol)
+
+
+def one_seed(*labels: str) -> Callable[[Scale, Protocol], list[Run]]:
+    """A function that returns the runs of some baselines with the first training seed."""
+    return lambda scale, protocol: baseline_runs(labels, replace(scale, seeds=1), protocol)
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -26,10 +26,11 @@ from unmask.evaluation.tables.base import (
     bound_cell,
     by_label,
     error_note,
+    one_seed,
     seeded_runs,
     units,
 )
-from unmask.evaluation.tables.language_modeling import STEPS, one_seed
+from unmask.evaluation.tables.language_modeling import STEPS
 from unmask.evaluation.tables.sampling import cells_of, judged_cells, judged_data
 from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.zero_shot import evaluation_part, protocol_rows

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from unmask.data.protocols import Protocol, get_protocol
 from unmask.evaluation.tables.base import (
+    BASELINES,
     PAPER,
     SMALL,
     TINY,
@@ -20,6 +21,7 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
+    baseline_runs,
     bound_cell,
     bounds_table,
     by_label,
@@ -37,27 +39,8 @@ WIKI = Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_
 
 # ---- the baselines: Tables 1 and 2 -----------------------------------------------------------------------------------
 
-BASELINES: dict[str, dict[str, Any]] = {
-    "AR": {"model": {"name": "causal"}, "objective": "ar"},
-    "D3PM": {"objective": {"name": "d3pm", "steps": 1000}},
-    "SEDD": {"objective": "sedd"},
-    "MDLM": {"objective": "subs"},
-}
-"""The rows of Tables 1 and 2: what each model changes in the shared recipe."""
 LM1B_PUBLISHED = {"AR": 22.32, "D3PM": 76.90, "SEDD": 32.79, "MDLM": 27.04}
 OWT_PUBLISHED = {"AR": 17.54, "SEDD": 24.10, "MDLM": 23.21}
-
-
-def baseline_runs(labels: Iterable[str], scale: Scale, protocol: Protocol) -> list[Run]:
-    """Runs of some baselines. AR takes half of the steps, in which it predicts as many tokens as the others."""
-    halved = {"training": {"steps": scale.recipe["training"]["steps"] // 2}}
-    rows = {label: merge(BASELINES[label], halved if label == "AR" else {}) for label in labels}
-    return seeded_runs(rows, scale, protocol)
-
-
-def one_seed(*labels: str) -> Callable[[Scale, Protocol], list[Run]]:
-    """A function that returns the runs of some baselines with the first training seed."""
-    return lambda scale, protocol: baseline_runs(labels, replace(scale, seeds=1), protocol)
 
 
 def compare_baselines(

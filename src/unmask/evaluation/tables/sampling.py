@@ -29,8 +29,8 @@ from unmask.evaluation.tables.base import (
     ScaleName,
     Table,
     by_label,
+    one_seed,
 )
-from unmask.evaluation.tables.language_modeling import one_seed
 from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
 from unmask.pipeline import MaskedDiffusionLM

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from unmask.data.protocols import Protocol
 from unmask.evaluation.tables.base import (
+    BASELINES,
     SMALL,
     TINY,
     Cell,
@@ -28,7 +29,6 @@ from unmask.evaluation.tables.base import (
     merge,
     units,
 )
-from unmask.evaluation.tables.language_modeling import BASELINES
 from unmask.evaluation.tables.workspace import Workspace, training_flops
 from unmask.likelihood import Bound
 from unmask.training.checkpointing import find_latest, read_trainer_state

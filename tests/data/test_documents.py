@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unmask.data.sources import CorpusDigest, Document
+from unmask.data.documents import CorpusDigest, Document
 
 
 def test_the_digest_depends_on_documents_and_not_on_their_parts() -> None:
