@@ -49,8 +49,8 @@ MAX_COUNT = 1_000_000
 """Largest number of texts, of tokens in a text, or of particles."""
 
 # Strict types that also take the scalars of numpy and torch.
-Integer = Annotated[int, BeforeValidator(lambda value: value.__index__() if is_integer(value) else value)]
-Number = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, Real) else value)]
+IntOption = Annotated[int, BeforeValidator(lambda value: value.__index__() if is_integer(value) else value)]
+FloatOption = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, Real) else value)]
 
 
 class GenerationConfig(BaseModel):
@@ -66,27 +66,27 @@ class GenerationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
 
-    temperature: Number = 1.0
-    top_k: Integer | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    greedy_tail: Number | None = None
-    greedy_above: Number | None = None
+    temperature: FloatOption = 1.0
+    top_k: IntOption | None = None
+    top_p: FloatOption | None = None
+    min_p: FloatOption | None = None
+    greedy_tail: FloatOption | None = None
+    greedy_above: FloatOption | None = None
     rule: InstanceOf[TokenSampler] | None = None
     constraint: Any = None
-    particles: Integer = Field(default=1, ge=1, le=MAX_COUNT)
-    guidance: Number = Field(default=0.0, ge=0, allow_inf_nan=False)
-    best_of: Integer = Field(default=1, ge=1, le=MAX_COUNT)
+    particles: IntOption = Field(default=1, ge=1, le=MAX_COUNT)
+    guidance: FloatOption = Field(default=0.0, ge=0, allow_inf_nan=False)
+    best_of: IntOption = Field(default=1, ge=1, le=MAX_COUNT)
     score: Callable[[str], float] | None = None
-    window: Integer | None = Field(default=None, ge=1)
-    stride: Integer | None = Field(default=None, ge=1)
+    window: IntOption | None = Field(default=None, ge=1)
+    stride: IntOption | None = Field(default=None, ge=1)
     steps: Any = None
     order: Any = None
     sampler: Any = None
     exact: bool = False
     eos_rule: bool = True
-    seed: Integer = Field(default=0, ge=MIN_SEED, le=MAX_SEED)
-    batch_size: Integer | None = Field(default=None, ge=1)
+    seed: IntOption = Field(default=0, ge=MIN_SEED, le=MAX_SEED)
+    batch_size: IntOption | None = Field(default=None, ge=1)
 
     @classmethod
     def select(cls, arguments: dict[str, Any]) -> dict[str, Any]:

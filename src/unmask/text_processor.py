@@ -424,12 +424,16 @@ class TextProcessor:
 
 def decode_canvas(tokenizer: Any, ids: list[int], mask_token_id: int) -> str:
     """The text of token ids, with a block for each mask and a newline for each EOS."""
-    eos = tokenizer.eos_token_id
-    pieces = []
-    for symbol, run in groupby(ids, key=lambda i: GLYPH if i == mask_token_id else "\n" if i == eos else None):
-        tokens = list(run)
-        pieces.append(symbol * len(tokens) if symbol else tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
-    return "".join(pieces)
+    return "".join(
+        symbol * len(tokens) if symbol else tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        for symbol, tokens in _runs(ids, mask_token_id, tokenizer.eos_token_id)
+    )
+
+
+def _runs(ids: list[int], mask_token_id: int, eos: int | None) -> Iterator[tuple[str, list[int]]]:
+    """Runs of masks and of EOS with the character that each is shown as, and runs of other tokens with ""."""
+    for symbol, run in groupby(ids, key=lambda i: GLYPH if i == mask_token_id else "\n" if i == eos else ""):
+        yield symbol, list(run)
 
 
 class PieceReader:
@@ -445,10 +449,8 @@ class PieceReader:
 
         A character of several tokens belongs to the last of them.
         """
-        eos = self._tokenizer.eos_token_id
         pieces: list[str | None] = []
-        for symbol, run in groupby(ids, key=lambda i: GLYPH if i == self._mask_token_id else "\n" if i == eos else ""):
-            tokens = list(run)
+        for symbol, tokens in _runs(ids, self._mask_token_id, self._tokenizer.eos_token_id):
             pieces += self._split(tokens) if not symbol else [None if symbol == GLYPH else symbol] * len(tokens)
         return pieces
 

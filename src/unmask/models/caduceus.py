@@ -89,16 +89,16 @@ class Caduceus(BiMamba):
     def _run(
         self,
         input_ids: Tensor,
-        mask: Any,
+        inputs: tuple[Any, ...],
         cond: Tensor | None = None,
-        past: int | Tensor = 0,
         past_key_values: Any = None,
         positions: Tensor | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """Ids [B, L] to rows [B, L, 2 D]: those of the given strand and those of the opposite one."""
         if self._reads_one_strand():
-            return super()._run(input_ids, mask, cond, positions=positions, states=states)
+            return super()._run(input_ids, inputs, cond, positions=positions, states=states)
+        (mask,) = inputs
         ids = torch.cat([input_ids, self._complements(input_ids.device)[input_ids].flip(1)])
         if mask is not None:
             mask = torch.cat([mask, mask.flip(1)])
@@ -107,7 +107,7 @@ class Caduceus(BiMamba):
         if positions is not None:
             positions = torch.cat([positions, input_ids.shape[1] - 1 - positions])
         strands: list[Tensor] = []
-        rows = super()._run(ids, mask, cond, positions=positions, states=None if states is None else strands)
+        rows = super()._run(ids, (mask,), cond, positions=positions, states=None if states is None else strands)
         if states is not None:
             states += [_join_strands(state, reverse=True) for state in strands]
         return _join_strands(rows, reverse=positions is None)

@@ -127,7 +127,7 @@ class RecurrentNetwork(AutoregressiveNetwork):
         past = 0 if past_key_values is None else past_key_values.length
         check_input(input_ids, attention_mask, self.config.max_length, past)
         mask = None if attention_mask is None else attention_mask[:, past:].bool()
-        rows = self._run(input_ids, mask, past_key_values=past_key_values, states=states)
+        rows = self._run(input_ids, (mask,), past_key_values=past_key_values, states=states)
         if past_key_values is not None:
             past_key_values.length += input_ids.shape[1]
         return rows
@@ -159,13 +159,14 @@ class CausalLM(AutoregressiveNetwork, Transformer):
 
         A `StaticCache` must have been moved to the position of the tokens with `seek`, and takes no attention mask.
         """
+        length = input_ids.shape[1]
         if isinstance(past_key_values, StaticCache):
-            mask = past_key_values.begin_pass(input_ids.shape[1])
-            return self._run(input_ids, mask, past=past_key_values.position, past_key_values=past_key_values)
+            inputs = self._rotary(length, past_key_values.position), past_key_values.begin_pass(length)
+            return self._run(input_ids, inputs, past_key_values=past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         check_input(input_ids, attention_mask, self.config.max_length, past)
-        mask = causal_mask(input_ids.shape[1], past, attention_mask, input_ids.device)
-        return self._run(input_ids, mask, past=past, past_key_values=past_key_values, states=states)
+        inputs = self._rotary(length, past), causal_mask(length, past, attention_mask, input_ids.device)
+        return self._run(input_ids, inputs, past_key_values=past_key_values, states=states)
 
     def new_cache(self, capacity: int | None = None) -> Cache | StaticCache:
         if capacity is None:

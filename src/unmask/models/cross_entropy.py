@@ -77,12 +77,6 @@ def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     return F.cross_entropy(logits_NV, targets_N, reduction="none")
 
 
-def scatter_rows(values_N: Tensor, rows_N: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor of this shape with the values at the given indices of its flattened form, and zeros elsewhere."""
-    out = torch.zeros(shape.numel(), dtype=values_N.dtype, device=values_N.device)
-    return out.scatter(0, rows_N, values_N).view(shape)
-
-
 def _weighted_sum(values_N: Tensor, weights_N: Tensor) -> Tensor:
     """Sum of weight * value, where values of weight 0 may be infinite."""
     return (values_N * weights_N).masked_fill(weights_N == 0, 0.0).sum()

@@ -105,30 +105,29 @@ class Network(PreTrainedModel):
     def _run(
         self,
         input_ids: Tensor,
-        mask: AttentionMask | Tensor | None,
+        inputs: tuple[Any, ...],
         cond: Tensor | None = None,
-        past: int | Tensor = 0,
         past_key_values: Any = None,
         positions: Tensor | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Run all blocks and the final norm on ids [B, L], the first of which is at position ``past``, to [B, L, D].
+        """Run all blocks and the final norm on ids [B, L], to [B, L, D].
 
-        With positions [B, K] the last block computes only those rows, [B, K, D]. The inputs of the blocks and the
-        result are appended to ``states``.
+        ``inputs`` is what all blocks read besides the residual stream and ``cond``, such as the attention mask. With
+        positions [B, K] the last block computes only those rows, [B, K, D]. The residual stream before each block and
+        the result are appended to ``states``.
         """
-        shared = self._block_inputs(mask, input_ids.shape[1], past)
         x = self._embed(input_ids).to(product_dtype(self.vocab_embed.embedding))
         block_cond = cond if cond is None else cond.to(x.dtype)
         seeds = self._dropout_seeds(x.device)
         for block, block_seeds in zip(self.blocks[:-1], seeds, strict=False):
             if states is not None:
                 states.append(x)
-            x = block(x, block_cond, *shared, past_key_values=past_key_values, seeds=block_seeds)
+            x = block(x, block_cond, *inputs, past_key_values=past_key_values, seeds=block_seeds)
         if states is not None:
             states.append(x)
         x = self.blocks[-1](
-            x, block_cond, *shared, past_key_values=past_key_values, positions=positions, seeds=seeds[-1]
+            x, block_cond, *inputs, past_key_values=past_key_values, positions=positions, seeds=seeds[-1]
         )
         if self.output_layer.linear.weight.dtype != self.vocab_embed.embedding.dtype:
             x = x.to(self.output_layer.linear.weight.dtype)
@@ -136,10 +135,6 @@ class Network(PreTrainedModel):
         if states is not None:
             states.append(x)
         return x
-
-    def _block_inputs(self, mask: AttentionMask | Tensor | None, length: int, past: int | Tensor) -> tuple[Any, ...]:
-        """The inputs that all blocks share besides the residual stream: here the padding mask."""
-        return (mask,)
 
     def _requested_states(
         self, output_hidden_states: bool | None, output_attentions: bool | None
@@ -256,12 +251,12 @@ class MaskedNetwork(Network):
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
-        cond = self._condition(alpha, input_ids.device)
-        return self._run(input_ids, self._mask(input_ids, attention_mask), cond, positions=positions, states=states)
+        inputs, cond = self._block_inputs(input_ids.shape[1], attention_mask), self._condition(alpha, input_ids.device)
+        return self._run(input_ids, inputs, cond, positions=positions, states=states)
 
-    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> AttentionMask | Tensor | None:
-        """The mask that the blocks read."""
-        return None if attention_mask is None else attention_mask.bool()
+    def _block_inputs(self, length: int, attention_mask: Tensor | None) -> tuple[Any, ...]:
+        """What all blocks read besides the residual stream: here the padding mask."""
+        return (None if attention_mask is None else attention_mask.bool(),)
 
     def _condition(self, alpha: Tensor | None, device: torch.device) -> Tensor | None:
         """The conditioning vector [B, C], or [1, C] if there is no alpha; None in a network without modulation."""
@@ -282,12 +277,9 @@ class Transformer(Network):
     block_class = Block
     _supports_sdpa = True
 
-    def _block_inputs(self, mask: AttentionMask | Tensor | None, length: int, past: int | Tensor) -> tuple[Any, ...]:
-        config = self.config
-        rotary = rotary_angles(length, config.head_dim, config.rope_base, self.device, offset=past)
-        if getattr(config, "learned_positions", False):
-            rotary = Rotary(torch.ones_like(rotary.cos), torch.zeros_like(rotary.sin))
-        return rotary, mask
+    def _rotary(self, length: int, past: int | Tensor = 0) -> Rotary:
+        """The rotary table of ``length`` tokens, the first of which is at position ``past``."""
+        return rotary_angles(length, self.config.head_dim, self.config.rope_base, self.device, offset=past)
 
 
 class DiT(MaskedNetwork, Transformer):
@@ -333,10 +325,13 @@ class DiT(MaskedNetwork, Transformer):
             return shifted_rows(run, self.config.begin_token_id, input_ids, attention_mask, positions)
         return run(input_ids, attention_mask, positions)
 
-    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> AttentionMask:
+    def _block_inputs(self, length: int, attention_mask: Tensor | None) -> tuple[Rotary, AttentionMask]:
+        rotary = self._rotary(length)
+        if self.learned_positions is not None:  # they replace the rotary ones
+            rotary = Rotary(torch.ones_like(rotary.cos), torch.zeros_like(rotary.sin))
         if self.annealing is not None and self.training:
-            return self.annealing.mask(input_ids.shape[1], attention_mask)
-        return bidirectional_mask(attention_mask)
+            return rotary, self.annealing.mask(length, attention_mask)
+        return rotary, bidirectional_mask(attention_mask)
 
 
 def missing_planner_error(checkpoint: Path | str | None = None) -> UnmaskError:

@@ -27,7 +27,6 @@ from unmask.models.layers import (
     ZeroLinear,
     check_input,
     product_dtype,
-    rms_norm,
     rows_at,
 )
 
@@ -105,10 +104,8 @@ class CrossBlock(Block):
         """See `Block.forward`; ``source_rows`` [B, S, D] are the output of the encoder."""
 
         def read_source(x: Tensor, seeds: Tensor | None) -> Tensor:
-            query = self.cross_query(self.norm_cross(x)).unflatten(-1, (self.heads, -1))
-            key_value = self.cross_key_value(source_rows).unflatten(-1, (2, self.heads, -1))
-            if self.qk_norm:
-                query, key_value = rms_norm(query), torch.stack((rms_norm(key_value[:, :, 0]), key_value[:, :, 1]), 2)
+            query = self.cross_query(self.norm_cross(x))
+            query, key_value = self._split_heads(query, self.cross_key_value(source_rows))
             place = source.positions if positions is None else source.positions.gather(1, positions)
             mixed = attend_at(query, key_value, place, rotary, source.mask) * source.exists.to(query.dtype)
             return x + self.dropout(self.cross_out(mixed), seeds)
@@ -190,7 +187,7 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         """[B, S, D] the rows of the encoder for ids [B, S]; only those of the source are meaningful."""
         keys = torch.arange(input_ids.shape[1], device=input_ids.device) < self._source_size(input_ids)[:, None]
         keys = keys if attention_mask is None else keys & attention_mask.bool()
-        rotary, mask = super()._block_inputs(bidirectional_mask(keys), input_ids.shape[1], 0)
+        rotary, mask = self._rotary(input_ids.shape[1]), bidirectional_mask(keys)
         x = self._embed(input_ids).to(product_dtype(self.vocab_embed.embedding))
         blocks: Any = self.encoder["blocks"]
         for block, seeds in zip(blocks, self._dropout_seeds(x.device, blocks), strict=True):
@@ -213,7 +210,7 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         in_source = index < size
         keys = (in_source & seen)[:, : encoded.shape[1]]
         cross = CrossInputs(bidirectional_mask(keys), (index - size).clamp_min(0), (size > 0)[:, :, None])
-        inputs: Any = (bidirectional_mask(seen & ~in_source), encoded, cross)
+        inputs = self._rotary(length), bidirectional_mask(seen & ~in_source), encoded, cross
         cond = self._condition(alpha, input_ids.device)
         rows = self._run(input_ids, inputs, cond, positions=positions, states=states)
         own = F.pad(encoded, (0, 0, 0, length - encoded.shape[1]))
@@ -223,10 +220,6 @@ class EncoderDecoder(MaskedNetwork, Transformer):
         if states is not None:
             states[-1] = rows
         return rows
-
-    def _block_inputs(self, mask: Any, length: int, past: int | Tensor) -> tuple[Any, ...]:
-        own, encoded, cross = mask
-        return *super()._block_inputs(own, length, past), encoded, cross
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         x = self.vocab_embed(input_ids)

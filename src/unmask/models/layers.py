@@ -353,11 +353,17 @@ class Block(GradientCheckpointingLayer):
 
     def _attend_at(self, x: Tensor, positions: Tensor, rotary: Rotary, mask: AttentionMask) -> Tensor:
         query_weight, key_value_weight = self.attn_qkv.weight.tensor_split([x.shape[-1]])
-        query = F.linear(rows_at(x, positions), query_weight).unflatten(-1, (self.heads, -1))
-        key_value = F.linear(x, key_value_weight).unflatten(-1, (2, self.heads, -1))
+        query = F.linear(rows_at(x, positions), query_weight)
+        query, key_value = self._split_heads(query, F.linear(x, key_value_weight))
+        return attend_at(query, key_value, positions, rotary, mask)
+
+    def _split_heads(self, query: Tensor, key_value: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, K, H, d] of [B, K, D], and keys and values [B, S, 2, H, d] of [B, S, 2 D]."""
+        query = query.unflatten(-1, (self.heads, -1))
+        key_value = key_value.unflatten(-1, (2, self.heads, -1))
         if self.qk_norm:
             query, key_value = rms_norm(query), torch.stack((rms_norm(key_value[:, :, 0]), key_value[:, :, 1]), dim=2)
-        return attend_at(query, key_value, positions, rotary, mask)
+        return query, key_value
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unmask.data.rows import TEXT_TOKENS
 from unmask.models.config import Denoiser, DenoiserConfig
-from unmask.models.cross_entropy import Reduce, reduce_rows, scatter_rows
+from unmask.models.cross_entropy import Reduce, reduce_rows
 from unmask.process import Batch, mask_tokens
 from unmask.random import Integer, Purpose, uniform
 from unmask.registry import Component
@@ -103,7 +103,8 @@ class Corruption:
 
     def scatter(self, values_N: Tensor) -> Tensor:
         """[B, L] the values at the predicted positions and zeros elsewhere."""
-        values_BL = scatter_rows(values_N, self.rows, self.predicted.shape)
+        flat = torch.zeros(self.predicted.numel(), dtype=values_N.dtype, device=values_N.device)
+        values_BL = flat.scatter(0, self.rows, values_N).view(self.predicted.shape)
         return torch.where(self.predicted, values_BL, torch.zeros_like(values_BL))
 
 

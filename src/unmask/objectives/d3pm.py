@@ -68,8 +68,8 @@ class D3PM(Objective):
     def step_loss(
         self, log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor
     ) -> Tensor:
-        """[N] the KL of one reverse step at masked tokens; see `diffusion_loss`. Ablations override it."""
-        return diffusion_loss(log_x, mask_probability, reveal, rate_s, rate_t)
+        """[N] the KL of one reverse step at masked tokens; see `reverse_step_kl`. Ablations override it."""
+        return reverse_step_kl(log_x, mask_probability, reveal, rate_s, rate_t)
 
     def _log_probabilities(self, denoiser: Denoiser, batch: Batch, corruption: Corruption) -> tuple[Tensor, Tensor]:
         """[N], [N]: log x_theta(x) and log x_theta(m) at the masked rows; the second is -inf under zero-masking."""
@@ -96,7 +96,7 @@ class D3PM(Objective):
         return torch.where(batch.target_mask, nll_BL, torch.zeros_like(nll_BL))
 
 
-def diffusion_loss(log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:
+def reverse_step_kl(log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor) -> Tensor:
     """KL of one reverse step at a masked token, eq. 39, for any x_theta; it is 0 at a visible token.
 
     `log_x` [N] is log x_theta(x), `mask_probability` [N] is x_theta(m), `reveal` is (alpha_s - alpha_t)/(1 - alpha_t),

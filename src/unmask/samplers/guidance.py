@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from unmask.models.layers import continue_with_masks
 from unmask.samplers.base import hidden_rows, select_sequences
 
 
@@ -142,11 +143,9 @@ class MaskPaddedDenoiser(DenoiserWrapper):
     def _hidden(
         self, input_ids: Tensor, positions: Tensor | None, alpha: Tensor | None, attention_mask: Tensor | None
     ) -> Tensor:
-        mask, width = self.config.mask_token_id, input_ids.shape[1]
-        padded = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask.bool(), mask)
-        padded = torch.nn.functional.pad(padded, (0, max(0, self.length - width)), value=mask)
+        padded = continue_with_masks(input_ids, attention_mask, self.length, self.config.mask_token_id)
         hidden = hidden_rows(self.denoiser, padded, positions, alpha)
-        return hidden[:, :width] if positions is None else hidden
+        return hidden[:, : input_ids.shape[1]] if positions is None else hidden
 
 
 @dataclass(eq=False)

@@ -36,7 +36,7 @@ from unmask.evaluation.tables.workspace import Workspace
 from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
 from unmask.likelihood import Bound, estimate_bound
 from unmask.objectives.base import Noise, Objective
-from unmask.objectives.d3pm import D3PM, diffusion_loss
+from unmask.objectives.d3pm import D3PM, reverse_step_kl
 from unmask.objectives.subs import MaskCount, Subs
 from unmask.pipeline import load
 from unmask.process import Batch
@@ -62,8 +62,8 @@ class SampledD3PM(D3PM):
         self, log_x: Tensor, mask_probability: Tensor, reveal: Tensor, rate_s: Tensor, rate_t: Tensor
     ) -> Tensor:
         # the KL is reveal * revealed + rate_s/rate_t * stayed; a draw picks one of the two
-        stay = diffusion_loss(log_x, mask_probability, torch.zeros_like(reveal), rate_s, rate_t)
-        revealed = diffusion_loss(log_x, mask_probability, torch.ones_like(reveal), rate_s, rate_t) - stay
+        stay = reverse_step_kl(log_x, mask_probability, torch.zeros_like(reveal), rate_s, rate_t)
+        revealed = reverse_step_kl(log_x, mask_probability, torch.ones_like(reveal), rate_s, rate_t) - stay
         stayed = stay * rate_t / rate_s.clamp_min(1e-20)
         return torch.where(torch.rand_like(reveal) < reveal, revealed, stayed)
 
