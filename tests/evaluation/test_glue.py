@@ -281,8 +281,8 @@ def test_fine_tunings_side_by_side_give_the_same_scores(tmp_path):
     lm, tasks = load(folder, device="cpu", dtype="float32"), [make_task("SST-2", 20), make_task("RTE", 20)]
     settings = GlueSettings(learning_rates=(1e-3,), seeds=2, epochs=1)
     alone = evaluate_glue(lm, "runs/a", tasks, settings, Workspace(tmp_path / "alone"))
-    workspace = Workspace(tmp_path / "together")
-    fine_tune_side_by_side([(lm, "runs/a")], tasks, settings, workspace, jobs=2)
+    workspace = Workspace(tmp_path / "together", jobs=2)
+    fine_tune_side_by_side([(lm, "runs/a")], tasks, settings, workspace)
     before = measured(workspace.folder)
     assert evaluate_glue(lm, "runs/a", tasks, settings, workspace) == alone
     assert len(before) == 4

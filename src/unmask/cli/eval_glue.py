@@ -99,14 +99,14 @@ def glue(
     from unmask.pipeline import load
 
     settings = GlueSettings(rates, seeds, epochs, batch_size, limit)
-    workspace = Workspace(out)
+    workspace = Workspace(out, jobs=jobs)
     results = []
     work = len(names) * count_work(examples, settings)
     with common.out_of_memory_advice(batch_size), common.progress("fine-tuning", work, quiet=as_json) as advance:
         opened = [load(path, device=device, dtype="float32") for path in checkpoints]
         models = list(zip(opened, names, strict=True))
         if jobs > 1:
-            fine_tune_side_by_side(models, examples, settings, workspace, jobs)
+            fine_tune_side_by_side(models, examples, settings, workspace)
         for lm, name in models:
             results += evaluate_glue(lm, name, examples, settings, workspace, advance)
     malformed = {one.task.name: sum(part.malformed for part in (one.train, *one.dev)) for one in examples}

@@ -60,13 +60,13 @@ def translation(
     if on and data:
         raise UnmaskError("--on and --data both name the sentences; give one of them.")
     from unmask.evaluation.generation import parse_steps
+    from unmask.evaluation.statistics import LEVEL, RESAMPLES
     from unmask.evaluation.translation import (
         DEFAULT_STEPS,
         TranslationResult,
         check_translates,
         measure,
         read_pairs,
-        settings_as_dict,
         translate,
     )
     from unmask.io import unique_names
@@ -87,7 +87,14 @@ def translation(
                 done = translate(lm, sources, number, order, temperature, seed, batch_size, advance)
                 metrics = measure(done, references)
                 results.append(TranslationResult(name, lm.causal, number, len(pairs), done.truncated, metrics))
-    report = settings_as_dict(pairs, order, temperature, seed) | {"rows": [one.as_dict() for one in results]}
+    report = {
+        "pairs": len(pairs),
+        "order": order,
+        "temperature": temperature,
+        "seed": seed,
+        "interval": {"level": LEVEL, "resamples": RESAMPLES},
+        "rows": [one.as_dict() for one in results],
+    }
     common.print_report(report, lambda: _print_table(results), out, as_json)
 
 

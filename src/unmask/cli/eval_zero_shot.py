@@ -66,7 +66,10 @@ def zero_shot(
                 results.append(evaluate_zero_shot(lm, name, part, documents, seed, batch_size, advance))
     report = {"results": [result.as_dict() for result in results]}
     common.print_report(report, lambda: _print_tables(names, results), out, as_json)
-    if disagreements := [f"{one.checkpoint} on {one.part.name}: {one.problem}" for one in results if one.problem]:
+    disagreements = [
+        f"{one.checkpoint} on {one.part.name}: {problem}" for one in results if (problem := one.evaluation.disagreement)
+    ]
+    if disagreements:
         common.error_console.print(f"unmask: {' '.join(disagreements)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)
 

@@ -228,7 +228,7 @@ def model_card(name: str, run: RunRecord, measured: Measurements, weight_bytes: 
         version=run.checkpoint.config.version,
         continued=recipe.model.name == "checkpoint",
         about=measured.about,
-        data_table=_data_table(recipe, _training_rows(state), network.vocab_size),
+        data_table=_data_table(recipe, state.rows, network.vocab_size),
         budget_table=_budget_table(recipe, state),
         weight_bytes=sum(weight_bytes),
         weight_files="one file" if len(weight_bytes) == 1 else f"{len(weight_bytes)} files",
@@ -243,10 +243,6 @@ def model_card(name: str, run: RunRecord, measured: Measurements, weight_bytes: 
         gap=_gap([*measured.bounds.values(), run.validation], entropy),
     )
     return str(card) + "\n"
-
-
-def _training_rows(state: TrainerState) -> int:
-    return int(state.data.split(" ")[0])  # the fingerprint begins with the number of rows
 
 
 def _data_table(recipe: Recipe, rows: int, vocab_size: int) -> str:
@@ -270,7 +266,7 @@ def _budget_table(recipe: Recipe, state: TrainerState) -> str:
         [
             ("steps", f"{state.step:,} with batch size {recipe.training.batch_size:,}"),
             ("tokens", f"{state.samples * recipe.data.length:,}"),
-            ("epochs", f"{state.samples / _training_rows(state):.1f}"),
+            ("epochs", f"{state.samples / state.rows:.1f}"),
             ("seconds", f"{state.seconds:.0f}, including validation and saving"),
             ("optimizer", _component(recipe.optimizer)),
             ("objective", f"{_component(recipe.objective)}, schedule {_component(recipe.schedule)}"),

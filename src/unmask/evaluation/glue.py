@@ -331,9 +331,8 @@ def fine_tune_side_by_side(
     tasks: Sequence[TaskData],
     settings: GlueSettings,
     workspace: Workspace,
-    jobs: int,
 ) -> None:
-    """Run the fine-tunings of checkpoints, with their names, that the workspace does not have, in `jobs` processes."""
+    """Run the fine-tunings of checkpoints, with their names, that the workspace does not have, in its processes."""
     left = [
         (lm, one)
         for lm, name in models
@@ -342,7 +341,7 @@ def fine_tune_side_by_side(
     ]
     left.sort(key=lambda part: len(part[1].encoded.train), reverse=True)  # so that no long one is left for the end
     calls = [(str(lm.path), str(lm.device), one, settings, workspace.folder) for lm, one in left]
-    for _ in run_side_by_side(_run_in_process, calls, jobs):
+    for _ in run_side_by_side(_run_in_process, calls, workspace.jobs):
         pass
 
 

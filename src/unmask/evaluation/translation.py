@@ -19,14 +19,7 @@ from unmask.data.protocols import ProtocolSource, get_protocol
 from unmask.data.rows import spread_indices
 from unmask.data.sources.parallel import ParallelSource, split_pair
 from unmask.errors import UnmaskError
-from unmask.evaluation.statistics import (
-    LEVEL,
-    RESAMPLES,
-    Estimate,
-    bootstrap_weights,
-    quantile_interval,
-    result_as_dict,
-)
+from unmask.evaluation.statistics import Estimate, bootstrap_weights, quantile_interval, result_as_dict
 from unmask.registry import build
 
 if TYPE_CHECKING:
@@ -162,9 +155,3 @@ def _bootstrap_corpus(metric: Any, texts: Sequence[str], references: Sequence[st
     statistics = np.array(metric._extract_corpus_statistics(texts, [references]), dtype=np.float64)
     resampled = (bootstrap_weights(len(texts)) @ statistics).tolist()
     return Estimate(value, *quantile_interval([metric._compute_score_from_stats(row).score for row in resampled]))
-
-
-def settings_as_dict(pairs: Pairs, order: str, temperature: float, seed: int) -> dict[str, Any]:
-    """What all rows share, for JSON."""
-    interval = {"level": LEVEL, "resamples": RESAMPLES}
-    return {"pairs": len(pairs), "order": order, "temperature": temperature, "seed": seed, "interval": interval}

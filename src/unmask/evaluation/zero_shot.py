@@ -68,10 +68,6 @@ class ZeroShotResult:
     evaluation: Evaluation
     trained_on_it: bool
 
-    @property
-    def problem(self) -> str | None:
-        return self.evaluation.disagreement
-
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
         return {

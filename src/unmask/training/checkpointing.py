@@ -84,6 +84,11 @@ class TrainerState:
     optimizer: str | None = None
     denominator: str = POSITIONS
 
+    @property
+    def rows(self) -> int:
+        """The number of training rows, with which the fingerprint begins."""
+        return int(self.data.partition(" ")[0])
+
     def divides_by(self, denominator: str) -> bool:
         """Whether the bound is per `denominator`; text tokens and positions are the same without learned padding."""
         data = self.recipe.get("data")

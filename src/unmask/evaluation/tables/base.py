@@ -84,6 +84,11 @@ class Run:
         return f"{self.label}, seed {self.seed}"
 
     @property
+    def tokens(self) -> int:
+        """Tokens read in training."""
+        return self.recipe.training.steps * self.recipe.training.batch_size * self.recipe.data.length
+
+    @property
     def folder(self) -> str:
         """A name that is the same for the same recipe, so that experiments share their runs."""
         digest = blake2b(self.recipe.to_yaml().encode(), digest_size=5).hexdigest()
@@ -101,6 +106,11 @@ def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
                 value = value if other_name else merge(old, value)
             merged[key] = value
     return merged
+
+
+def without_model(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of a recipe for a model of another kind than theirs."""
+    return {name: part for name, part in recipe.items() if name != "model"}
 
 
 def make_run(label: str, protocol: Protocol, *parts: Mapping[str, Any], seed: int = 0) -> Run:
@@ -163,6 +173,12 @@ class Cell:
     errors: Mapping[str, float] = field(default_factory=dict)
     bound: bool = False
     interval: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Cell:
+        """The value of an estimate, and its interval if that is known."""
+        low, high = estimate.low, estimate.high
+        return cls(estimate.value, interval=None if low is None or high is None else (low, high))
 
     @property
     def spread(self) -> float:
@@ -340,6 +356,16 @@ def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> 
     return replace(table, columns=[*table.columns, column], rows=rows)
 
 
+def bounds_by_label(
+    workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]
+) -> dict[str, list[Bound]]:
+    """The bounds of each row on the test part of a protocol, one for each training seed."""
+    return {
+        label: [workspace.bound(run, protocol, scale.documents) for run in seeds]
+        for label, seeds in by_label(runs).items()
+    }
+
+
 def bounds_table(
     workspace: Workspace,
     scale: Scale,
@@ -352,10 +378,10 @@ def bounds_table(
 ) -> Table:
     """The bound of each row on the test part of the protocol, averaged over training seeds."""
     columns = units(protocol)
-    rows = {}
-    for label, seeds in by_label(runs).items():
-        bounds = [workspace.bound(run, protocol, scale.documents) for run in seeds]
-        rows[label] = {column: bound_cell(bounds, unit) for column, unit in columns.items()}
+    rows = {
+        label: {column: bound_cell(bounds, unit) for column, unit in columns.items()}
+        for label, bounds in bounds_by_label(workspace, scale, protocol, runs).items()
+    }
     return Table(
         title,
         list(columns),

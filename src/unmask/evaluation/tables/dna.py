@@ -22,9 +22,9 @@ from unmask.evaluation.tables.base import (
     ScaleName,
     Table,
     bounds_table,
-    merge,
     seeded_runs,
     with_parameters,
+    without_model,
 )
 from unmask.evaluation.tables.encoders import fine_tune_runs
 from unmask.evaluation.tables.workspace import Workspace
@@ -66,11 +66,9 @@ class DNAScale(Scale):
 
 def measure_table6(workspace: Workspace, scale: DNAScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """The bound of each model per base."""
-    recipe = runs[0].recipe
-    tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.length
     notes = [
-        f"Every model reads {tokens:,} bases in rows of {recipe.data.length:,}. SEDD and MDLM have the trunk "
-        "caduceus-ps, which reads both strands; no model is trained on reverse complements. Published: hg38."
+        f"Every model reads {runs[0].tokens:,} bases in rows of {runs[0].recipe.data.length:,}. SEDD and MDLM have the "
+        "trunk caduceus-ps, which reads both strands; no model is trained on reverse complements. Published: hg38."
     ]
     title = f"Mamba, Hyena, SEDD and MDLM on {protocol.name}"
     table = bounds_table(workspace, scale, protocol, runs, title, TABLE6_PUBLISHED, "hg38", notes)
@@ -139,9 +137,7 @@ PUBLISHED_SIZE: dict[str, Any] = {
     },
 }
 """The size of the published Caduceus runs: 10,000 steps of a million bases."""
-SMALLEST = merge(
-    {name: part for name, part in TINY.items() if name != "model"}, {"model": {"hidden_size": 32, "layers": 1}}
-)
+SMALLEST = without_model(TINY) | {"model": {"hidden_size": 32, "layers": 1}}
 QUICK = GlueSettings(learning_rates=(3e-3,), seeds=2, epochs=4, limit=64)
 FINE_TUNING = GlueSettings(learning_rates=(1e-3, 3e-3), seeds=3, epochs=3, batch_size=128)
 TABLE6_SCALES: dict[ScaleName, DNAScale] = {

@@ -32,6 +32,7 @@ from unmask.evaluation.tables.base import (
     make_run,
     merge,
     units,
+    without_model,
 )
 from unmask.evaluation.tables.sampling import cells_of, judged_cells, judged_data
 from unmask.evaluation.tables.workspace import Workspace
@@ -69,9 +70,9 @@ def table4_runs(scale: GlueScale, protocol: Protocol) -> list[Run]:
     """AR and BERT of equal width, depth and training tokens, and BERT fine-tuned with the bound of masked diffusion."""
     ar = make_run(AR, protocol, scale.recipe, {"model": {"name": "causal"}, "objective": "ar"})
     bert = make_run(BERT, protocol, scale.recipe, {"model": {"name": "encoder"}, "objective": "mlm"})
-    rest = {name: part for name, part in scale.recipe.items() if name != "model"}
     start = {"model": {"name": "checkpoint", "path": bert.folder}, "objective": "subs"}
-    return [ar, bert, replace(make_run(MDLM, protocol, rest, scale.fine_tuning, start), start=bert)]
+    mdlm = make_run(MDLM, protocol, without_model(scale.recipe), scale.fine_tuning, start)
+    return [ar, bert, replace(mdlm, start=bert)]
 
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------
@@ -124,12 +125,10 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
     data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
     of_data = ", ".join(f"{column} {data[column]}" for column in GENERATED if column in data)
-    recipe = runs[0].recipe
-    tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.length
     notes = [
-        f"AR and BERT have the same width and depth and read {tokens:,} tokens each; AR has an output layer of its "
-        "own, BERT shares it with the embedding. Perplexity: an upper bound for BERT, which is not trained for high "
-        "mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error over documents. Samples: "
+        f"AR and BERT have the same width and depth and read {judge.tokens:,} tokens each; AR has an output layer of "
+        "its own, BERT shares it with the embedding. Perplexity: an upper bound for BERT, which is not trained for "
+        "high mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error over documents. Samples: "
         f"{scale.samples} texts, judged by the AR model, so AR is judged by itself; 95% bootstrap intervals. Of test "
         f"rows: {of_data}.",
         *glue.notes,
@@ -154,7 +153,7 @@ def fine_tune_runs(
     """The scores of runs on all tasks, under their labels."""
     models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
     if workspace.jobs > 1:
-        fine_tune_side_by_side(models, tasks, settings, workspace, workspace.jobs)
+        fine_tune_side_by_side(models, tasks, settings, workspace)
     return [
         replace(one, checkpoint=run.label)
         for run, (lm, name) in zip(runs, models, strict=True)
@@ -192,10 +191,7 @@ OPTIMIZER: dict[str, Any] = {
 SCALES: dict[ScaleName, GlueScale] = {
     "tiny": GlueScale(
         "stdlib",
-        merge(
-            {name: part for name, part in TINY.items() if name != "model"},
-            {"model": {"hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.0}},
-        ),
+        without_model(TINY) | {"model": {"hidden_size": 64, "layers": 2, "heads": 2, "dropout": 0.0}},
         documents=6,
         samples=8,
         fine_tuning={"optimizer": {"learning_rate": 1e-3}, "training": {"steps": 60}},

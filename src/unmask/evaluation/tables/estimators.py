@@ -265,7 +265,7 @@ def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol
 
 def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """The bound of the T-step process and the quality of T-step samples of one network, by T."""
-    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    judge, network = runs
     rows: dict[str, dict[str, Cell | str]] = {}
     for label in PUBLISHED_BY_STEPS:
         steps = None if label == INFINITE else int(label)

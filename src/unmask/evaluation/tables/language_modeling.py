@@ -23,6 +23,7 @@ from unmask.evaluation.tables.base import (
     Table,
     baseline_runs,
     bound_cell,
+    bounds_by_label,
     bounds_table,
     by_label,
     error_note,
@@ -30,6 +31,7 @@ from unmask.evaluation.tables.base import (
     seeded_runs,
     units,
     with_parameters,
+    without_model,
 )
 from unmask.evaluation.tables.workspace import Workspace
 
@@ -96,8 +98,7 @@ def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
         other = get_protocol(name)
         if other.stand_in:
             notes.append(f"{name} stands in for {other.stand_in}.")
-        for label, seeds in by_label(runs).items():
-            bounds = [workspace.bound(run, other, scale.documents) for run in seeds]
+        for label, bounds in bounds_by_label(workspace, scale, other, runs).items():
             rows.setdefault(label, {})[name] = bound_cell(bounds, "perplexity")
     published = {
         label: {name: figure for name, figure in zip(TABLE3_SETS, figures, strict=True) if name in sets}
@@ -206,10 +207,10 @@ def engineering_runs(scale: Scale, protocol: Protocol) -> list[Run]:
 
 def measure_engineering(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Bits per byte, which tokenizers share, of every run."""
-    rows: dict[str, dict[str, Cell | str]] = {}
-    for label, seeds in by_label(runs).items():
-        bounds = [workspace.bound(run, protocol, scale.documents) for run in seeds]
-        rows[label] = {"bits per byte": bound_cell(bounds, "bits_per_byte")}
+    rows: dict[str, dict[str, Cell | str]] = {
+        label: {"bits per byte": bound_cell(bounds, "bits_per_byte")}
+        for label, bounds in bounds_by_label(workspace, scale, protocol, runs).items()
+    }
     best = {model: rows[f"{model}, all of them"]["bits per byte"] for model in ("MDLM", "D3PM")}
     for label, row in rows.items():
         here, there = row["bits per byte"], best[label.partition(",")[0]]
@@ -253,13 +254,10 @@ BIMAMBA_SIZES: dict[str, dict[str, int]] = {
 
 def trunk_runs(scale: Scale, protocol: Protocol) -> list[Run]:
     """MDLM with the DiT and with a bidirectional Mamba of twice the blocks and as many parameters."""
-    rest = {name: part for name, part in scale.recipe.items() if name != "model"}
     dit = scale.recipe["model"]
     bimamba = {"name": "bimamba", "dropout": dit["dropout"], **BIMAMBA_SIZES[dit["size"]]}
-    rows = {"MDLM": {"model": dit}, "MDLM, bimamba": {"model": bimamba}}
-    return seeded_runs(
-        {label: merge(BASELINES["MDLM"], row) for label, row in rows.items()}, replace(scale, recipe=rest), protocol
-    )
+    rows = {"MDLM": BASELINES["MDLM"] | {"model": dit}, "MDLM, bimamba": BASELINES["MDLM"] | {"model": bimamba}}
+    return seeded_runs(rows, replace(scale, recipe=without_model(scale.recipe)), protocol)
 
 
 def measure_trunks(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:

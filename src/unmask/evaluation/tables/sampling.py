@@ -28,7 +28,6 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
-    by_label,
     one_seed,
 )
 from unmask.evaluation.tables.workspace import Workspace
@@ -200,12 +199,8 @@ def repetition_by_distance(texts: Sequence[Sequence[int]], context: int) -> list
 
 def cells_of(metrics: Mapping[str, Any]) -> dict[str, Cell | str]:
     """The columns of a table from metrics of JSON; a metric that does not apply is left out."""
-    return {column: _cell(found) for column, name in COLUMNS.items() if (found := metrics.get(name)) is not None}
-
-
-def _cell(estimate: Mapping[str, Any]) -> Cell:
-    ends = (estimate["low"], estimate["high"])
-    return Cell(estimate["value"], interval=None if None in ends or ends[0] == ends[1] else ends)
+    known = {column: metrics[name] for column, name in COLUMNS.items() if metrics.get(name) is not None}
+    return {column: Cell.of(Estimate(**found)) for column, found in known.items()}
 
 
 def cut_rows(lm: MaskedDiffusionLM, protocol: Protocol, count: int, divisor: int = 1, contexts: int = 1) -> list[str]:
@@ -242,7 +237,7 @@ def _judge_note(scale: Scale) -> str:
 
 def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Continuations of test rows, sampled in several ways."""
-    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    judge, network = runs
     columns = ["judge perplexity", "entropy", "repetition", "distinct-2", "kind"]
     rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples, prompted=True))}
     for label, (kind, options) in WAYS.items():
@@ -262,17 +257,16 @@ def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, run
 
 def measure_figure2(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Judge perplexity against seconds per text, by the number of steps."""
-    trained = {label: seeds[0] for label, seeds in by_label(runs).items()}
-    judge, curves = trained["AR"], []
+    judge, sedd, mdlm = runs
+    curves = []
     rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples))}
-    for label in ("MDLM", "SEDD"):
-        options: dict[str, Any] = {"sampler": "analytic"} if label == "SEDD" else {}
+    options: dict[str, Any]
+    for run, options in ((mdlm, {}), (sedd, {"sampler": "analytic"})):
         found = [
-            judged_cells(workspace, trained[label], judge, scale.samples, timed=True, steps=T, **options)
-            for T in scale.steps
+            judged_cells(workspace, run, judge, scale.samples, timed=True, steps=T, **options) for T in scale.steps
         ]
-        rows |= {f"{label}, T = {T}": cells for T, cells in zip(scale.steps, found, strict=True)}
-        curves.append(_by_seconds(label, found))
+        rows |= {f"{run.label}, T = {T}": cells for T, cells in zip(scale.steps, found, strict=True)}
+        curves.append(_by_seconds(run.label, found))
     rows["AR"] = judged_cells(workspace, judge, judge, scale.samples, timed=True)
     curves.append(_by_seconds("AR", [rows["AR"]]))
     published = {f"MDLM, T = {T}": {"seconds per text": round(value, 1)} for T, value in CACHED_PUBLISHED.items()}
@@ -303,7 +297,7 @@ def _by_seconds(label: str, found: Sequence[Mapping[str, Any]]) -> Curve:
 
 def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Texts of two contexts in windows, by window and stride."""
-    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    judge, network = runs
     context = network.recipe.data.length
     columns = ["judge perplexity", "seconds per text", "entropy"]
     rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples, contexts=2))}
@@ -341,7 +335,7 @@ def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
 
 def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Texts of 1 to 8 contexts: their metrics, perplexity by position and repetition by distance."""
-    network, judge = (by_label(runs)[label][0] for label in ("MDLM", "AR"))
+    judge, network = runs
     context = network.recipe.data.length
 
     def measure(label: str, contexts: int) -> dict[str, Any]:
@@ -356,7 +350,9 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         for contexts in CONTEXTS:
             metrics = measure(label, contexts)
             rows[f"{label}, {contexts}"] = cells_of(metrics)
-        by_position, by_distance = ([_cell(one) for one in metrics[name]] for name in ("by_position", "by_distance"))
+        by_position, by_distance = (
+            [Cell.of(Estimate(**one)) for one in metrics[name]] for name in ("by_position", "by_distance")
+        )
         ends = [1.0 + place / 2 for place in range(len(by_position))]
         curves.append(Curve.of(label, ends, by_position, "judge perplexity", "position in contexts"))
         curves.append(Curve.of(label, list(range(len(by_distance))), by_distance, "repetition", "distance in contexts"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unmask.data.protocols import Protocol
+from unmask.evaluation.statistics import quantile_interval
 from unmask.evaluation.tables.base import (
     BASELINES,
     SMALL,
@@ -31,12 +31,19 @@ from unmask.evaluation.tables.base import (
 )
 from unmask.evaluation.tables.workspace import Workspace, training_flops
 from unmask.likelihood import Bound
+from unmask.training.callbacks import read_log
 from unmask.training.checkpointing import find_latest, read_trainer_state
 
 Values = npt.NDArray[np.float64]
 
 COMPARED = ("MDLM", "AR")
 RESAMPLES = 1000
+
+
+def train_for(steps: int) -> dict[str, Any]:
+    """Part of a recipe: this many steps, validated at the end."""
+    return {"training": {"steps": steps, "validate_every": steps, "save_every": max(1, steps // 4)}}
+
 
 # ---- compute-optimal scaling ----------------------------------------------------------------------------------------
 
@@ -60,9 +67,8 @@ def scaling_runs(scale: SizesScale, protocol: Protocol) -> list[Run]:
                 recipe = merge(scale.recipe, BASELINES[model], size)
                 step = training_flops(make_run("", protocol, recipe, {"training": {"steps": 1}}).recipe)
                 steps = max(2, round(budget / step))
-                schedule = {"training": {"steps": steps, "validate_every": steps, "save_every": max(1, steps // 4)}}
                 label = f"{model}, width {width}, {budget:.0e} FLOPs"
-                runs += [make_run(label, protocol, recipe, schedule, seed=seed) for seed in range(scale.seeds)]
+                runs += [make_run(label, protocol, recipe, train_for(steps), seed=seed) for seed in range(scale.seeds)]
     return runs
 
 
@@ -98,8 +104,7 @@ def fit_scaling(log_sizes: Values, budgets: Values, losses: Values, errors: Valu
 
     def estimate(name: str, *place: int) -> Cell:
         value, *values = (float(np.asarray(fit[name])[place]) for fit in fits)
-        low, high = np.quantile(values, [0.025, 0.975])
-        return Cell(value, interval=(float(low), float(high)))
+        return Cell(value, interval=quantile_interval(values))
 
     models, places = range(len(losses)), range(len(budgets))
     return {
@@ -216,11 +221,8 @@ def scarce_runs(scale: ScarceScale, protocol: Protocol) -> list[Run]:
 
 def _scarce_run(scale: ScarceScale, protocol: Protocol, model: str, characters: int, tuned: str, length: float) -> Run:
     steps = max(1, round(scale.recipe["training"]["steps"] * length))
-    limited = {
-        "data": {"source": {"characters": characters}},
-        "training": {"steps": steps, "validate_every": steps, "save_every": max(1, steps // 4)},
-    }
-    recipe = merge(scale.recipe, BASELINES[model], TUNED[tuned], limited)
+    limited = {"data": {"source": {"characters": characters}}}
+    recipe = merge(scale.recipe, BASELINES[model], TUNED[tuned], limited, train_for(steps))
     if tuned == HALF_WIDTH:
         size = recipe["model"]
         half = {name: max(1, size[name] // 2) for name in ("hidden_size", "heads")}
@@ -278,10 +280,8 @@ def last_validation(workspace: Workspace, run: Run) -> tuple[float, Cell]:
     latest = find_latest(path)
     assert latest is not None
     state = read_trainer_state(latest)
-    log = (path / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    record = next(record for line in reversed(log) if "validation" in (record := json.loads(line)))
-    rows = int(state.data.partition(" ")[0])
-    return state.samples / rows, bound_cell([Bound.from_dict(record["validation"])], "bits_per_token")
+    record = next(record for record in reversed(read_log(path)) if "validation" in record)
+    return state.samples / state.rows, bound_cell([Bound.from_dict(record["validation"])], "bits_per_token")
 
 
 EXPERIMENTS = (

@@ -88,10 +88,7 @@ def _figures(
 
 def _cell(seeds: Sequence[Estimate]) -> Cell:
     """The mean over training seeds with their spread, or the interval of a single one."""
-    if len(seeds) > 1:
-        return seeds_cell([one.value for one in seeds])
-    (only,) = seeds
-    return Cell(only.value, interval=None if only.low is None or only.high is None else (only.low, only.high))
+    return seeds_cell([one.value for one in seeds]) if len(seeds) > 1 else Cell.of(seeds[0])
 
 
 EXPERIMENTS = (
