@@ -46,12 +46,12 @@ Integer = int | Tensor
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer, also a scalar of numpy or torch."""
+    """Whether a value is an integer, also a scalar of numpy or torch, but not a bool."""
     try:
         index(value)
     except TypeError:
         return False
-    return True
+    return not isinstance(value, bool)
 
 
 def check_seeds(seed: Any, count: int = 1) -> None:

@@ -34,6 +34,7 @@ from unmask.registry import build
 
 START, STOP = map(int, os.environ.get("UNMASK_FUZZ_SEEDS", "0:200").split(":"))
 SECONDS = 20
+"""CPU time of opening and using one folder, and a tenth of the time that it may wait."""
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 VALUES: list[Any] = [None, True, -1, 0, 3, 0.5, 10**9, 10**12, 10**30, 1e300, float("nan"), "", "x", "\x00",
                      "é\U0001f600", "\ud800", [], {}, [[]], {"a": 1}, "a" * 10_000, [1, "x", None]]  # fmt: skip
@@ -204,8 +205,8 @@ def test_a_damaged_folder_answers_as_before_or_is_refused(folders, tmp_path, bat
         if unchecked := draw.random() < 0.5:
             (folder / "checksums.json").unlink()
         what = damage(draw, folder, other)
-        faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
-        start = time.monotonic()
+        faulthandler.dump_traceback_later(10 * SECONDS, exit=True)
+        start = time.process_time()
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -220,7 +221,7 @@ def test_a_damaged_folder_answers_as_before_or_is_refused(folders, tmp_path, bat
                 assert unchecked or told or found == expected, f"seed {seed}, {what}: answers silently changed"
         faulthandler.cancel_dump_traceback_later()
         assert len(lines) == 1, (seed, what, lines)
-        assert time.monotonic() - start < SECONDS, (seed, what)
+        assert time.process_time() - start < SECONDS, (seed, what)
         assert [path.name for path in place.iterdir()] == ["model"], (seed, what)
         shutil.rmtree(place)
 
