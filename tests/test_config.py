@@ -33,6 +33,15 @@ def test_overrides_set_nested_values_and_a_new_name_drops_the_old_options(tmp_pa
         ("training.steps=abc", r"^training.steps must be a valid integer, got 'abc'\.$"),
         ("training.steps=0", r"^training.steps must be greater than or equal to 1, got 0\.$"),
         ("training.trackers=[foo]", r"^training.trackers must be 'tensorboard', 'wandb' or 'trackio', got 'foo'"),
+        (
+            "training.batch_size=1000000000",
+            r"^training.batch_size must be less than or equal to 1000000, got 1000000000",
+        ),
+        ("model.layers=1000000000", r"^model 'dit': layers must be less than or equal to 1000, got 1000000000\.$"),
+        (
+            "data.tokenizer={name: bpe, vocab_size: 1000000000}",
+            r"^tokenizer 'bpe': vocab_size must be less than or equal to 1000000, got 1000000000\.$",
+        ),
         ("training.stepz=3", r"^A recipe has no key 'training.stepz'\. Did you mean 'steps'\?"),
         ("training=3", r"^training must be a mapping, got 3"),
         ("data.source={name: text, paths: x, separater: line}", r"^The source 'text' has no option 'separater'\. Did"),

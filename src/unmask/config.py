@@ -44,7 +44,7 @@ class TrainingConfig(Section):
     """Length of the run, batch size, precision, logging and checkpoints."""
 
     steps: int = Field(default=1000, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1, le=1_000_000)
     """Sequences per optimiser step, over all processes and micro-batches."""
     accumulation: int = Field(default=1, ge=1)
     """Micro-batches per optimiser step, to save memory. The result does not depend on it."""

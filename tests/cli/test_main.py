@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unmask.cli import choose_threads
-from unmask.cli.common import print_fitting
+from unmask.cli.common import print_fitting, progress
 from unmask.models import DiT
 
 UNMASK = (sys.executable, "-m", "unmask")
@@ -388,3 +388,24 @@ def test_wide_tables_lose_nothing_on_narrow_terminals(capsys, monkeypatch, width
     assert out.count("12.34 (11.00-13.00)") == out.count("4.5 (4.4-4.6)") == 2
     assert ("  perplexity: 12.34 (11.00-13.00)\n" in out) == (width < 60)
     assert all(len(line) <= width for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("total", "even", "parts", "shown"),
+    [
+        (4, True, (0.5, 0.5, 1), True),
+        (4, False, (1, 1, 1), False),
+        (None, True, (1, 1, 1), False),
+        (2, True, (1, 2), False),
+    ],
+)
+def test_the_time_left_is_shown_where_parts_take_equally_long(monkeypatch, total, even, parts, shown):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100, legacy_windows=False)
+    monkeypatch.setattr("unmask.cli.common.error_console", console)
+    monkeypatch.setattr("unmask.training.callbacks.MEASURED_SECONDS", 0.0)
+    with progress("scoring", total, even=even) as advance:
+        for part in parts:
+            advance(part)
+    assert "scoring" in text.getvalue()
+    assert ("0:00:00 left" in text.getvalue()) is shown

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from tests.conftest import LENGTH, make_checkpoint
+from tests.encoders import make_encoder
 from tests.runs import check_resume, write_cats
 from unmask.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from unmask.config import Recipe, parse_recipe, read_recipe
@@ -18,7 +19,7 @@ from unmask.errors import UnmaskError
 from unmask.models import CheckpointSpec
 from unmask.training import train
 from unmask.training.callbacks import read_log
-from unmask.training.run import recipe_from
+from unmask.training.run import CAUSAL_LM_RATE, ENCODER_RATE, recipe_from
 
 SHORT = ["training.steps=6", "training.batch_size=4", "training.validation_rows=4", "training.save_every=2"]
 STILL = [*SHORT, "training.steps=1", "optimizer.learning_rate=1e-12"]
@@ -49,6 +50,21 @@ def test_settings_of_the_network_are_the_checkpoints(text: Path, tmp_path: Path)
     assert described.data.source.paths == [str(text)]
     assert recipe(text, folder).optimizer == read_recipe("finetune").optimizer
     assert recipe_from("demo", str(folder)).optimizer == read_recipe("demo").optimizer
+
+
+def test_published_networks_have_a_lower_learning_rate(text: Path, tmp_path: Path) -> None:
+    make_encoder(tmp_path / "bert")
+    assert recipe(text, tmp_path / "bert").optimizer.learning_rate == ENCODER_RATE
+    assert recipe(text, tmp_path / "bert", "optimizer.learning_rate=0.5").optimizer.learning_rate == 0.5
+    usual = read_recipe("finetune").optimizer
+    assert recipe(text, tmp_path / "bert", "model.lora.rank=2").optimizer == usual
+    assert (
+        recipe_from("demo", str(tmp_path / "bert"), ["data.policy=packed"]).optimizer == read_recipe("demo").optimizer
+    )
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2", "n_positions": 64}')
+    (tmp_path / "gpt2" / "tokenizer.json").touch()
+    assert recipe(text, tmp_path / "gpt2").optimizer.learning_rate == CAUSAL_LM_RATE
 
 
 @pytest.mark.parametrize("kind", ["dit", "causal"])

@@ -303,6 +303,11 @@ def test_a_folder_in_use_is_refused(text: Path, tmp_path: Path) -> None:
         ("subs", {"model": {"name": "causal"}}, "model 'causal' reads left to right, and the objective 'subs' needs"),
         ("d3pm", {"model": {"name": "causal"}}, "choose another objective, or model.name=dit"),
         ("subs", {"training": {"trackers": ["wandb"]}}, "pip install 'unmask"),
+        (
+            "subs",
+            {"model": {"hidden_size": 8 * 10**9}},
+            "The network does not fit into the memory of this machine; lower",
+        ),
         ("subs", {"data": {"reverse_complement": 0.5}}, "the tokens A, C, G and T, and the one here has 0 of them"),
     ],
 )

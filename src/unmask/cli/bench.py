@@ -176,7 +176,7 @@ def sample(
     lengths = sorted(set(length or [setup.length]))
     batches = sorted(set(batch or ([1, 16, 64] if gpu else [1, 4])))
     step_counts = sorted(set(steps or ([1000] if gpu else [16])))
-    with progress("sampling", len(lengths) * len(batches), quiet=options.as_json) as advance:
+    with progress("sampling", len(lengths) * len(batches), quiet=options.as_json, even=False) as advance:
         report = _import("sample").measure_sweep(
             setup,
             lengths,

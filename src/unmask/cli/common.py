@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from unmask.errors import UnmaskError, is_out_of_memory
@@ -467,22 +467,35 @@ def format_bound(bound: Bound) -> str:
 
 
 @contextmanager
-def progress(description: str, total: int | None, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on a terminal; yields the function that advances it."""
+def progress(
+    description: str, total: int | None, quiet: bool = False, even: bool = True
+) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on a terminal; yields the function that advances it.
+
+    The time left is shown if the total is known and its parts are `even`, which means that they take equally long.
+    """
     if quiet or not error_console.is_terminal:
         yield lambda done: None
         return
+    from unmask.training.callbacks import TimeLeft
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
+    time_left = TimeLeft()
+    time_left.on_begin(0, total or 0)
     with Progress(*columns, console=error_console, transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda done: bar.advance(task, done)
+        task = bar.add_task(description, total=total, left="")
+
+        def advance(done: float) -> None:
+            time_left.advance(done)
+            bar.update(task, advance=done, left=time_left.text if even and total else "")
+
+        yield advance
 
 
 @contextmanager

@@ -69,13 +69,13 @@ def doctor(
         _print_environment(packages, report)
     if not quick:
         cases = sum(len(laws.cases(axis)) for axis in laws.AXES)
-        with progress("laws", cases, quiet=as_json) as advance:
+        with progress("laws", cases, quiet=as_json, even=False) as advance:
             report["laws"] = list(run_laws(where, advance))
         if not as_json:
             _print_laws(report["laws"], str(where))
     if checks is not None:
         found = []
-        with progress("checkpoint", len(checks.checks()), quiet=as_json) as advance:
+        with progress("checkpoint", len(checks.checks()), quiet=as_json, even=False) as advance:
             for result in checks.run():
                 found.append(result)
                 advance(1)

@@ -112,7 +112,7 @@ def generation(
     features = scorer if mauve in (judge, None) else open_judge(mauve, model.device, model.dtype)
     evaluation = GenerationEvaluation(scorer, settings, None if mauve is None else features)
     work = n * (1 + sum(one.work for one in plan)) + sum(len(one.texts) for one in given.values())
-    with common.out_of_memory_advice(batch_size), common.progress("scoring", work, quiet=as_json) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress("scoring", work, as_json, even=False) as advance:
         for number, planned in enumerate(plan):
             lm = model.load(planned.path)
             if number == 0:

@@ -102,7 +102,7 @@ def glue(
     workspace = Workspace(out, jobs=jobs)
     results = []
     work = len(names) * count_work(examples, settings)
-    with common.out_of_memory_advice(batch_size), common.progress("fine-tuning", work, quiet=as_json) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress("fine-tuning", work, as_json, even=False) as advance:
         opened = [load(path, device=device, dtype="float32") for path in checkpoints]
         models = list(zip(opened, names, strict=True))
         if jobs > 1:

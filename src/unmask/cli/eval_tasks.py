@@ -160,7 +160,7 @@ def _run(
     for lm, _ in entries:
         evaluation.check(lm)
     work = evaluation.size * sum(len(ways) for _, ways in entries)
-    with common.out_of_memory_advice(batch_size), common.progress(description, work, quiet=quiet) as advance:
+    with common.out_of_memory_advice(batch_size), common.progress(description, work, quiet, even=False) as advance:
         for lm, ways in entries:
             evaluation.run(lm, ways, advance)
 

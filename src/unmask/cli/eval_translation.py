@@ -81,7 +81,8 @@ def translation(
     names = unique_names([Path(path).resolve().name for path in checkpoints], checkpoints)
     results = []
     work = len(pairs) * sum(1 if lm.causal else len(counts) for lm in models)
-    with common.out_of_memory_advice(batch_size), common.progress("translating", work, quiet=as_json) as advance:
+    even = work == len(pairs)  # one number of steps
+    with common.out_of_memory_advice(batch_size), common.progress("translating", work, as_json, even) as advance:
         for name, lm in zip(names, models, strict=True):
             for number in [None] if lm.causal else counts:
                 done = translate(lm, sources, number, order, temperature, seed, batch_size, advance)

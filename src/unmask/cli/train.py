@@ -91,7 +91,7 @@ def train(
 
         unmask train my.txt --from stories model.lora.rank=8 optimizer.learning_rate=0.001
 
-        unmask train my.txt --from hf:bert-base-uncased data.length=126 optimizer.learning_rate=0.00005
+        unmask train my.txt --from hf:bert-base-uncased data.length=126
 
         unmask train planner my.txt --from runs/mine
 

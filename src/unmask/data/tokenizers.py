@@ -152,7 +152,7 @@ class BPETokenizer(TokenizerComponent):
     """
 
     name: Literal["bpe"] = "bpe"
-    vocab_size: int = Field(default=4096, ge=258)
+    vocab_size: int = Field(default=4096, ge=258, le=1_000_000)
     sample_characters: int = Field(default=100_000_000, ge=1)
 
     def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:

@@ -24,7 +24,14 @@ from unmask.data.tokenizers import has_tokenizer, load_published
 from unmask.errors import UnmaskError, did_you_mean
 from unmask.io import CHECKSUMS, is_intact, read_json, reading
 from unmask.models.causal import CausalLM
-from unmask.models.config import CAUSAL_TYPES, AutoregressiveConfig, CausalConfig, DiTConfig, NetworkConfig
+from unmask.models.config import (
+    CAUSAL_TYPES,
+    MAX_LAYERS,
+    AutoregressiveConfig,
+    CausalConfig,
+    DiTConfig,
+    NetworkConfig,
+)
 from unmask.models.dit import DiT
 from unmask.models.encoder import Encoder, EncoderConfig, masked_lm_class, parse_config, read_special_tokens
 from unmask.models.layers import Dropout, PlannerHead
@@ -68,7 +75,7 @@ class TransformerSpec(Component):
 
     size: Size = "small"
     hidden_size: int | None = Field(default=None, ge=1)
-    layers: int | None = Field(default=None, ge=1)
+    layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     heads: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.1, ge=0, le=1)
     qk_norm: bool = False

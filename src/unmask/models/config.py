@@ -13,6 +13,8 @@ EPSILON = 1e-3
 """A conditioned network sees sigma = -log(EPSILON + (1 - EPSILON) alpha), the published log-linear value."""
 CAUSAL_TYPES = ("gpt2", "llama", "qwen2", "qwen3")
 """The `model_type` of the Hugging Face causal LMs that can become denoisers."""
+MAX_LAYERS = 1000
+"""Blocks of a new network at most, so that a mistyped number is refused before any is built."""
 
 
 class DenoiserConfig(Protocol):

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from unmask.errors import UnmaskError
+from unmask.models.config import MAX_LAYERS
 from unmask.models.cross_entropy import Projection
 from unmask.models.layers import check_input, exclude_token, product_dtype, rows_at
 from unmask.registry import Component
@@ -318,7 +319,7 @@ class EncoderSpec(Component):
     causal: ClassVar[bool] = False
     architecture: Architecture = "bert"
     hidden_size: int = Field(default=768, ge=1)
-    layers: int = Field(default=12, ge=1)
+    layers: int = Field(default=12, ge=1, le=MAX_LAYERS)
     heads: int = Field(default=12, ge=1)
     dropout: float = Field(default=0.1, ge=0, le=1)
 

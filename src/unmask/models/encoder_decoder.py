@@ -18,7 +18,7 @@ from unmask.data.encoding import encode_one
 from unmask.errors import UnmaskError
 from unmask.models.attention import AttentionMask, Rotary, attend_at, bidirectional_mask
 from unmask.models.build import TransformerSpec
-from unmask.models.config import MaskedConfig, TransformerConfig
+from unmask.models.config import MAX_LAYERS, MaskedConfig, TransformerConfig
 from unmask.models.dit import MaskedNetwork, Transformer
 from unmask.models.layers import (
     Block,
@@ -238,8 +238,8 @@ class EncoderDecoderSpec(TransformerSpec):
     """
 
     name: Literal["encoder-decoder"] = "encoder-decoder"
-    encoder_layers: int | None = Field(default=None, ge=1)
-    decoder_layers: int | None = Field(default=None, ge=1)
+    encoder_layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
+    decoder_layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     absolute_positions: bool = False
     """Whether to add absolute positions, counted from the start of source and target."""
     separator: str = "\t"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from unmask.models.causal import RecurrentCache, RecurrentNetwork
-from unmask.models.config import AutoregressiveConfig, MaskedConfig, NetworkConfig
+from unmask.models.config import MAX_LAYERS, AutoregressiveConfig, MaskedConfig, NetworkConfig
 from unmask.models.dit import MaskedNetwork
 from unmask.models.layers import Dropout, LayerNorm, Modulation, ZeroLinear, apply_gate, modulate, rows_at
 from unmask.models.scan import selective_scan
@@ -235,7 +235,7 @@ class AttentionFreeSpec(Component):
 
     size: AttentionFreeSize = "small"
     hidden_size: int | None = Field(default=None, ge=1)
-    layers: int | None = Field(default=None, ge=1)
+    layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     dropout: float = Field(default=0.0, ge=0, le=1)
 
     def _config_fields(self, vocab_size: int, mask_token_id: int, length: int) -> dict[str, Any]:

@@ -150,21 +150,26 @@ class TimeLeft(Callback):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.step = self.steps = 0
+        self.step: float = 0
+        self.steps = 0
         self.text = ""
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[float, float] | None = None
 
     def on_begin(self, step: int, steps: int) -> None:
         self.step, self.steps = step, steps
 
     def on_step(self) -> None:
+        self.advance(1)
+
+    def advance(self, steps: float) -> None:
+        """Count steps, which take equally long."""
         now = self._clock()
-        self.step += 1
+        self.step += steps
         if self._first is None:
             self._first = self.step, now
         elif (seconds := now - self._first[1]) >= MEASURED_SECONDS:
             left = seconds / (self.step - self._first[0]) * (self.steps - self.step)
-            self.text = f"{timedelta(seconds=round(left))} left"
+            self.text = f"{timedelta(seconds=round(left))} left" if left >= 0 else ""
 
 
 class ProgressBar(TimeLeft):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from unmask.checkpoint import CheckpointConfig, find_checkpoint, read_checkpoint_config
+from unmask.checkpoint import CheckpointConfig, find_checkpoint, network_type, read_checkpoint_config
 from unmask.config import Recipe, check_recipe, is_recipe, override_value, recipe_for, source_override
 from unmask.data.sources import is_pattern
 from unmask.data.tokenizers import has_tokenizer
@@ -29,6 +29,8 @@ MAY_BE_SET = ("model.lora", "model.planner", "model.dropout", "model.absolute_po
 ADAPTED_LENGTH = 512
 """Tokens per row for a Hugging Face causal LM with at least as many positions."""
 INHERITED_DATA = ("source", "validation", "seed")
+ENCODER_RATE, CAUSAL_LM_RATE = 5e-5, 1e-4
+"""Learning rates that replace that of the recipe ``finetune``, which suits small networks, for published ones."""
 
 
 def train(
@@ -110,9 +112,10 @@ def run_folder(what: str) -> Path:
 def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe for `what`, the name of a recipe or a text, to train from a checkpoint or a run's newest one.
 
-    Text uses the recipe ``finetune``. Network, tokenizer, length policy, length, objective and schedule are the
-    checkpoint's; overrides come last. A recipe may itself start from a checkpoint, such as ``planner``. Then
-    `checkpoint` may be None, and what the recipe leaves out, such as the data, is the checkpoint's.
+    Text uses the recipe ``finetune``, with a lower learning rate for all weights of a network of transformers. Network,
+    tokenizer, length policy, length, objective and schedule are the checkpoint's; overrides come last. A recipe may
+    itself start from a checkpoint, such as ``planner``. Then `checkpoint` may be None, and what the recipe leaves out,
+    such as the data, is the checkpoint's.
 
     An autoregressive checkpoint with a masked objective, and a Hugging Face causal LM, are adapted: see `AdaptedSpec`.
     """
@@ -139,6 +142,10 @@ def recipe_from(what: str, checkpoint: str | None, overrides: Sequence[str] = ()
                 "'unmask train planner my.txt'."
             )
     inherited = _inherited(folder, config, own)
+    trains_all = not any(_is_within(override, "model.lora") for override in overrides)
+    if not is_recipe(what) and trains_all and not (network_type(folder) or "unmask-").startswith("unmask-"):
+        rate = CAUSAL_LM_RATE if is_causal_lm(folder) else ENCODER_RATE
+        inherited.append(f"optimizer.learning_rate={rate}")
     if is_causal_lm(folder) or (config.objective.causal and _masked_objective(overrides)):
         inherited.append(f"model={json.dumps({'name': 'adapted', 'path': str(folder)})}")
     return recipe_for(what, [*inherited, *overrides], for_text="finetune")

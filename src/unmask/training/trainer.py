@@ -24,7 +24,7 @@ from unmask.config import Recipe
 from unmask.data.rows import Integers, Rows
 from unmask.data.split import prepare
 from unmask.data.tokenizers import complement_map
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, is_out_of_memory
 from unmask.io import atomic_text
 from unmask.likelihood import Bound
 from unmask.training.advice import Advisor, Baseline, advice_on_data
@@ -342,7 +342,15 @@ def build_components(
     options: dict[str, Any] = {"mask_logit": True} if recipe.objective.needs_mask_logit else {}
     if hasattr(recipe.model, "token_options"):
         options |= recipe.model.token_options(tokenizer)
-    denoiser = recipe.model.build(len(tokenizer), tokenizer.mask_token_id, data.length, **options)
+    try:
+        denoiser = recipe.model.build(len(tokenizer), tokenizer.mask_token_id, data.length, **options)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UnmaskError(
+            "The network does not fit into the memory of this machine; lower model.hidden_size or model.layers, or "
+            "choose a smaller model.size."
+        ) from None
     checkpoint_config = CheckpointConfig(
         schedule=recipe.schedule,
         objective=recipe.objective.evaluation_objective,

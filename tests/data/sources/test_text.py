@@ -22,7 +22,7 @@ from pyarrow import feather
 from unmask import registry
 from unmask.data.documents import Document
 from unmask.data.sources import text
-from unmask.data.sources.text import StdinSource
+from unmask.data.sources.text import StdinSource, TextSource
 from unmask.errors import UnmaskError
 
 TEXTS = ["one", 'two\nlines, "quoted"\r\nand\ttabbed', "Ωmega \U0001f600 [MASK]", " "]
@@ -113,6 +113,16 @@ def test_the_field_is_named_or_text_or_the_only_one_with_strings(tmp_path: Path,
     path.write_bytes(WRITE[name]([{"n": 1, "m": 2}]))
     with pytest.raises(UnmaskError, match=rf"{name}.* no field with text among 'n', 'm'"):
         texts(path)
+
+
+def test_a_field_needs_a_file_with_records(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.jsonl").write_text('{"body": "b"}')
+    TextSource(paths=str(tmp_path), field="body").check()
+    with pytest.raises(
+        UnmaskError, match=r"^data\.source\.field \(--field\) is 'body', and .*a\.txt has no fields; leave"
+    ):
+        TextSource(paths=str(tmp_path / "a.txt"), field="body").check()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
@@ -246,9 +246,7 @@ def _column_texts(batches: Iterable[Any], column: str) -> Iterator[str]:
             yield from filter(None, values.slice(start, ROWS_AT_ONCE).to_pylist())
 
 
-READERS: dict[str, Callable[[InputFile, TextSource], Iterator[Document]]] = {
-    ".txt": read_plain,
-    ".md": read_plain,
+RECORD_READERS: dict[str, Callable[[InputFile, TextSource], Iterator[Document]]] = {
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
     ".json": read_json_list,
@@ -257,6 +255,12 @@ READERS: dict[str, Callable[[InputFile, TextSource], Iterator[Document]]] = {
     ".parquet": read_parquet,
     ".arrow": read_arrow,
     ".feather": read_arrow,
+}
+"""Readers of the formats whose documents are fields of records."""
+READERS: dict[str, Callable[[InputFile, TextSource], Iterator[Document]]] = {
+    ".txt": read_plain,
+    ".md": read_plain,
+    **RECORD_READERS,
     **{suffix: lambda file, options: fasta.read_fasta(file) for suffix in fasta.FORMATS},
 }
 
@@ -274,6 +278,15 @@ class TextSource(FileSource, PlainTextOptions):
     name: Literal["text"] = "text"
     field: str | None = None
     formats: ClassVar[Collection[str]] = READERS
+
+    def check(self) -> None:
+        super().check()
+        files = chain.from_iterable(map(self._files, self._paths()))
+        if self.field is not None and not any(file.format in RECORD_READERS for file in files):
+            raise UnmaskError(
+                f"data.source.field (--field) is '{self.field}', and {self._paths()[0]} has no fields; leave it out, "
+                f"or rename the file if it has records ({', '.join(RECORD_READERS)})."
+            )
 
     def reads(self, file: InputFile, matches_pattern: bool) -> bool:
         """Return whether a file has a known suffix, or is text and either matches a pattern or has no suffix."""
