@@ -16,7 +16,7 @@ from unmask.constraints import Regex, Words
 from unmask.errors import UnmaskError
 from unmask.laws.tables import random_table
 from unmask.pipeline import MaskedDiffusionLM
-from unmask.serving.batches import Cancelled, CanvasEvent, Failed, Finished, Job, Ticket, check_job
+from unmask.serving.batches import Cancelled, CanvasEvent, Failed, Finished, Job, Ticket
 from unmask.serving.calls import WIDTH_STEP, Call, make_calls
 from unmask.serving.metrics import Metrics
 from unmask.serving.scheduler import Scheduler
@@ -273,7 +273,7 @@ def test_stopping_ends_open_requests(mdlm):
 def test_too_many_network_calls_are_refused():
     job = Job.plan(table_lm(), lambda lm: lm.sample(1, sampler={"name": "remdm", "steps": 1000}))
     with pytest.raises(UnmaskError, match="steps must be at most 100"):
-        check_job(job, 100)
+        job.check_calls(100)
 
 
 def test_calls_of_different_lengths_and_sizes_are_made_together(padding):

@@ -1,7 +1,9 @@
-"""The requests of the HTTP API and their limits, and their translation into arguments of the library."""
+"""The requests of the HTTP API, their limits, their translation into arguments of the library, and parts of answers."""
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -10,6 +12,11 @@ from typing_extensions import Self
 from unmask.constraints.members import Characters, Constraint, NoWords, Regex, Words
 from unmask.errors import UnmaskError
 from unmask.random import MAX_SEED, MIN_SEED
+from unmask.text_processor import Generation
+
+
+class UnknownModel(UnmaskError):
+    """There is no model with the name asked for."""
 
 
 class Limits(BaseModel):
@@ -101,6 +108,10 @@ class GenerationRequest(Body):
     guidance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     exact: bool = False
     diffusing: bool = Field(default=False, description="Send every canvas as a server-sent event.")
+
+    def choose_seed(self) -> int:
+        """The seed of the first text, random by default."""
+        return random.randrange(2**31) if self.seed is None else self.seed
 
     def options(self, seed: int, limits: Limits, prefix: str = "") -> dict[str, Any]:
         """Arguments of the library. A JSON schema applies to what follows the `prefix`. This may take a while."""
@@ -276,3 +287,20 @@ class ErrorBody(BaseModel):
     """An error in OpenAI's shape."""
 
     error: ErrorDetails
+
+
+def count_tokens(one: Generation) -> tuple[int, int]:
+    """The numbers of tokens given and written."""
+    written = sum(call >= 0 for call in one.order)
+    return len(one.ids) - written, written
+
+
+def sum_usage(counts: list[tuple[int, int]]) -> dict[str, int]:
+    """OpenAI's usage from tokens given and written."""
+    prompt, written = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def server_event(value: dict[str, Any]) -> bytes:
+    """A server-sent event with a JSON object."""
+    return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n".encode()

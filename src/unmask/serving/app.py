@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,11 @@ from unmask.serving.api import (
     InfillRequest,
     Limits,
     ScoreRequest,
+    server_event,
 )
+from unmask.serving.batches import Events, Job
 from unmask.serving.guard import Guard, add_error_handlers, error_body, explain
-from unmask.serving.service import Service, server_event, unless_gone
+from unmask.serving.service import Service
 
 if TYPE_CHECKING:
     from unmask.pipeline import MaskedDiffusionLM
@@ -64,12 +67,12 @@ def create_app(
         title="unmask", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=errors
     )
     app.state.service = service
-    add_error_handlers(app, service)
+    add_error_handlers(app, service.hide_paths)
     _add_library_endpoints(app, service)
     _add_completion_endpoints(app, service)
     app.mount("/playground", StaticFiles(directory=PLAYGROUND))
     app.get("/", include_in_schema=False)(lambda: FileResponse(PLAYGROUND / "index.html"))
-    app.add_middleware(Guard, service=service, api_key=api_key, hosts=hosts)
+    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, api_key=api_key, hosts=hosts)
     return app
 
 
@@ -80,15 +83,16 @@ def _add_completion_endpoints(app: FastAPI, service: Service) -> None:
     async def complete(request: CompletionRequest, http: Request, shape: completions.Shape) -> Response:
         name, lm = service.find(request.model)
         ticket = service.ticket()
-        planning = completions.plan_completions(service, lm, ticket, request)
-        planned = await unless_gone(ticket, http.receive, planning)
+        planning = partial(completions.plan_completions, lm, request, ticket, service.limits)
+        planned = await service.in_thread(http, ticket, planning, planning=True)
+        jobs = [completion.job for completion in planned]
         if request.diffusing:
-            jobs = [job for job, _ in planned]
-            return _stream(service, canvases.stream_canvases(service, jobs, request.n))
+            return _stream(service, jobs, partial(canvases.stream_canvases, jobs=jobs, n=request.n))
         if request.stream:
-            return _stream(service, completions.stream_text(service, name, planned, request, shape))
-        answer = completions.finish_completions(service, name, planned, request)
-        return JSONResponse(shape(await unless_gone(ticket, http.receive, answer)))
+            write = partial(completions.stream_text, name=name, planned=planned, request=request, shape=shape)
+            return _stream(service, jobs, write)
+        texts = await service.finish(http, jobs)
+        return JSONResponse(shape(completions.completion_answer(name, planned, texts)))
 
     @app.post("/v1/completions", responses=STREAMS)
     async def continue_texts(request: CompletionRequest, http: Request) -> Response:
@@ -131,30 +135,30 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
     async def fill(request: FillRequest, http: Request) -> Response:
         """Fill the blanks of texts, or the masks of rows of tokens."""
         lm, ticket = service.find(request.model)[1], service.ticket()
-        job = await unless_gone(ticket, http.receive, canvases.plan_fill(service, lm, ticket, request))
+        planning = partial(canvases.plan_fill, lm, request, ticket, service.limits)
+        job = await service.in_thread(http, ticket, planning, planning=True)
         if request.diffusing:
-            return _stream(service, canvases.stream_canvases(service, [job]))
-
-        async def answer() -> dict[str, Any]:
-            found = None
-            if request.top is not None:
-                found = await canvases.alternatives(service, lm, ticket, job, request.top)
-            report = canvases.canvas_report(lm, (await service.finish([job]))[0], "fill")
-            for one, masks in zip(report["data"], found or (), strict=False):
-                one["alternatives"] = masks
-            return report
-
-        return JSONResponse(await unless_gone(ticket, http.receive, answer()))
+            return _stream(service, [job], partial(canvases.stream_canvases, jobs=[job]))
+        found: list[Any] = []
+        if request.top is not None:
+            ranking = partial(canvases.alternatives, job, request.top)
+            found = await service.in_thread(http, ticket, ranking)
+        (texts,) = await service.finish(http, [job])
+        report = canvases.canvas_report(job, texts, "fill")
+        for one, masks in zip(report["data"], found, strict=False):
+            one["alternatives"] = masks
+        return JSONResponse(report)
 
     @app.post("/v1/edit", responses=STREAMS)
     async def edit(request: EditRequest, http: Request) -> Response:
         """Rewrite spans, the least likely tokens, or all but some words of a text."""
         lm, ticket = service.find(request.model)[1], service.ticket()
-        job = await unless_gone(ticket, http.receive, canvases.plan_edit(service, lm, ticket, request))
+        planning = partial(canvases.plan_edit, lm, request, ticket, service.limits)
+        job = await service.in_thread(http, ticket, planning, planning=True)
         if request.diffusing:
-            return _stream(service, canvases.stream_canvases(service, [job]))
-        texts = await unless_gone(ticket, http.receive, service.finish([job]))
-        return JSONResponse(canvases.canvas_report(lm, texts[0], "edit"))
+            return _stream(service, [job], partial(canvases.stream_canvases, jobs=[job]))
+        (texts,) = await service.finish(http, [job])
+        return JSONResponse(canvases.canvas_report(job, texts, "edit"))
 
     @app.post("/v1/score")
     async def score(request: ScoreRequest, http: Request) -> Response:
@@ -169,7 +173,7 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
                 raise UnmaskError(f"The texts have at most {limits.tokens} tokens on this server, got {tokens}.")
             return lm.score(texts, request.given, precision=request.precision, seed=request.seed)
 
-        bound = await unless_gone(ticket, http.receive, service.in_thread(ticket, work))
+        bound = await service.in_thread(http, ticket, work)
         data = [{"index": index, **_bound(one)} for index, one in enumerate(bound)]
         return JSONResponse({"object": "score", "data": data, "total": _bound(bound)})
 
@@ -177,8 +181,8 @@ def _add_library_endpoints(app: FastAPI, service: Service) -> None:
     async def choose(request: ChooseRequest, http: Request) -> Response:
         """The probabilities of given answers at the [MASK] of a text."""
         lm, ticket = service.find(request.model)[1], service.ticket()
-        working = service.in_thread(ticket, lambda: lm.choose(request.text, request.choices, seed=request.seed))
-        found = await unless_gone(ticket, http.receive, working)
+        choosing = partial(lm.choose, request.text, request.choices, seed=request.seed)
+        found = await service.in_thread(http, ticket, choosing)
         data = [{"choice": one.text, "probability": one.probability, "error": one.error} for one in found]
         return JSONResponse({"object": "choose", "data": data, "exact": all(one.exact for one in found)})
 
@@ -195,18 +199,17 @@ def _bound(bound: Bound) -> dict[str, Any]:
     return {"nats": bound.nats, "nats_error": bound.mc_stderr, "tokens": bound.tokens, **units, "exact": bound.exact}
 
 
-def _stream(service: Service, events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Server-sent events. A later error is an event too, since the status is already sent."""
+def _stream(service: Service, jobs: list[Job], write: Callable[[Events], AsyncIterator[bytes]]) -> StreamingResponse:
+    """Server-sent events of jobs. A later error is an event too, since the status is already sent."""
 
     async def send() -> AsyncIterator[bytes]:
-        try:
-            async for event in events:
-                yield event
-        except Exception as error:
-            status, message, code = explain(error, service)
-            yield server_event(error_body(status, message, code))
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]
+        async with aclosing(service.events(jobs)) as events:
+            try:
+                async for part in write(events):
+                    yield part
+            except Exception as error:
+                status, message, code = explain(error, service.hide_paths)
+                yield server_event(error_body(status, message, code))
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(send(), media_type="text/event-stream", headers=headers)

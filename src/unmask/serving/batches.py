@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 class Cancelled(Exception):
     """The client disconnected, or the request used up its time."""
+
+
+class ClientGone(Cancelled):
+    """The client has closed the connection."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Failed:
 
 
 Event = CanvasEvent | Finished | Failed
+Events = AsyncIterator[tuple[int, CanvasEvent | Finished | None]]
+"""The events of several jobs with the numbers of the jobs; None now and then."""
 
 
 @dataclass(eq=False)
@@ -89,8 +95,11 @@ class Job:
     watched: bool = False
 
     @classmethod
-    def plan(cls, lm: MaskedDiffusionLM, call: Callable[[Any], Any]) -> Job:
-        """The job of a method of the library, such as ``lambda lm: lm.fill_details(...)``, which writes nothing yet."""
+    def plan(cls, lm: MaskedDiffusionLM, call: Callable[[Any], Any], **about: Any) -> Job:
+        """The job of a method of the library, such as ``lambda lm: lm.fill_details(...)``, which writes nothing yet.
+
+        `about` are fields of the job: `ticket`, `notify`, `watched`.
+        """
         planned: list[Job] = []
 
         def capture(
@@ -101,7 +110,8 @@ class Job:
             *_: Any,
             **__: Any,
         ) -> list[Any]:
-            planned.append(cls(lm, rows, sampler, config, length, *lm.sampling_options(rows, sampler, config)))
+            options, denoiser = lm.sampling_options(rows, sampler, config)
+            planned.append(cls(lm, rows, sampler, config, length, options, denoiser, **about))
             return planned
 
         planner = copy.copy(lm)
@@ -115,6 +125,16 @@ class Job:
         options = self.options
         alone = options.automaton is not None or options.particles > 1 or options.windows is not None
         return self.sampler.can_join and not alone and options.score is None
+
+    def check_calls(self, most: int) -> None:
+        """Raise `UnmaskError` if a row needs more than `most` network calls."""
+        mask = self.lm.text_processor.mask_token_id
+        steps = getattr(self.sampler, "steps", None)
+        calls = max(row.count(mask) for row in self.rows)
+        if steps is not None:
+            calls = steps if self.sampler.rewrites else min(calls, steps)
+        if calls > most:
+            raise UnmaskError(f"steps must be at most {most} on this server, got {calls}; ask for fewer.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +172,13 @@ def report(rows: Sequence[Row], state: State, finished: Sequence[int], changed: 
             ids, confidence, calls, made, size = values
             stop = min(size, rows[i].job.length or size)
             rows[i].job.notify(CanvasEvent(rows[i].index, made, calls, ids[:stop], confidence[:stop]))
-    for i in finished:
-        job, one = rows[i].job, torch.tensor([i], device=device)
-        last = state.select(one, state.canvas.select(one), None)
-        (generation,) = job.lm.text_processor.finish(iter([last]), job.length)
-        job.notify(Finished(rows[i].index, generation))
+    for length in {rows[i].job.length for i in finished}:
+        done = [i for i in finished if rows[i].job.length == length]
+        index = torch.tensor(done, device=device)
+        last = state.select(index, state.canvas.select(index), None)
+        texts = rows[0].job.lm.text_processor.finish(iter([last]), length)
+        for i, generation in zip(done, texts, strict=True):
+            rows[i].job.notify(Finished(rows[i].index, generation))
 
 
 class JointBatch:
@@ -257,14 +279,3 @@ class SingleBatch:
 
     def jobs(self) -> list[Job]:
         return list(dict.fromkeys(row.job for row in self.rows))
-
-
-def check_job(job: Job, most_calls: int) -> None:
-    """Raise `UnmaskError` if a row needs too many network calls."""
-    mask = job.lm.text_processor.mask_token_id
-    steps = getattr(job.sampler, "steps", None)
-    calls = max(row.count(mask) for row in job.rows)
-    if steps is not None:
-        calls = steps if job.sampler.rewrites else min(calls, steps)
-    if calls > most_calls:
-        raise UnmaskError(f"steps must be at most {most_calls} on this server, got {calls}; ask for fewer.")

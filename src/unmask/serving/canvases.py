@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 from uuid import uuid4
 
-from unmask.serving.api import EditRequest, FillRequest
-from unmask.serving.batches import Finished, Job, Ticket
-from unmask.serving.service import Service, choose_seed, count_tokens, server_event, sum_usage
+from unmask.pipeline import MaskedDiffusionLM
+from unmask.serving.api import (
+    EditRequest,
+    FillRequest,
+    GenerationRequest,
+    Limits,
+    count_tokens,
+    server_event,
+    sum_usage,
+)
+from unmask.serving.batches import Events, Finished, Job, Ticket
 from unmask.text_processor import Generation, PieceReader, TextProcessor
 
-if TYPE_CHECKING:
-    from unmask.pipeline import MaskedDiffusionLM
 
-
-async def plan_fill(service: Service, lm: MaskedDiffusionLM, ticket: Ticket, request: FillRequest) -> Job:
+def plan_fill(lm: MaskedDiffusionLM, request: FillRequest, ticket: Ticket, limits: Limits) -> Job:
     """The job of a request to fill texts or rows."""
     texts = [request.text] if isinstance(request.text, str) else request.text
     rows = request.tokens or []
-    service.limits.check_texts(len(texts or rows))
+    limits.check_texts(len(texts or rows))
+    options = request.options(request.choose_seed(), limits)
+    if request.greedy:
+        options["temperature"] = 0.0
 
     def call(one: MaskedDiffusionLM) -> Any:
-        options = request.options(choose_seed(request.seed), service.limits)
-        if request.greedy:
-            options["temperature"] = 0.0
         if texts is not None:
             return one.fill_details(texts, **options)
         mask = one.text_processor.mask_token_id
         return one.fill_rows([[mask if token is None else token for token in row] for row in rows], **options)
 
-    return await service.plan(lm, ticket, call, request.diffusing)
+    return _plan(lm, call, request, ticket, limits)
 
 
-async def plan_edit(service: Service, lm: MaskedDiffusionLM, ticket: Ticket, request: EditRequest) -> Job:
+def plan_edit(lm: MaskedDiffusionLM, request: EditRequest, ticket: Ticket, limits: Limits) -> Job:
     """The job of a request to rewrite a part of a text."""
-
-    def call(one: Any) -> Any:
-        options = request.options(choose_seed(request.seed), service.limits)
-        places = {"spans": request.spans, "strength": request.strength, "keep": request.keep}
-        return one.edit_details(request.text, **places, **options)
-
-    return await service.plan(lm, ticket, call, request.diffusing)
+    options = request.options(request.choose_seed(), limits)
+    options |= {"spans": request.spans, "strength": request.strength, "keep": request.keep}
+    return _plan(lm, lambda one: one.edit_details(request.text, **options), request, ticket, limits)
 
 
-def canvas_report(lm: MaskedDiffusionLM, texts: list[Generation], kind: str) -> dict[str, Any]:
+def _plan(
+    lm: MaskedDiffusionLM, call: Callable[[Any], Any], request: GenerationRequest, ticket: Ticket, limits: Limits
+) -> Job:
+    job = Job.plan(lm, call, ticket=ticket, watched=request.diffusing)
+    job.check_calls(limits.steps)
+    return job
+
+
+def canvas_report(job: Job, texts: list[Generation], kind: str) -> dict[str, Any]:
     """Finished canvases with every token."""
     data, counts = [], []
     for index, one in enumerate(texts):
-        pieces = read_pieces(lm.text_processor, one.ids)
+        pieces = read_pieces(job.lm.text_processor, one.ids)
         columns = zip(one.ids, pieces, one.order, one.confidence, strict=True)
         tokens = [
             {"id": token, "text": piece, "given": call < 0, "confidence": confidence, "call": call}
@@ -59,15 +68,12 @@ def canvas_report(lm: MaskedDiffusionLM, texts: list[Generation], kind: str) -> 
     return {"object": kind, "data": data, "usage": sum_usage(counts)}
 
 
-async def alternatives(
-    service: Service, lm: MaskedDiffusionLM, ticket: Ticket, job: Job, top: int
-) -> list[list[list[dict[str, Any]]]]:
+def alternatives(job: Job, top: int) -> list[list[list[dict[str, Any]]]]:
     """For every text and blank the most likely tokens."""
-    found = await service.in_thread(ticket, lambda: lm.top_ids(job.rows, top))
-    decode = lm.text_processor.tokenizer.decode
+    decode = job.lm.text_processor.tokenizer.decode
     return [
         [[{"text": decode([token]), "id": token, "probability": p} for token, p in one] for one in masks]
-        for masks in found
+        for masks in job.lm.top_ids(job.rows, top)
     ]
 
 
@@ -78,11 +84,11 @@ def read_pieces(processor: TextProcessor, ids: list[int]) -> list[str]:
     return [piece or "" if place < end else "" for place, piece in enumerate(pieces)]
 
 
-async def stream_canvases(service: Service, jobs: list[Job], n: int = 1) -> AsyncIterator[bytes]:
+async def stream_canvases(events: Events, jobs: list[Job], n: int = 1) -> AsyncIterator[bytes]:
     """Every canvas: all tokens, then what changed, then the text. Text i of job j has the index `j n + i`."""
     shown: dict[int, list[tuple[int | None, str]]] = {}
     name = f"canvas-{uuid4().hex}"
-    async for number, event in service.events(jobs):
+    async for number, event in events:
         if event is None:
             yield b": waiting\n\n"
             continue

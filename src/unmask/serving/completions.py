@@ -6,16 +6,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from unmask.errors import UnmaskError
 from unmask.random import check_seeds
-from unmask.serving.api import CompletionRequest
-from unmask.serving.batches import Finished, Job, Ticket, check_job
-from unmask.serving.service import Service, choose_seed, server_event, sum_usage
+from unmask.serving.api import CompletionRequest, Limits, server_event, sum_usage
+from unmask.serving.batches import Cancelled, Events, Finished, Job, Ticket
 from unmask.text_processor import GLYPH, REPLACEMENT, Generation, PieceReader, Template, TextProcessor
 
 if TYPE_CHECKING:
@@ -32,12 +30,16 @@ def template_size(template: Template) -> int:
 
 @dataclass
 class Completion:
-    """The part of a canvas that is a request's answer: all but the first `start` and the last `tail` tokens."""
+    """A job, and the part of its canvases that is the answer: all but the first `start` and the last `tail` tokens."""
 
-    processor: TextProcessor
+    job: Job
     request: CompletionRequest
     start: int
     tail: int
+
+    @property
+    def processor(self) -> TextProcessor:
+        return self.job.lm.text_processor
 
     def span(self, ids: list[int]) -> tuple[int, int]:
         """The first position of the answer and the one after its last; a text may end earlier."""
@@ -97,19 +99,17 @@ class Completion:
         return start + self.tail, stop - start
 
 
-Planned = list[tuple[Job, Completion]]
-
-
-async def plan_completions(
-    service: Service, lm: MaskedDiffusionLM, ticket: Ticket, request: CompletionRequest
-) -> Planned:
-    """One job for each prompt; text j of prompt i has the seed `seed + i n + j`."""
-    limits, seed = service.limits, choose_seed(request.seed)
-    count = request.n * len(request.prompts)
+def plan_completions(
+    lm: MaskedDiffusionLM, request: CompletionRequest, ticket: Ticket, limits: Limits
+) -> list[Completion]:
+    """A completion for each prompt; text j of prompt i has the seed `seed + i n + j`."""
+    seed, count = request.choose_seed(), request.n * len(request.prompts)
     limits.check_texts(count)
     check_seeds(seed, count)
 
-    def work(number: int, prompt: str) -> tuple[Job, Completion]:
+    def plan(number: int, prompt: str) -> Completion:
+        if ticket.over:
+            raise Cancelled
         processor, suffix = lm.text_processor, request.suffix or ""
         start, tail = (template_size(processor.parse(text)) for text in (prompt, suffix))
         length = lm.row_length if request.max_tokens is None else start + tail + request.max_tokens
@@ -117,28 +117,26 @@ async def plan_completions(
             raise UnmaskError(f"A text has at most {limits.tokens} tokens on this server, got {length}; ask for fewer.")
         options = request.options(seed + number * request.n, limits, prompt)
         options |= {"window": request.window, "stride": request.stride}
-        job = Job.plan(lm, lambda one: one.sample(request.n, prompt=prompt, suffix=suffix, length=length, **options))
-        check_job(job, limits.steps)
-        job.ticket, job.watched = ticket, request.diffusing or request.stream
-        return job, Completion(processor, request, start, tail)
+        job = Job.plan(
+            lm,
+            lambda one: one.sample(request.n, prompt=prompt, suffix=suffix, length=length, **options),
+            ticket=ticket,
+            watched=request.diffusing or request.stream,
+        )
+        job.check_calls(limits.steps)
+        return Completion(job, request, start, tail)
 
-    return [
-        await service.in_thread(ticket, partial(work, number, prompt), planning=True)
-        for number, prompt in enumerate(request.prompts)
-    ]
+    return [plan(number, prompt) for number, prompt in enumerate(request.prompts)]
 
 
-async def finish_completions(
-    service: Service, name: str, planned: Planned, request: CompletionRequest
-) -> dict[str, Any]:
-    """OpenAI's answer to a request for completions."""
-    texts = await service.finish([job for job, _ in planned])
-    choices, counts = [], []
-    for number, ((_, completion), group) in enumerate(zip(planned, texts, strict=True)):
-        for j, one in enumerate(group):
-            choices.append(completion.choice(number * request.n + j, one))
+def completion_answer(name: str, planned: list[Completion], texts: list[list[Generation]]) -> dict[str, Any]:
+    """OpenAI's answer with the texts of each job."""
+    choices, counts = list[dict[str, Any]](), []
+    for completion, group in zip(planned, texts, strict=True):
+        for one in group:
+            choices.append(completion.choice(len(choices), one))
             prompt, written = completion.usage(one.ids)
-            counts.append((prompt if j == 0 else 0, written))
+            counts.append((prompt if one is group[0] else 0, written))
     return {**completion_head(name), "choices": choices, "usage": sum_usage(counts)}
 
 
@@ -175,18 +173,18 @@ Shape = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 async def stream_text(
-    service: Service, name: str, planned: Planned, request: CompletionRequest, shape: Shape = dict
+    events: Events, name: str, planned: list[Completion], request: CompletionRequest, shape: Shape = dict
 ) -> AsyncIterator[bytes]:
     """OpenAI's chunks: text as soon as all of it from the left is final; if the sampler rewrites tokens, at the end.
 
     `shape` turns each chunk into that of another interface.
     """
     head, sent, counts = completion_head(name), dict[int, int](), list[tuple[int, int]]()
-    async for number, event in service.events([job for job, _ in planned]):
+    async for number, event in events:
         if event is None:
             yield b": waiting\n\n"
             continue
-        job, completion = planned[number]
+        completion = planned[number]
         index = number * request.n + event.index
         done = isinstance(event, Finished)
         if isinstance(event, Finished):
@@ -194,7 +192,7 @@ async def stream_text(
             text = choice["text"]
             prompt, written = completion.usage(event.generation.ids)
             counts.append((prompt if event.index == 0 else 0, written))
-        elif job.sampler.rewrites:
+        elif completion.job.sampler.rewrites:
             continue
         else:
             text, _ = completion.cut(completion.final_text(event.ids), False)

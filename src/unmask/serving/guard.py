@@ -20,8 +20,9 @@ from starlette.exceptions import HTTPException
 from unmask.constraints.automaton import shorten
 from unmask.errors import UnmaskError, is_out_of_memory
 from unmask.registry import requirement
-from unmask.serving.batches import Cancelled
-from unmask.serving.service import ClientGone, Service, UnknownModel
+from unmask.serving.api import Limits, UnknownModel
+from unmask.serving.batches import Cancelled, ClientGone
+from unmask.serving.metrics import Metrics
 
 OPEN_PATHS = ("/", "/health")
 """Paths that need no key."""
@@ -43,12 +44,12 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def explain(error: Exception, service: Service) -> tuple[int, str, str | None]:
+def explain(error: Exception, hide_paths: Callable[[str], str]) -> tuple[int, str, str | None]:
     """The status, message and code of an error."""
     if isinstance(error, UnknownModel):
         return 404, str(error), "model_not_found"
     if isinstance(error, UnmaskError):
-        return 400, service.hide_paths(str(error)), None
+        return 400, hide_paths(str(error)), None
     if isinstance(error, ClientGone):
         return GONE, "The client disconnected.", None
     if isinstance(error, Cancelled):
@@ -61,9 +62,11 @@ def explain(error: Exception, service: Service) -> tuple[int, str, str | None]:
     return 500, "Internal error; the server's log says more.", "internal_error"
 
 
-def add_error_handlers(app: FastAPI, service: Service) -> None:
+def add_error_handlers(app: FastAPI, hide_paths: Callable[[str], str]) -> None:
+    """Answer errors in OpenAI's shape; `hide_paths` replaces folders of the server in a message."""
+
     async def known(request: Request, error: Exception) -> Response:
-        status, message, code = explain(error, service)
+        status, message, code = explain(error, hide_paths)
         return JSONResponse(error_body(status, message, code), status)
 
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -109,8 +112,10 @@ def _fields(location: Sequence[Any], body: Any, missing: bool) -> list[str]:
 class Guard:
     """Checks the key, limits bodies and the number of open requests, and measures the answers."""
 
-    def __init__(self, app: Any, service: Service, api_key: str | None, hosts: Sequence[str] | None) -> None:
-        self.app, self.service, self.api_key, self.hosts = app, service, api_key, hosts
+    def __init__(
+        self, app: Any, limits: Limits, metrics: Metrics, api_key: str | None, hosts: Sequence[str] | None
+    ) -> None:
+        self.app, self.limits, self.metrics, self.api_key, self.hosts = app, limits, metrics, api_key, hosts
         self.open_requests = 0
         self.mean_seconds = 1.0
 
@@ -118,7 +123,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        metrics, start, status = self.service.metrics, time.monotonic(), GONE
+        metrics, start, status = self.metrics, time.monotonic(), GONE
 
         async def count(message: dict[str, Any]) -> None:
             nonlocal status
@@ -133,7 +138,7 @@ class Guard:
         if works:
             self.open_requests += 1
             metrics.open_requests.set(self.open_requests)
-        limits = self.service.limits
+        limits = self.limits
         answer = self._answer(scope, receive, count, full=works and self.open_requests > limits.requests)
         try:  # a client may take as long to read an answer as the server to write it
             await asyncio.wait_for(answer, limits.body_seconds + 2 * limits.seconds)
@@ -170,11 +175,11 @@ class Guard:
         except ClientGone:
             return
         except asyncio.TimeoutError:
-            seconds = self.service.limits.body_seconds
+            seconds = self.limits.body_seconds
             await refuse(408, f"The body did not arrive within {seconds:g} seconds.", Connection="close")
             return
         if body is None:
-            limit = self.service.limits.body_bytes
+            limit = self.limits.body_bytes
             await refuse(413, f"A body has at most {limit} bytes on this server; send less.", Connection="close")
             return
         sent = False
@@ -197,7 +202,7 @@ class Guard:
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if it is too large."""
-        limits, body = self.service.limits, bytearray()
+        limits, body = self.limits, bytearray()
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if not length.isdigit() or int(length[:20]) > limits.body_bytes:
             return None

@@ -13,16 +13,17 @@ from typing import Any
 
 from ray import serve
 
-from unmask.pipeline import load
 from unmask.serving import name_checkpoints
-from unmask.serving.app import create_app
 
 REQUESTS_PER_REPLICA = 64
 """Open requests per replica that the number of replicas aims at: as many rows as one network call has."""
 
 
 def build_app() -> Any:
-    """The application of one replica."""
+    """The application of one replica; only replicas import torch."""
+    from unmask.pipeline import load
+    from unmask.serving.app import create_app
+
     named = name_checkpoints(os.environ.get("UNMASK_MODELS", "stories").split(","))
     models = {name: load(path, device=os.environ.get("UNMASK_DEVICE")) for name, path in named.items()}
     return create_app(models, api_key=os.environ.get("UNMASK_API_KEY"))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from unmask.errors import UnmaskError
+from starlette.requests import Request
+
 from unmask.generation_config import Order
 from unmask.registry import AXES
-from unmask.serving.api import Limits
-from unmask.serving.batches import Cancelled, CanvasEvent, Event, Failed, Finished, Job, Ticket, check_job
+from unmask.serving.api import Limits, UnknownModel, count_tokens
+from unmask.serving.batches import Cancelled, CanvasEvent, ClientGone, Event, Failed, Finished, Job, Ticket
 from unmask.serving.metrics import Metrics
 from unmask.serving.scheduler import Scheduler
 from unmask.text_processor import Generation
@@ -28,14 +27,6 @@ KEEP_ALIVE_SECONDS = 15.0
 """Comments are sent this often while a stream waits, so that proxies keep it open."""
 
 T = TypeVar("T")
-
-
-class ClientGone(Cancelled):
-    """The client has closed the connection."""
-
-
-class UnknownModel(UnmaskError):
-    """There is no model with the name asked for."""
 
 
 class Service:
@@ -93,7 +84,7 @@ class Service:
 
     # -- threads
 
-    async def in_thread(self, ticket: Ticket, work: Callable[[], T], planning: bool = False) -> T:
+    async def in_thread(self, http: Request, ticket: Ticket, work: Callable[[], T], planning: bool = False) -> T:
         """Run a method of the library, whose network calls the scheduler makes."""
 
         def run() -> T:
@@ -102,26 +93,10 @@ class Service:
             self.scheduler.working_for(ticket)
             return work()
 
-        future = asyncio.get_running_loop().run_in_executor(self._planning if planning else self._library, run)
-        try:
-            return await asyncio.wait_for(future, max(0.0, ticket.deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            raise Cancelled("The request ran out of time; ask for less.") from None
-        finally:
-            ticket.cancelled = ticket.cancelled or not future.done() or future.cancelled()
+        threads = self._planning if planning else self._library
+        return await _while_open(http, ticket, asyncio.get_running_loop().run_in_executor(threads, run))
 
-    async def plan(self, lm: MaskedDiffusionLM, ticket: Ticket, call: Callable[[Any], Any], watched: bool) -> Job:
-        """The job of a method of the library, which is not submitted yet."""
-
-        def work() -> Job:
-            job = Job.plan(lm, call)
-            check_job(job, self.limits.steps)
-            job.ticket, job.watched = ticket, watched
-            return job
-
-        return await self.in_thread(ticket, work, planning=True)
-
-    async def events(self, jobs: list[Job]) -> AsyncIterator[tuple[int, CanvasEvent | Finished | None]]:
+    async def events(self, jobs: list[Job]) -> AsyncGenerator[tuple[int, CanvasEvent | Finished | None], None]:
         """The events of jobs with the numbers of the jobs, until all texts are written; None now and then.
 
         Leaving the iterator early cancels the jobs.
@@ -157,50 +132,33 @@ class Service:
                 for job in jobs:
                     job.ticket.cancelled = True
 
-    async def finish(self, jobs: list[Job]) -> list[list[Generation]]:
-        """The texts of all jobs."""
+    async def finish(self, http: Request, jobs: list[Job]) -> list[list[Generation]]:
+        """The texts of all jobs of a request."""
         found: list[dict[int, Generation]] = [{} for _ in jobs]
-        async for number, event in self.events(jobs):
-            if isinstance(event, Finished):
-                found[number][event.index] = event.generation
+
+        async def collect() -> None:
+            async for number, event in self.events(jobs):
+                if isinstance(event, Finished):
+                    found[number][event.index] = event.generation
+
+        await _while_open(http, jobs[0].ticket, collect())
         return [[texts[index] for index in sorted(texts)] for texts in found]
 
 
-def choose_seed(seed: int | None) -> int:
-    """The seed of a request, random by default."""
-    return random.randrange(2**31) if seed is None else seed
-
-
-def count_tokens(one: Generation) -> tuple[int, int]:
-    """The numbers of tokens given and written."""
-    written = sum(call >= 0 for call in one.order)
-    return len(one.ids) - written, written
-
-
-def sum_usage(counts: list[tuple[int, int]]) -> dict[str, int]:
-    """OpenAI's usage from tokens given and written."""
-    prompt, written = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-
-
-def server_event(value: dict[str, Any]) -> bytes:
-    """A server-sent event with a JSON object."""
-    return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n".encode()
-
-
-async def unless_gone(ticket: Ticket, receive: Callable[[], Awaitable[Any]], answer: Awaitable[T]) -> T:
-    """The answer; if the client goes away before, the request is cancelled."""
+async def _while_open(http: Request, ticket: Ticket, answer: Awaitable[T]) -> T:
+    """The answer. A request is cancelled if its client goes away, or its time is over, before that."""
 
     async def wait_for_end() -> None:
-        while (await receive())["type"] != "http.disconnect":
+        while (await http.receive())["type"] != "http.disconnect":
             pass
 
     working, gone = asyncio.ensure_future(answer), asyncio.ensure_future(wait_for_end())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
+        left = max(0.0, ticket.deadline - time.monotonic())
+        await asyncio.wait({working, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone if gone.done() else Cancelled("The request ran out of time; ask for less.")
     finally:
         gone.cancel()
         if not working.done():
