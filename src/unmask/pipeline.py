@@ -464,7 +464,7 @@ class MaskedDiffusionLM:
         processor = self.text_processor
         config, sampler = self.resolve(options, self.edit_details, whole_texts=False)
         if sum(one is not None for one in (spans, strength, keep)) > 1:
-            raise UnmaskError("Give only one of spans, strength and keep.")
+            raise UnmaskError("spans, strength and keep exclude each other; give one of them.")
         ids = processor.encode([check_text(text)])[0]
         if not ids:
             raise UnmaskError(f"The text {text!r} has no tokens to edit; give a longer text.")
