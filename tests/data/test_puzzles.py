@@ -131,10 +131,10 @@ def test_a_path_that_leads_elsewhere_is_not_correct() -> None:
         assert not PATHS.is_correct(f"{question}={wrong}")
 
 
-def test_the_length_in_the_guide_is_that_of_its_rows() -> None:
-    guide = Path(__file__).parents[2] / "docs" / "guide.md"
+def test_the_documented_length_of_paths_is_that_of_its_rows() -> None:
+    page = Path(__file__).parents[2] / "docs" / "evaluation.md"
     command = r"unmask train paths data.source='(\{name: paths, .*\})' data.length=(\d+)"
-    options, length = re.findall(command, guide.read_text(encoding="utf-8"))[0]
+    options, length = re.findall(command, page.read_text(encoding="utf-8"))[0]
     source = registry.build("source", {**yaml.safe_load(options), "count": 4, "validation": 2})
     assert {len(document.text) for document in source.documents()} == {int(length)}
 

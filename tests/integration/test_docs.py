@@ -65,7 +65,10 @@ def commands(page: Path) -> list[str]:
     return [line.split(" #")[0].strip() for line in text.splitlines() if line.startswith("unmask ")]
 
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("guide", "results", "reproduce", "scaling", "serving"))]
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("guide", "training", "evaluation", "results", "reproduce", "scaling", "serving")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
