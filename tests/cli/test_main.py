@@ -6,15 +6,18 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 from rich.table import Table
 
+import unmask
 from unmask.cli import choose_threads
 from unmask.cli.common import print_fitting, progress
 from unmask.models import DiT
@@ -354,8 +357,17 @@ def test_list_shows_members_with_their_options(reported, printed):
     shipped = " ".join(printed("list", "shipped").split())
     assert "57,129 parameters" in shipped
     assert "(0.1 MB)" in shipped
+    protocols = " ".join(printed("list", "protocol").split())
+    assert "the genome of S. cerevisiae by chromosome" in protocols
     recipes = " ".join(printed("list", "recipe").split())
     assert "trained in about a minute on two cores. (nano, 500 steps of 8 rows)" in recipes
+
+
+def test_lists_named_in_the_source_exist(reported):
+    package = Path(unmask.__file__).parent
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r"'unmask list (\w+)'", source)}
+    assert {"protocol", "sampler", "shipped"} <= named <= set(reported("list"))
 
 
 def test_names_are_whole_at_40_columns(printed, monkeypatch, tmp_path):

@@ -57,7 +57,7 @@ def test_notes_explain_errors_and_padding(run, mdlm_folder, ar_folder, tmp_path,
 def test_the_default_precision_is_that_of_the_library(run, reported, mdlm_folder, mdlm):
     assert reported("score", mdlm_folder, "the cat")["headline"]["nats"] == mdlm.score("the cat").nats
     out = run("score", mdlm_folder, "the cat")[1]
-    assert "stopped after 256 draws; with --precision 0.05 it continues" in " ".join(out.split())
+    assert "Stopped after 256 draws; --precision 0.05 draws until" in " ".join(out.split())
 
 
 def test_estimators_that_disagree_exit_with_1(run, mdlm_folder, monkeypatch):

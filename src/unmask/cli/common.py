@@ -69,6 +69,7 @@ def checkpoints_argument(help: str) -> Any:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Seed = Annotated[int, typer.Option(help="Random seed; sequence i uses seed + i.")]
+BoundSeed = Annotated[int, typer.Option("--seed", help="Random seed of the draws.")]
 Steps = Annotated[
     int | None,
     typer.Option(min=1, help="Maximum number of network calls. Default: that of the checkpoint, else one per token."),

@@ -41,8 +41,8 @@ class EvalGroup(TyperGroup):
 
 app = typer.Typer(
     cls=EvalGroup,
-    help="Evaluate a checkpoint: perplexity on held-out text (the default) or on other data sets, generation, GLUE, "
-    "puzzles, code or translation.",
+    help="Evaluate a checkpoint: perplexity on held-out text (the default) or other data sets, generated texts, GLUE, "
+    "tasks of lm-evaluation-harness, puzzles, code or translation.",
 )
 app.command("code")(code)
 app.command("generation")(generation)
@@ -67,7 +67,7 @@ def perplexity(
         int | None, typer.Option(min=1, help="Use this many evenly spaced rows; bits per byte are then not reported.")
     ] = None,
     batch_size: common.BatchSize = None,
-    seed: common.Seed = 0,
+    seed: common.BoundSeed = 0,
     model: common.ModelOptions,
     as_json: common.Json = False,
 ) -> None:
@@ -83,9 +83,9 @@ def perplexity(
 
         unmask eval stories-ar --data book.txt --json
 
-    Other evaluations: 'unmask eval zero-shot --help' for the data sets of the paper, 'unmask eval generation --help'
-    for the quality of generated texts, 'unmask eval glue --help' for fine-tuning on GLUE, 'unmask eval puzzles --help'
-    for puzzles, 'unmask eval code --help' for blanks in functions, 'unmask eval translation --help' for BLEU.
+    Other evaluations, each with its own --help: unmask eval zero-shot (the data sets of the paper), generation (judged
+    samples), glue (fine-tuning on GLUE), harness (tasks of lm-evaluation-harness), puzzles, code (blanks in functions)
+    and translation (BLEU).
     """
     from unmask.evaluation.perplexity import evaluation_rows
     from unmask.likelihood import count_draws
@@ -157,9 +157,9 @@ def _explain_errors(bound: Bound, precision: Precision) -> list[str]:
         return notes
     target = SCORE_PRECISION if precision == "auto" else precision
     if (bound.error("bits_per_token") or 0.0) <= target:
-        note = f"Sampling stopped at an error of {target:g} bits per token; lower --precision for a smaller one."
+        note = f"Drawn until the error was at most {target:g} bits per token; lower --precision for a smaller one."
     elif precision == "auto":
-        note = f"Sampling stopped after {bound.draws:,} draws; with --precision {target:g} it continues to that error."
+        note = f"Stopped after {bound.draws:,} draws; --precision {target:g} draws until that error is reached."
     else:
         note = (
             f"The error is above the target of {precision:g} bits per token after {bound.draws:,} draws, the maximum."

@@ -31,7 +31,7 @@ def zero_shot(
     documents: Annotated[
         int | None, typer.Option(min=2, help="Use this many evenly spaced documents of each data set.")
     ] = None,
-    seed: common.Seed = 0,
+    seed: common.BoundSeed = 0,
     batch_size: common.BatchSize = None,
     out: common.Out = None,
     model: common.ModelOptions,

@@ -1,4 +1,4 @@
-"""`unmask list`: components, recipes and shipped models."""
+"""`unmask list`: components, recipes, protocols and shipped models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def list_members(
     axis: Annotated[
         str | None,
         typer.Argument(
-            help="schedule, objective, sampler, model, source, ..., recipe, or shipped for the shipped models."
+            help="schedule, objective, sampler, model, source, ..., recipe, protocol, or shipped (the shipped models)."
         ),
     ] = None,
     as_json: Json = False,
@@ -32,10 +32,11 @@ def list_members(
     from unmask import registry
     from unmask.checkpoint import shipped_models
     from unmask.config import shipped_recipes
+    from unmask.data.protocols import PROTOCOLS
     from unmask.errors import UnmaskError, did_you_mean
 
     members = {name: registry.names(name) for name in registry.AXES}
-    members |= {"recipe": shipped_recipes(), "shipped": shipped_models()}
+    members |= {"recipe": shipped_recipes(), "protocol": list(PROTOCOLS), "shipped": shipped_models()}
     if axis is not None:
         if axis not in members:
             raise UnmaskError(f"There is no axis named '{axis}'.{did_you_mean(axis, members)}")
@@ -43,7 +44,7 @@ def list_members(
     if as_json:
         print_json(members)
         return
-    describe = {"recipe": _describe_recipe, "shipped": _describe_shipped}
+    describe = {"recipe": _describe_recipe, "protocol": _describe_protocol, "shipped": _describe_shipped}
     for name, known in members.items():
         console.print(f"[bold]{name}[/bold]")
         table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
@@ -77,6 +78,14 @@ def _describe_recipe(name: str) -> tuple[str, str]:
     steps = f"{training['steps']:,} steps of {training['batch_size']} rows"
     sentences = " ".join(line[2:] for line in comment).rpartition(".")[0]
     return f"{sentences}.", f"{size}, {steps}" if size else steps
+
+
+def _describe_protocol(name: str) -> tuple[str, str]:
+    """The data of a protocol, and its rows."""
+    from unmask.data.protocols import get_protocol
+
+    protocol = get_protocol(name)
+    return protocol.about, f"{protocol.policy['name']} rows of {protocol.length:,}"
 
 
 def _describe_shipped(name: str) -> tuple[str, str]:

@@ -44,11 +44,10 @@ def reproduce(
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
-    """Train what is missing, evaluate it, and print the table beside the published figures.
+    """Reproduce a table of the paper: train what is missing, evaluate it, and print it beside the published figures.
 
     Everything is kept in the folder OUT/SCALE. The same command continues after an interruption, and experiments share
-    their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page
-    report.html.
+    their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page report.html.
 
     Examples:
 

@@ -59,14 +59,14 @@ def score(
         Path | None, typer.Option(help="Write the variants to this file as a table, or as JSON if it ends in .json.")
     ] = None,
     batch_size: common.BatchSize = None,
-    seed: common.Seed = 0,
+    seed: common.BoundSeed = 0,
     model: common.ModelOptions,
     as_json: common.Json = False,
 ) -> None:
-    """Bound -log p(text) with two estimators; exit with code 1 if they disagree.
+    """Measure how likely texts are: a bound on -log p by two estimators; exit with code 1 if they disagree.
 
-    With --vcf: log p(alt) - log p(ref) of each variant in nats, as the difference of two bounds that are drawn with the
-    same times and masks, and its Monte-Carlo error, as a table with tabs.
+    With --vcf: log p(alt) - log p(ref) of each variant in nats, with its Monte-Carlo error, in columns separated by
+    tabs. It is the difference of two bounds that are drawn with the same times and masks.
 
     Examples:
 

@@ -28,7 +28,7 @@ def ship(
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Megabytes of the largest weight file.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Write the newest weights of a run (their EMA) in bf16, with tokenizer, recipe and a model card.
+    """Write a run for publication: its newest averaged weights (EMA) in bf16, tokenizer, recipe and a model card.
 
     The folder opens like any checkpoint but cannot be resumed. The figures of the model card come from the records of
     the run and from the given files.
