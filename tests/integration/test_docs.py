@@ -55,6 +55,7 @@ def test_the_extending_page_runs(copied_registry, monkeypatch):
         exec(compile(code, "extending.md", "exec", dont_inherit=True), vars(page))
     assert registry.build("schedule", "falling").name == "falling"
     assert registry.build("sampler", "left-first").name == "left-first"
+    assert registry.build("objective", "capped").name == "capped"
     rows = registry.build("policy", "unended").rows(Tokens.of([[1, 2, 3], [4]]), 2, SpecialTokens(9, 0))
     assert rows[np.arange(3)].input_ids.tolist() == [[1, 2], [3, 0], [4, 0]]
 
