@@ -324,7 +324,7 @@ class CheckpointCheck:
         return ids + (ids >= self.config.mask_token_id)
 
     def _hidden(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the hidden rows [B, L, D] at alpha 1/2."""
+        """Return the hidden states [B, L, D] at alpha 1/2."""
         device = self.lm.device
         mask = None if attention_mask is None else attention_mask.to(device)
         alpha = {} if self.lm.causal else {"alpha": torch.full((len(ids),), 0.5, device=device)}

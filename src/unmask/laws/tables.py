@@ -39,7 +39,7 @@ class TableConfig:
 
 
 class LogitDenoiser(nn.Module):
-    """A denoiser whose hidden rows are logits."""
+    """A denoiser whose hidden states are logits."""
 
     config: TableConfig
 

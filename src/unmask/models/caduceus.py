@@ -121,7 +121,7 @@ class Caduceus(BiMamba):
         return scale * torch.cat([weight, weight[complement]], dim=1), scale * (bias + bias[complement])
 
     def _reads_one_strand(self) -> bool:
-        """Whether the rows [B, L, D] are those of the given strand alone."""
+        """Whether the hidden states [B, L, D] are those of the given strand alone."""
         return self.config.symmetry == "ph" and self.training and self.planner is None
 
     def _complements(self, device: torch.device) -> Tensor:

@@ -40,7 +40,7 @@ class AutoregressiveNetwork(Network, GenerationMixin):
         past_key_values: Any = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """The rows [B, L, D] for `head`.
+        """The hidden states [B, L, D], the input of `head`.
 
         Args:
             input_ids: Tokens, [B, L], starting with the begin token if the model has one; with a cache, the new ones.

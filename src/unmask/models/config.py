@@ -28,14 +28,14 @@ class DenoiserConfig(Protocol):
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """A network that predicts the clean tokens of a masked sequence, in two steps: hidden rows, then logits."""
+    """A network that predicts the clean tokens of a masked sequence, in two steps: hidden states, then logits."""
 
     @property
     def config(self) -> DenoiserConfig:
         """Sizes and the mask token."""
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """Ids [B, L], alpha [B] or None, attention_mask [B, L] or None, to rows [B, L, D] for `head`."""
+        """Ids [B, L], alpha [B] or None and attention_mask [B, L] or None to hidden states [B, L, D]."""
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
         """Rows [..., D] to logits [..., V]; the logit of the mask token is -inf unless ``mask_logit``."""

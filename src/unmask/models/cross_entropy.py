@@ -118,13 +118,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of the weighted sum with respect to hidden rows, weight and bias, accumulated chunk by chunk."""
+    """Gradients of the weighted sum with respect to hidden states, weight and bias, accumulated chunk by chunk."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> None:
         self.hidden, self.weight, self.bias = (torch.zeros_like(tensor) for tensor in (hidden, weight, bias))
 
     def add(self, rows: Tensor, chosen: Tensor, table: Tensor, grad_NV: Tensor) -> None:
-        """Add a chunk: row indices, hidden rows, the weight they were multiplied by, the gradient of the logits."""
+        """Add a chunk: row indices, hidden states, the weight they were multiplied by, the gradient of the logits."""
         self.hidden[rows] = (grad_NV @ table).to(self.hidden.dtype)
         if self.weight.shape == table.shape and self.weight.dtype == table.dtype:
             torch.addmm(self.weight, grad_NV.T, chosen, out=self.weight)

@@ -143,7 +143,7 @@ class Decoder(PreTrainedModel):
         return self.decoder.get_output_embeddings()
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """The rows [B, L, D] for `head`; see `DiT.hidden`. ``alpha`` is ignored."""
+        """The hidden states [B, L, D], the input of `head`; see `DiT.hidden`. ``alpha`` is ignored."""
         return self._rows(input_ids, attention_mask, None)
 
     def hidden_at(
@@ -157,7 +157,7 @@ class Decoder(PreTrainedModel):
         return self._rows(input_ids, attention_mask, positions)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
+        """Logits [..., V] of hidden states [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
         layer: Any = self.decoder.get_output_embeddings()
         logits = layer(rows.to(layer.weight.dtype))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -197,7 +197,7 @@ class Decoder(PreTrainedModel):
         return MaskedLMOutput(loss=loss, logits=logits)  # type: ignore[arg-type]
 
     def _rows(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
-        """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
+        """The hidden states [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
         check_input(input_ids, attention_mask, self.config.max_length)
 
         def run(ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:

@@ -56,7 +56,7 @@ class Network(PreTrainedModel):
         self.post_init()
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
+        """Logits [..., V] of hidden states [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
         return F.linear(rows, *self._output_weights(None if mask_logit else self.config.mask_token_id))
 
     def projection(self) -> Projection:
@@ -175,7 +175,7 @@ class MaskedNetwork(Network):
         self.planner = None if width is None else PlannerHead(config.row_size, width)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """The rows [B, L, D] for `head`.
+        """The hidden states [B, L, D], the input of `head`.
 
         Args:
             input_ids: Tokens and masks, [B, L].
@@ -237,7 +237,7 @@ class MaskedNetwork(Network):
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=hidden_states)  # type: ignore[arg-type]
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
-        """The log-odds [...] that the most likely tokens are right, from hidden rows [..., D] and their log p [...]."""
+        """The log-odds [...] that the top tokens are right, from hidden states [..., D] and the tokens' log p [...]."""
         if self.planner is None:
             raise missing_planner_error()
         return self.planner(rows, log_top)
@@ -250,7 +250,7 @@ class MaskedNetwork(Network):
         positions: Tensor | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """The rows [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
+        """The hidden states [B, L, D] that predict the tokens, or [B, K, D] at positions [B, K] alone."""
         inputs, cond = self._block_inputs(input_ids.shape[1], attention_mask), self._condition(alpha, input_ids.device)
         return self._run(input_ids, inputs, cond, positions=positions, states=states)
 

@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         attention_mask: Tensor | None = None,
         framed: bool = True,
     ) -> Tensor:
-        """The rows [B, L, D] for `head`.
+        """The hidden states [B, L, D], the input of `head`.
 
         Args:
             input_ids: Tokens and masks, [B, L], without the special tokens around a row.
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
         return rows_at(self.hidden(input_ids, alpha, attention_mask), positions)
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        """Logits [..., V] of hidden rows [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
+        """Logits [..., V] of hidden states [..., D]; the logit of the mask token is -inf unless ``mask_logit``."""
         weight, bias = self._weight_and_bias(mask_logit)
         return F.linear(rows.to(weight.dtype), weight, bias)
 

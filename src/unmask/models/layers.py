@@ -227,10 +227,10 @@ def shifted_rows(
     attention_mask: Tensor | None,
     positions: Tensor | None,
 ) -> Tensor:
-    """The rows [B, L, D] that predict all positions, or [B, K, D] for positions [B, K], if row i - 1 predicts i.
+    """Hidden states [B, L, D], or [B, K, D] at positions [B, K], if position i - 1 of the network predicts token i.
 
-    ``run(input_ids, attention_mask, positions)`` computes rows. The begin token is put before ``input_ids`` [B, L];
-    without one, position 0 is predicted from its own row.
+    ``run(input_ids, attention_mask, positions)`` computes hidden states. The begin token is put before ``input_ids``
+    [B, L]; without one, position 0 is predicted from its own hidden state.
     """
     length = input_ids.shape[1]
     if begin_token_id is not None:
@@ -416,7 +416,7 @@ class PlannerHead(nn.Module):
         self.outer = ZeroLinear(width + 1, 1)
 
     def forward(self, rows: Tensor, log_top: Tensor) -> Tensor:
-        """Hidden rows [..., D] and the log-probability [...] of their most likely tokens to log-odds [...]."""
+        """Hidden states [..., D] and the log-probability [...] of their most likely tokens to log-odds [...]."""
         base = log_odds(log_top.float())
         features = torch.cat([self.gelu(self.inner(self.norm(rows))).float(), base[..., None]], dim=-1)
         return base + self.outer(features)[..., 0].float()

@@ -35,7 +35,7 @@ from unmask.samplers.base import (
 from unmask.schedules import LogLinear, Schedule
 
 MIN_SLOTS = 8
-"""The hidden rows of so many positions cost about as much as one, so that widths are rounded up to this."""
+"""The hidden states of so many positions cost about as much as one, so that widths are rounded up to this."""
 
 
 class AncestralSampler(Sampler):
@@ -79,7 +79,7 @@ class AncestralSampler(Sampler):
         return write_targets(denoiser, state, Prediction(at, hidden), targets, token_sampler)
 
     def _hidden(self, denoiser: Any, state: State, at: Positions, slots: Tensor | None) -> Tensor:
-        """[N, D] the hidden rows at N positions; with `slots` [N] (see `AncestralPlan`) only these are computed."""
+        """[N, D] the hidden states at N positions; with `slots` [N] (see `AncestralPlan`) only these are computed."""
         plan: AncestralPlan = state.plan
         ids, attention, row, time = state.ids, state.canvas.attention_mask, at.rows, state.take_own_call(plan.time)
         active = [sequence for sequence, calls in enumerate(plan.calls) if calls > state.call]

@@ -16,7 +16,7 @@ from unmask.registry import Component
 from unmask.samplers.token_sampling import TokenSampler, rows_per_chunk
 
 Head = Callable[[Tensor], Tensor]
-"""Hidden rows [N, D] to logits [N, V]."""
+"""Hidden states [N, D] to logits [N, V]."""
 
 
 class Positions(NamedTuple):
@@ -211,13 +211,13 @@ class State:
 
 
 class Prediction(NamedTuple):
-    """Hidden rows [N, D] of the denoiser at N masked positions; `denoiser.head` turns them into logits."""
+    """Hidden states [N, D] of the denoiser at N masked positions; `denoiser.head` turns them into logits."""
 
     at: Positions
     hidden: Tensor
 
     def hidden_at(self, targets: Positions, shape: torch.Size) -> Tensor:
-        """The hidden rows at some of the positions, for a canvas of shape [B, L]."""
+        """The hidden states at some of the positions, for a canvas of shape [B, L]."""
         index = torch.zeros(shape, dtype=torch.int64, device=self.hidden.device)
         index[self.at] = torch.arange(len(self.hidden), device=index.device)
         return self.hidden[index[targets]]
@@ -357,7 +357,7 @@ def predict_masked(denoiser: Any, state: State, alpha: Tensor) -> Prediction:
 def map_positions(
     state: State, prediction: Prediction, vocab_size: int, function: Callable[[Tensor, Positions], Tensor]
 ) -> Tensor:
-    """[B, L] one number per predicted position, computed from hidden rows [N, D] in chunks; -inf elsewhere."""
+    """[B, L] one number per predicted position, computed from hidden states [N, D] in chunks; -inf elsewhere."""
     size = rows_per_chunk(prediction.hidden.device, vocab_size)
     chunks = zip(*(x.split(size) for x in (prediction.hidden, *prediction.at)), strict=True)
     out = torch.full(state.ids.shape, -torch.inf, device=state.ids.device)
@@ -405,7 +405,7 @@ def hidden_rows(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Hidden rows [B, L, D] of a denoiser, or [B, K, D] at `positions` [B, K] alone."""
+    """Hidden states [B, L, D] of a denoiser, or [B, K, D] at `positions` [B, K] alone."""
     if positions is not None and hasattr(denoiser, "hidden_at"):
         return denoiser.hidden_at(input_ids, positions, alpha=alpha, attention_mask=attention_mask, **options)
     hidden = denoiser.hidden(input_ids, alpha=alpha, attention_mask=attention_mask, **options)

@@ -1,7 +1,7 @@
 """Wrappers of a denoiser for one canvas: classifier-free guidance, no EOS inside a text, context around short rows, and
 a source that is encoded once.
 
-A wrapper may append columns to the hidden rows that its `head` reads, so a sampler uses it like any denoiser.
+A wrapper may append columns to the hidden states that its `head` reads, so a sampler uses it like any denoiser.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DenoiserWrapper(ABC):
         return getattr(self.denoiser, name)
 
     def hidden(self, input_ids: Tensor, alpha: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-        """Token ids [B, L] to hidden rows [B, L, D'] for `head`."""
+        """Token ids [B, L] to hidden states [B, L, D'], the input of `head`."""
         return self._hidden(input_ids, None, alpha, attention_mask)
 
     def hidden_at(
@@ -39,7 +39,7 @@ class DenoiserWrapper(ABC):
         alpha: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """The hidden rows [B, K, D'] at `positions` [B, K]."""
+        """The hidden states [B, K, D'] at `positions` [B, K]."""
         return self._hidden(input_ids, positions, alpha, attention_mask)
 
     def select_sequences(self, rows: Tensor) -> Self:
@@ -52,11 +52,11 @@ class DenoiserWrapper(ABC):
     ) -> Tensor: ...
 
     def head(self, rows: Tensor, mask_logit: bool = False) -> Tensor:
-        """Hidden rows [..., D'] to logits [..., V]."""
+        """Hidden states [..., D'] to logits [..., V]."""
         return self.denoiser.head(rows, mask_logit)
 
     def plan(self, rows: Tensor, log_top: Tensor) -> Tensor:
-        """The planner's logits [...] for hidden rows [..., D'] and the log-probabilities of their top tokens."""
+        """The planner's logits [...] for hidden states [..., D'] and the log-probabilities of their top tokens."""
         return self.denoiser.plan(rows, log_top)
 
 

@@ -73,7 +73,7 @@ class TokenSampler(Component):
         positions_N: Tensor,
         greedy_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`sample` from hidden rows, chunk by chunk, so that the logits of a whole canvas are never in memory."""
+        """`sample` from hidden states, chunk by chunk, so that the logits of a whole canvas are never in memory."""
         fused = getattr(denoiser, "fused", False)
         size = max(1, LOGITS_PER_CHUNK.get(hidden_ND.device.type, 1 << 22) // denoiser.config.vocab_size)
         count = -(-len(hidden_ND) // size)

@@ -24,7 +24,7 @@ and the attention kernel for padded rows rounds differently."""
 
 @dataclass(eq=False)
 class Call:
-    """A network call; `result` is its hidden rows or an error once it has been made."""
+    """A network call; `result` is its hidden states or an error once it has been made."""
 
     denoiser: Any
     ids: Tensor
@@ -53,7 +53,7 @@ class SharedDenoiser:
         return getattr(self.denoiser, name)
 
     def hidden(self, input_ids: Tensor, alpha: Any = None, attention_mask: Any = None, **inputs: Any) -> Tensor:
-        """Hidden rows [B, L, D]. A call with a key-value cache or an encoded source is made at once."""
+        """Hidden states [B, L, D]. A call with a key-value cache or an encoded source is made at once."""
         if inputs:
             inputs |= {} if alpha is None else {"alpha": alpha}
             return self.denoiser.hidden(input_ids, attention_mask=attention_mask, **inputs)
@@ -62,7 +62,7 @@ class SharedDenoiser:
     def hidden_at(
         self, input_ids: Tensor, positions: Tensor, alpha: Any = None, attention_mask: Any = None, **inputs: Any
     ) -> Tensor:
-        """Hidden rows [B, K, D] at `positions` [B, K]."""
+        """Hidden states [B, K, D] at `positions` [B, K]."""
         if inputs:
             return hidden_rows(self.denoiser, input_ids, positions, alpha, attention_mask, **inputs)
         return self._wait(Call(self.denoiser, input_ids, positions, alpha, attention_mask))
@@ -104,7 +104,7 @@ def _make_together(calls: list[Call], metrics: Metrics, others: bool) -> None:
 
 
 def _merged(calls: list[Call], rows: int) -> Tensor:
-    """The hidden rows of all calls, padded to one length."""
+    """The hidden states of all calls, padded to one length."""
     first = calls[0]
     extra = _round_up(rows) - rows if isinstance(first.denoiser, InferenceEngine) else 0
     if len(calls) == 1 and not extra:
