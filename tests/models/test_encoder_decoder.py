@@ -62,6 +62,15 @@ def test_the_rows_of_the_source_do_not_see_the_target_and_the_target_sees_both()
     assert not torch.allclose(rows[0, 4:], rows[2, 4:], atol=1e-3)
 
 
+def test_the_target_reads_the_source_through_cross_attention_alone():
+    net = network()
+    for block in net.blocks:
+        torch.nn.init.zeros_(block.cross_out.weight)
+    with torch.no_grad():
+        rows = net.hidden(torch.tensor([row("abc", "xyz"), row("abd", "xyz")]))
+    assert torch.equal(rows[0, 4:], rows[1, 4:])
+
+
 def test_only_the_first_separator_ends_the_source():
     net = network()
     ids = torch.tensor([row("ab\tc", "x"), row("abcd", "x"), [ord("a")] * LENGTH])

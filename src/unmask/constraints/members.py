@@ -158,16 +158,14 @@ class _WordList(Constraint):
         object.__setattr__(self, "whole", whole)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton:
-        absent = isinstance(self, NoWords)
-        word_dfa = whole_word_dfa if self.whole else substring_dfa
-        return intersect(
-            [
-                minimise(lift_to_tokens(word_dfa(word, absent), vocabulary))
-                if isinstance(word, str)
-                else _token_sequence(vocabulary.tokens(word), vocabulary, absent)
-                for word in self.words
-            ]
-        )
+        absent, automata = isinstance(self, NoWords), []
+        for word in self.words:
+            if isinstance(word, str):
+                dfa = whole_word_dfa(word, absent) if self.whole else CharacterDFA(*_search(word, absent))
+                automata.append(minimise(lift_to_tokens(dfa, vocabulary)))
+            else:
+                automata.append(_token_sequence(vocabulary.tokens(word), vocabulary, absent))
+        return intersect(automata)
 
 
 class Words(_WordList):
@@ -224,11 +222,6 @@ def as_constraints(given: Constraint | Sequence[Constraint]) -> list[Constraint]
     if not constraints or not all(isinstance(one, Constraint) for one in constraints):
         raise UnmaskError(f"constraint must be one of unmask.constraints or a list of them, got {given!r}.")
     return constraints
-
-
-def substring_dfa(word: str, absent: bool) -> CharacterDFA:
-    """A word somewhere in the text, or nowhere."""
-    return CharacterDFA(*_search(word, absent))
 
 
 def _token_sequence(tokens: list[int], vocabulary: Vocabulary, absent: bool) -> Automaton:

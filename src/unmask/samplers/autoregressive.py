@@ -36,15 +36,18 @@ class AutoregressiveSampler(Sampler):
     causal: ClassVar[bool] = True
 
     def begin(self, canvas: Canvas) -> State:
-        device, masked = canvas.ids.device, np.array(canvas.masked.tolist()).reshape(canvas.ids.shape)
-        columns, has_masks, start = np.flatnonzero(masked.any(axis=0)), masked.any(axis=1), masked.argmax(axis=1)
+        device = canvas.ids.device
+        masked = np.array(canvas.masked.tolist()).reshape(canvas.ids.shape)
+        columns = np.flatnonzero(masked.any(axis=0))
         first, total = (int(columns[0]), int(columns[-1] - columns[0] + 1)) if len(columns) else (0, 0)
-        stop = masked.shape[1] - masked[:, ::-1].argmax(axis=1)
-        calls = torch.as_tensor((stop - start) * has_masks, device=device)
         by_call = masked[:, first : first + total].T
         rows = torch.as_tensor(np.nonzero(by_call)[1], device=device).split(by_call.sum(axis=1).tolist())
-        state = State.start(canvas, calls, total, AutoregressivePlan(first, rows))
-        idle = (start - first) * has_masks
+        # the calls of a sequence are those from its first mask to its last one
+        has_masks, start = masked.any(axis=1), masked.argmax(axis=1)
+        stop = masked.shape[1] - masked[:, ::-1].argmax(axis=1)
+        calls, idle = (stop - start) * has_masks, (start - first) * has_masks
+        plan = AutoregressivePlan(first, rows)
+        state = State.start(canvas, torch.as_tensor(calls, device=device), total, plan)
         return replace(state, idle_calls=torch.as_tensor(idle, device=device)) if idle.any() else state
 
     def step(self, denoiser: Any, state: State, token_sampler: AnyTokenSampler) -> State:
