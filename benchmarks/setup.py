@@ -165,12 +165,12 @@ class Workload:
         return self.tokens * (flops_per_token(setup.config, setup.length, setup.objective, setup.schedule) or 0.0)
 
 
-def perturb_zeros(network: Any, std: float = 0.02) -> Any:
+def perturb_zeros(network: Any) -> Any:
     """Replace parameters that are initialised to zero, so that activations have their usual magnitude."""
     with torch.no_grad():
         for parameter in network.parameters():
             if not parameter.any():
-                parameter.normal_(std=std)
+                parameter.normal_(std=0.02)
     return network
 
 
@@ -238,5 +238,5 @@ def _vocab_size(recipe: Recipe) -> int:
     if hasattr(tokenizer, "vocab_size"):
         return tokenizer.vocab_size
     if tokenizer.name in ("byte", "dna"):
-        return len(tokenizer.build(lambda: iter(())))
+        return len(tokenizer.build())
     raise UnmaskError(f"The vocabulary size of the tokenizer '{tokenizer.name}' depends on its data; add --vocab.")

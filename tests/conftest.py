@@ -57,7 +57,7 @@ def make_checkpoint(
 ) -> Path:
     """Save a random model of two layers, of bytes or of bases."""
     torch.manual_seed(0)
-    tokenizer = registry.build("tokenizer", tokenizer_name).build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", tokenizer_name).build()
     spec = registry.build(
         "model", {"name": model, "hidden_size": 32, "layers": 2, "heads": 2, "dropout": 0.0, **options}
     )

@@ -16,7 +16,7 @@ def save_judge(folder: Path) -> Path:
     """A Llama of two layers with a context of 24 tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = registry.build("tokenizer", "byte").build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", "byte").build()
     tokenizer.add_special_tokens({"bos_token": "[BOS]"})
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}

@@ -133,7 +133,7 @@ ROTARY = "backbone.rotary_emb.inv_freq"
 
 
 def byte_tokenizer() -> Any:
-    return ByteTokenizer().build(lambda: iter(()))
+    return ByteTokenizer().build()
 
 
 def converted(src: Path, **options: Any) -> tuple[ConversionReport, Checkpoint]:

@@ -24,7 +24,7 @@ from unmask.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from unmask.errors import UnmaskError
 
 DOCUMENTS = [Document("a", "héllo"), Document("b/ü", "\U0001f600"), Document("c", "x" * 50), Document("a", "héllo")]
-BYTES = ByteTokenizer().build(lambda: iter(()))
+BYTES = ByteTokenizer().build()
 WORDS = [f"wörd{number} of the {number % 7}th line" + "\n" * (number % 3) for number in range(900)]
 
 
@@ -95,7 +95,7 @@ def test_it_is_found_again_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_large_vocabulary_takes_four_bytes() -> None:
-    large = ByteTokenizer().build(lambda: iter(()))
+    large = ByteTokenizer().build()
     large.add_tokens([f"<{number}>" for number in range(65_400)])
     cache = build([Document("a", "x<65399>")], large)
     assert cache.ids.dtype == np.uint32
@@ -120,7 +120,7 @@ def test_a_damaged_cache_is_rebuilt(damage: str, folder: Path) -> None:
 
 
 def test_bad_texts_are_errors_and_leave_nothing(folder: Path) -> None:
-    letters = CharTokenizer().build(lambda: iter(()))
+    letters = CharTokenizer().build()
     with pytest.raises(UnmaskError, match=r"second\.txt has the character 'B'"):
         build([Document("first.txt", "a"), Document("second.txt", "aB")], letters)
     with pytest.raises(UnmaskError, match="has no tokens"):

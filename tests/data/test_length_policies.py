@@ -33,8 +33,8 @@ TEXTS = ["abc", "", "é", "12345"]
 EOS, PAD = 99, 77
 TRUNCATED = Padded(overflow="truncate")
 POLICIES = [Packed(), Padded(), TRUNCATED, SupervisedEOS()]
-DIGITS = registry.build("tokenizer", {"name": "char", "alphabet": "0123456789.=:"}).build(lambda: iter(()))
-BYTES = ByteTokenizer().build(lambda: iter(()))
+DIGITS = registry.build("tokenizer", {"name": "char", "alphabet": "0123456789.=:"}).build()
+BYTES = ByteTokenizer().build()
 
 
 def table(

@@ -29,7 +29,7 @@ from unmask.evaluation.tasks import ORDERS, Strategy, make_strategies
 from unmask.laws.tables import TableConfig
 from unmask.pipeline import MaskedDiffusionLM, build_pipeline
 
-TOKENIZER = registry.build("tokenizer", "byte").build(lambda: iter(()))
+TOKENIZER = registry.build("tokenizer", "byte").build()
 LENGTH, MASK, EOS = 160, TOKENIZER.mask_token_id, TOKENIZER.eos_token_id
 HELD_OUT = '''
 def first(a, b=(1, 2)):

@@ -42,7 +42,7 @@ QUICK = GlueSettings(learning_rates=(3e-3,), seeds=1, epochs=6)
 def small_lm(model: str, length: int = 32, tokenizer: str = "byte", **special: str):
     """A fresh model of bytes or bases, optionally with special tokens of its own."""
     torch.manual_seed(0)
-    tokenizer = registry.build("tokenizer", tokenizer).build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", tokenizer).build()
     if special:
         tokenizer.add_special_tokens(special)
     heads = {"heads": 2} if model in ("dit", "causal", "encoder") else {}

@@ -24,7 +24,7 @@ from unmask.laws.tables import TableConfig
 from unmask.pipeline import MaskedDiffusionLM
 
 SOURCE = PathsSource(degree=3, arm=4, names=12, count=10, validation=120)
-TOKENIZER = registry.build("tokenizer", {"name": "char", "alphabet": SOURCE.alphabet}).build(lambda: iter(()))
+TOKENIZER = registry.build("tokenizer", {"name": "char", "alphabet": SOURCE.alphabet}).build()
 LENGTH = 9 * 3 + 3 + 4
 
 

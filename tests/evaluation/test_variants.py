@@ -25,7 +25,7 @@ LENGTH = 32
 def dna_lm(name: str, **options):
     """A random model of bases."""
     torch.manual_seed(0)
-    tokenizer = registry.build("tokenizer", "dna").build(lambda: iter(()))
+    tokenizer = registry.build("tokenizer", "dna").build()
     spec = registry.build("model", {"name": name, "hidden_size": 16, "layers": 1, **options})
     network = spec.build(len(tokenizer), tokenizer.mask_token_id, LENGTH)
     with torch.no_grad():

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unmask.checkpoint import CheckpointConfig, network_type, write_checkpoint
+from unmask.checkpoint import CheckpointConfig, write_checkpoint
 from unmask.convert.layout import check_keys
 from unmask.data.encoding import vocabulary_size
 from unmask.data.tokenizers import load_published
@@ -76,12 +76,6 @@ QWEN2_FIELDS = (
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters", "tie_word_embeddings",
     "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
-
-
-def kind_of(folder: Path) -> str | None:
-    """The kind of a published diffusion language model in a folder, or None for anything else."""
-    kind = network_type(folder)
-    return kind if kind in KINDS else None
 
 
 def convert_decoder(

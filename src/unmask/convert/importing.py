@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unmask.checkpoint import CONFIG_FILE, CheckpointConfig, save_checkpoint
-from unmask.convert.decoders import convert_decoder, kind_of
+from unmask.checkpoint import CONFIG_FILE, CheckpointConfig, network_type, save_checkpoint
+from unmask.convert.decoders import KINDS, convert_decoder
 from unmask.convert.layout import (
     PREFIX,
     ROTARY,
@@ -152,7 +152,7 @@ def convert(
         raise UnmaskError(f"length must be 1 or more, got {length}.")
     length_policy = build("policy", policy or "packed")
     check_new_folder(Path(dst), "name a new folder")
-    if (kind := kind_of(Path(src))) is not None:
+    if (kind := network_type(Path(src))) in KINDS:
         if heads is not None or time_conditioning or objective != "subs" or weights != "ema":
             raise UnmaskError(
                 f"'{src}' is a {kind} network, for which --heads, --weights, --objective and --time-conditioning have "
@@ -355,7 +355,7 @@ def _open_tokenizer(given: Any, source: Path) -> Any:
         with tempfile.TemporaryDirectory() as folder:  # without config.json, which names an unknown model type
             for file in files:
                 shutil.copy(file, folder)
-            return HuggingFaceTokenizer(path=folder).build(lambda: iter(()))
+            return HuggingFaceTokenizer(path=folder).build()
     if isinstance(given, (str, Path)):
         given = build("tokenizer", given) if given in ("byte", "char") else HuggingFaceTokenizer(path=str(given))
-    return given.build(lambda: iter(())) if isinstance(given, TokenizerComponent) else given
+    return given.build() if isinstance(given, TokenizerComponent) else given

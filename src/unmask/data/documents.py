@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from unmask.errors import UnmaskError
+
 MAX_CHARACTERS = 1 << 24
 """A text that is read in parts becomes documents of about this size."""
 
@@ -45,6 +47,16 @@ def numbered(name: str, texts: Iterable[str | Iterable[str]]) -> Iterator[Docume
         elif text:
             yield Document(f"{name}#{number}", text)
             number += 1
+
+
+def not_empty(documents: Iterator[Document], message: str) -> Iterator[Document]:
+    """Yield documents; raise `UnmaskError` with this message if there are none."""
+    first = next(documents, None)
+    if first is None:
+        raise UnmaskError(message)
+    yield first
+    del first  # a document may be large
+    yield from documents
 
 
 class CorpusDigest:

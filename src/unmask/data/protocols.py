@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -274,6 +275,7 @@ def _hub(path: str, split: str, **options: Any) -> dict[str, Any]:
     return {"name": "huggingface", "path": path, "split": split, **options}
 
 
+_read_json_texts = partial(read_records, itemgetter("text"))
 _openwebtext = partial(_hub, "Skylion007/openwebtext", revision=PARQUET)
 _c4 = partial(_hub, "allenai/c4", config="en", streaming=True)
 
@@ -312,7 +314,7 @@ def _wikitext(name: str, about: str, files: Mapping[PartName, str], config: str)
 def _science(name: str, title: str) -> Protocol:
     hub = _hub("armanc/scientific_papers", "test", config=name, field="article", revision=PARQUET)
     parts: dict[PartName, Part] = {"test": Part((f"{name}/test.jsonl",), hub)}
-    return _gpt2(name, f"{title} articles of the scientific-papers corpus", parts, _json_field("text"))
+    return _gpt2(name, f"{title} articles of the scientific-papers corpus", parts, _read_json_texts)
 
 
 def _genome(
@@ -335,10 +337,6 @@ def _toy_translation(part: PartName) -> Part:
     return Part(source={"name": "toy_translation"}, keep=lambda name: name.startswith(f"{part}#"))
 
 
-def _json_field(name: str) -> Callable[[Iterable[str]], Texts]:
-    return partial(read_records, lambda record: record[name])
-
-
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
@@ -352,7 +350,7 @@ PROTOCOLS: dict[str, Protocol] = {
                 "validation": Part(("openwebtext/held-out.jsonl",), _openwebtext("train[-100000:]")),
                 "test": Part(("openwebtext/held-out.jsonl",), _openwebtext("train[-100000:]")),
             },
-            _json_field("text"),
+            _read_json_texts,
         ),
         _text8(
             "text8",
@@ -408,7 +406,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "lambada",
             "LAMBADA passages",
             {"test": Part(("lambada/lambada_test.jsonl",), _hub("EleutherAI/lambada_openai", "test"))},
-            _json_field("text"),
+            _read_json_texts,
             clean=partial(substitute, LAMBADA_RULES),
         ),
         _gpt2(
@@ -441,7 +439,7 @@ PROTOCOLS: dict[str, Protocol] = {
                 "validation": Part(("c4/validation.jsonl",), _c4("validation")),
                 "test": Part(("c4/validation.jsonl",), _c4("validation")),
             },
-            _json_field("text"),
+            _read_json_texts,
         ),
         Protocol(
             "stdlib",

@@ -24,7 +24,7 @@ from unmask.data.encoding import (
     split_into_chunks,
     vocabulary_size,
 )
-from unmask.data.sources.fasta import LETTERS
+from unmask.data.sources.fasta import LETTERS, reverse_complement_text
 from unmask.errors import UnmaskError
 from unmask.io import CHECKSUMS, atomic_text, build_once, cache_dir, is_intact, read_json, reading
 from unmask.registry import Component
@@ -55,11 +55,16 @@ NFKC_GROWTH = 18
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+def no_documents() -> Iterator[Document]:
+    """What a tokenizer that is not trained is built from."""
+    return iter(())
+
+
 class TokenizerComponent(Component):
     """Base class of the tokenizer components."""
 
     @abstractmethod
-    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+    def build(self, documents: Documents = no_documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
         """Build or load the tokenizer; only one that is trained reads the documents.
 
         documents: yields the training documents, from the start at each call. digest: their digest, if it is known; a
@@ -72,7 +77,7 @@ class ByteTokenizer(TokenizerComponent):
 
     name: Literal["byte"] = "byte"
 
-    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+    def build(self, documents: Documents = no_documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
         from tokenizers import Tokenizer, decoders, models
 
         vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
@@ -98,7 +103,7 @@ class CharTokenizer(TokenizerComponent):
             raise ValueError("an alphabet must have at least one character, and each only once")
         return alphabet
 
-    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+    def build(self, documents: Documents = no_documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
         from tokenizers import Tokenizer, decoders, models
 
         vocabulary = {character: number for number, character in enumerate(self.alphabet)}
@@ -109,15 +114,12 @@ class CharTokenizer(TokenizerComponent):
 
 
 class DNATokenizer(TokenizerComponent):
-    """Bases: A, C, G, T, N have the ids 0 to 4, [MASK] is 5; no EOS. Any other letter is an error.
-
-    `unmask.data.sources.fasta.reverse_complement` gives the ids of the opposite strand.
-    """
+    """Bases: A, C, G, T, N have the ids 0 to 4, [MASK] is 5; no EOS. Any other letter is an error."""
 
     name: Literal["dna"] = "dna"
 
-    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
-        return CharTokenizer(alphabet=LETTERS).build(documents)
+    def build(self, documents: Documents = no_documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+        return CharTokenizer(alphabet=LETTERS).build()
 
 
 def complement_map(tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -134,7 +136,7 @@ def complement_map(tokenizer: PreTrainedTokenizerFast) -> list[int]:
         )
     complements = list(range(max(vocabulary.values()) + 1))
     for token, number in tokens.items():
-        opposite = token.translate(str.maketrans("ACGTacgt", "TGCAtgca"))[::-1]
+        opposite = reverse_complement_text(token)
         if opposite not in tokens:
             raise UnmaskError(
                 f"Reverse complements need the token '{opposite}', the opposite of '{token}', which the tokenizer does "
@@ -155,7 +157,7 @@ class BPETokenizer(TokenizerComponent):
     vocab_size: int = Field(default=4096, ge=258, le=1_000_000)
     sample_characters: int = Field(default=100_000_000, ge=1)
 
-    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+    def build(self, documents: Documents = no_documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
         """Train the tokenizer, or load the one that was trained on the same documents."""
         if digest is None:
             tokenizer = self._train(documents, CorpusDigest.of(documents()).characters)
@@ -221,7 +223,7 @@ class HuggingFaceTokenizer(TokenizerComponent):
     name: Literal["huggingface"] = "huggingface"
     path: str
 
-    def build(self, documents: Documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
+    def build(self, documents: Documents = no_documents, digest: CorpusDigest | None = None) -> PreTrainedTokenizerFast:
         folder = Path(self.path).expanduser()
         data = os.environ.get("UNMASK_DATA")
         if not folder.is_dir() and data is not None and Path(data, "vocab", self.path).is_dir():

@@ -6,10 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from functools import cache, partial
 from itertools import groupby, islice
-from typing import IO, Any, ClassVar, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import IO, ClassVar, Literal
 
 from unmask.data.documents import Document, in_parts
 from unmask.data.sources.files import FileSource, InputFile
@@ -18,7 +15,6 @@ from unmask.errors import UnmaskError
 LETTERS = "ACGTN"
 """The four bases and N, any of them; a letter's index is its token id."""
 
-COMPLEMENTS = "TGCAN"
 FORMATS = (".fa", ".fasta", ".fna")
 REVERSE_SUFFIX = "/rc"
 """The names of reverse complements end with this."""
@@ -30,7 +26,7 @@ LINES_AT_ONCE = 256
 INVALID = b"?"
 _WHITE_SPACE = b" \t\r\n"
 _CODES = {"A": "A", "C": "C", "G": "G", "T": "TU", "N": "NRYSWKMBDHVX-"}
-_BOTH_CASES = str.maketrans(LETTERS + LETTERS.lower(), COMPLEMENTS + COMPLEMENTS.lower())
+_COMPLEMENTS = str.maketrans("ACGTacgt", "TGCAtgca")
 
 SoftMasked = Literal["upper", "keep", "N"]
 """What becomes of lower-case bases, which mark repeats: upper case, unchanged, or N."""
@@ -47,15 +43,8 @@ def letter_table(soft_masked: SoftMasked = "upper") -> bytes:
 
 
 def reverse_complement_text(text: str) -> str:
-    """Return the reverse complement of a text of A, C, G, T and N; other characters stay as they are."""
-    return text.translate(_BOTH_CASES)[::-1]
-
-
-def reverse_complement(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the reverse complements of token ids [..., L]; N and larger ids, such as the mask, stay as they are."""
-    ids = np.asarray(ids)
-    complement = np.array([LETTERS.index(letter) for letter in COMPLEMENTS], dtype=ids.dtype)
-    return np.where(ids < len(LETTERS), complement[np.minimum(ids, len(LETTERS) - 1)], ids)[..., ::-1]
+    """Return the reverse complement of a text of A, C, G and T; other characters, such as N, stay as they are."""
+    return text.translate(_COMPLEMENTS)[::-1]
 
 
 class FastaSource(FileSource):

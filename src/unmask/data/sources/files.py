@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, ClassVar, TextIO
 
 from pydantic import field_validator
 
-from unmask.data.documents import Document
+from unmask.data.documents import Document, not_empty
 from unmask.data.sources import Source, is_pattern
 from unmask.errors import UnmaskError, did_you_mean
 
@@ -257,9 +257,5 @@ class FileSource(Source):
 
     def _read(self, found: list[tuple[Path, list[InputFile]]]) -> Iterator[Document]:
         for path, files in found:
-            empty = True
-            for document in chain.from_iterable(map(self.read_file, files)):
-                empty = False
-                yield document
-            if empty:
-                raise UnmaskError(f"{path} has no text in it; name a file or folder with text.")
+            documents = chain.from_iterable(map(self.read_file, files))
+            yield from not_empty(documents, f"{path} has no text in it; name a file or folder with text.")

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from pydantic import Field, model_validator
 
-from unmask.data.documents import Document, in_parts
+from unmask.data.documents import Document, in_parts, not_empty
 from unmask.data.sources import Source
 from unmask.data.sources.fasta import INVALID, LINE_BYTES, SoftMasked, letter_table
 from unmask.data.sources.files import InputFile, find_file
@@ -220,24 +221,20 @@ class GenomeSource(Source):
     def documents(self) -> Iterator[Document]:
         """Yield the intervals in the order of the BED file or of the regions."""
         genome = Genome(find_data_file(self.fasta))
-        empty = True
-        for interval in self._from_bed(genome) if self.intervals is not None else self._from_regions(genome):
-            if self.unknown < 1 and self._share_of_n(genome, interval) > self.unknown:
-                continue
-            empty = False
-            yield from in_parts(interval.name, self._pieces(genome, interval))
-        if empty:
-            among = "" if self.intervals is None else f" of the splits {', '.join(self.splits)}"
-            raise UnmaskError(f"'{self.fasta}' has no intervals{among} to read; choose others.")
+        intervals = self._from_regions(genome) if self.intervals is None else self._from_bed(genome, self.intervals)
+        if self.unknown < 1:
+            intervals = (one for one in intervals if self._share_of_n(genome, one) <= self.unknown)
+        documents = chain.from_iterable(in_parts(one.name, self._pieces(genome, one)) for one in intervals)
+        among = "" if self.intervals is None else f" of the splits {', '.join(self.splits)}"
+        yield from not_empty(documents, f"'{self.fasta}' has no intervals{among} to read; choose others.")
 
     def held_out(self, name: str) -> bool | None:
         """Return whether an interval of a BED file is for validation."""
         split, mark, _ = name.partition("#")
         return split in VALIDATION_WORDS if mark else None
 
-    def _from_bed(self, genome: Genome) -> Iterator[Interval]:
-        assert self.intervals is not None
-        for interval in read_intervals(find_data_file(self.intervals)):
+    def _from_bed(self, genome: Genome, bed: str) -> Iterator[Interval]:
+        for interval in read_intervals(find_data_file(bed)):
             if interval.split in self.splits:
                 size = genome.sizes[genome.record(interval.record, interval.where)]
                 if interval.end > size:

@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 from unmask.data.documents import Document, numbered
 from unmask.data.sources import Source, is_saved_dataset
-from unmask.data.sources.text import find_text_field, texts_of_records
+from unmask.data.sources.text import ROWS_AT_ONCE, find_text_field, string_fields, texts_of_records
 from unmask.errors import UnmaskError
 from unmask.io import offline_if_unreachable
-
-ROWS_AT_ONCE = 256
 
 
 class HuggingFaceSource(Source):
@@ -89,5 +87,5 @@ class HuggingFaceSource(Source):
 def _columns(dataset: Any) -> dict[str, bool]:
     """Return the columns and whether each holds strings; a stream without features is read up to its first row."""
     if dataset.features is None:
-        return {name: value is None or isinstance(value, str) for name, value in next(iter(dataset), {}).items()}
+        return string_fields(next(iter(dataset), {}))
     return {name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in dataset.features.items()}

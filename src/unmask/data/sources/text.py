@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from unmask.data.documents import Document, in_parts, numbered
+from unmask.data.documents import Document, in_parts, not_empty, numbered
 from unmask.data.sources import Source, fasta
 from unmask.data.sources.files import FileSource, InputFile
 from unmask.errors import UnmaskError, did_you_mean
@@ -93,6 +93,11 @@ def find_text_field(where: str, fields: Mapping[str, bool], wanted: str | None) 
     return strings[0]
 
 
+def string_fields(record: Mapping[str, Any]) -> dict[str, bool]:
+    """Return whether each field of a record may hold strings; null may stand for one."""
+    return {name: value is None or isinstance(value, str) for name, value in record.items()}
+
+
 def texts_of_records(where: str, unit: str, records: Iterable[tuple[int, Any]], wanted: str | None) -> Iterator[str]:
     """Yield the texts of numbered records, each a string or an object; null is skipped.
 
@@ -103,8 +108,7 @@ def texts_of_records(where: str, unit: str, records: Iterable[tuple[int, Any]], 
         value = record
         if isinstance(record, dict):
             if field is None:
-                fields = {name: value is None or isinstance(value, str) for name, value in record.items()}
-                field = find_text_field(f"{where}, {unit} {number},", fields, wanted)
+                field = find_text_field(f"{where}, {unit} {number},", string_fields(record), wanted)
             if field not in record:
                 raise UnmaskError(
                     f"{where}, {unit} {number}, has no field '{field}'; "
@@ -305,12 +309,7 @@ class StdinSource(PlainTextOptions):
     def documents(self) -> Iterator[Document]:
         """Yield the documents of standard input; empty input is an error."""
         file = InputFile(Path(_kept_input(sys.stdin).name, "text"), "stdin", "Standard input")
-        empty = True
-        for document in read_plain(file, self):
-            empty = False
-            yield document
-        if empty:
-            raise UnmaskError("Standard input is empty; pipe text into it or name a file.")
+        yield from not_empty(read_plain(file, self), "Standard input is empty; pipe text into it or name a file.")
 
 
 @cache

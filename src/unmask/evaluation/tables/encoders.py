@@ -78,17 +78,17 @@ def table4_runs(scale: GlueScale, protocol: Protocol) -> list[Run]:
 # ---- tasks ----------------------------------------------------------------------------------------------------------
 
 
-def toy_task(count: int = 64) -> TaskData:
+def toy_task() -> TaskData:
     """Made-up words whose label is whether one of them has the letter z."""
     random = Random(0)
     examples = []
-    for _ in range(2 * count):
+    for _ in range(128):
         letters = random.choices("abcdefgh ", k=random.randint(8, 24))
         label = random.randrange(2)
         if label:
             letters[random.randrange(len(letters))] = "z"
         examples.append((("".join(letters),), float(label)))
-    train, dev = (Examples(*map(list, zip(*part, strict=True))) for part in (examples[:count], examples[count:]))  # type: ignore[arg-type]
+    train, dev = (Examples(*map(list, zip(*part, strict=True))) for part in (examples[:64], examples[64:]))  # type: ignore[arg-type]
     return TaskData(TOY, train, (dev,))
 
 
