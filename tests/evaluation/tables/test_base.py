@@ -21,10 +21,13 @@ from unmask.evaluation.tables.workspace import Workspace, plan, run_experiment, 
 from unmask.likelihood import Bound
 from unmask.training import Callback, Interrupted
 
+TOY = get_protocol("toy-dna")
+"""Its documents are made in no time, also in each process that trains."""
+
 
 def tiny_run(label="MDLM", seed=0, **changes):
     small = {"model": {"hidden_size": 16, "layers": 1, "heads": 1}, "training": {"steps": 4, "save_every": 2}}
-    return make_run(label, get_protocol("stdlib"), merge(TINY, small, changes), seed=seed)
+    return make_run(label, TOY, merge(TINY, small, changes), seed=seed)
 
 
 def test_merging_keeps_sizes_and_replaces_other_members():
@@ -44,12 +47,12 @@ def test_runs_and_measurements_are_made_once(tmp_path):
         started.append(label)
         return []
 
-    run, protocol = tiny_run(), get_protocol("stdlib")
-    first = Workspace(tmp_path, on_run).bound(run, protocol, documents=2)
-    again = Workspace(tmp_path, on_run).bound(run, protocol, documents=2)
+    run = tiny_run()
+    first = Workspace(tmp_path, on_run).bound(run, TOY, documents=2)
+    again = Workspace(tmp_path, on_run).bound(run, TOY, documents=2)
     assert again == first
     assert started == ["MDLM, seed 0"]
-    other = Workspace(tmp_path, on_run).bound(run, protocol, documents=3)
+    other = Workspace(tmp_path, on_run).bound(run, TOY, documents=3)
     assert other.tokens != first.tokens
     assert started == ["MDLM, seed 0"]
     assert tiny_run(seed=1).folder != run.folder
@@ -74,7 +77,7 @@ def test_runs_side_by_side_are_trained_once_and_an_error_ends_them(tmp_path):
     workspace = Workspace(tmp_path, jobs=2, on_trained=lambda *report: done.append(report))
     first, second = tiny_run(), tiny_run(seed=1)
     start = {"model": {"name": "checkpoint", "path": first.folder}}
-    later = replace(make_run("later", get_protocol("stdlib"), merge(first.recipe.model_dump(), start)), start=first)
+    later = replace(make_run("later", TOY, merge(first.recipe.model_dump(), start)), start=first)
     workspace.train_side_by_side([later, first, second])
     assert [label for label, *_ in done][-1] == "later, seed 0"
     assert [report[1:] for report in done] == [(1, 3), (2, 3), (3, 3)]
@@ -87,8 +90,8 @@ def test_runs_side_by_side_are_trained_once_and_an_error_ends_them(tmp_path):
 
 
 def test_ctrl_c_saves_runs_side_by_side(tmp_path):
-    command = [sys.executable, "-m", "unmask", "reproduce", "table1", "--scale", "tiny", "--jobs", "2", "--out", "out"]
-    command += ["training.steps=100000", "training.save_every=100000"]
+    command = [sys.executable, "-m", "unmask", "reproduce", "table1", "--scale", "tiny", "--on", "toy-dna"]
+    command += ["--jobs", "2", "--out", "out", "training.steps=100000", "training.save_every=100000"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     logs = tmp_path / "out/tiny/runs"
     while len(list(logs.glob("*/log.jsonl"))) < 2 and process.poll() is None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unmask.data.protocols import get_protocol
-from unmask.evaluation.tables import get_experiment
+from unmask.evaluation.tables import get_experiment, scaling
 from unmask.evaluation.tables.base import merge
 from unmask.evaluation.tables.scaling import HALF_WIDTH, fit_power_law, fit_scaling, optimum
 from unmask.evaluation.tables.workspace import Workspace, training_flops
@@ -46,7 +46,8 @@ def test_laws_and_their_ratio_are_found():
     assert fit_scaling(SIZES, BUDGETS, rising, np.zeros_like(rising))["ratio"] is None
 
 
-def test_intervals_contain_the_law_as_often_as_they_say():
+def test_intervals_contain_the_law_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(scaling, "RESAMPLES", 200)
     both, error, inside = np.stack([losses(30.0, 0.08), losses(30.0, 0.08)]), 0.01, []
     for noise in np.random.Generator(np.random.Philox(1)).normal(0.0, error, size=(60, *both.shape)):
         fitted = fit_scaling(SIZES, BUDGETS, both + noise, np.full_like(both, error))
