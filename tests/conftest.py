@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,11 @@ LENGTH = 48
 def pytest_sessionstart() -> None:
     """Let Ctrl-C stop the tests and the processes they start, also where a script runs the tests in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of garbage collections, which the code under test asks for."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -126,7 +126,7 @@ def test_among_several_processes_nothing_is_tried():
 
 
 def test_a_validation_that_does_not_fit_uses_smaller_batches():
-    rows = feed(1).rows
+    rows = feed(1).rows.spread(5)
     expected = measure_bound(ALONE, make_step(Subs()), rows)
     for room in (1, 3, 40):
         found = measure_bound(ALONE, limited(room), rows)
