@@ -1,6 +1,7 @@
 """Serving against offline generation: throughput, time to the first canvas, and a test under load.
 
 python -m benchmarks.serve --steps 16                  # 64 clients against the library, on this machine
+python -m benchmarks.serve --width 128 --length 64     # the same with a random network of this width
 python -m benchmarks.serve --device cuda --out h200.json   # a random DiT of 1,024 tokens; needs no web framework
 python -m benchmarks.serve --load 10                   # 200 clients over HTTP for ten minutes
 """
@@ -30,28 +31,29 @@ from unmask.serving.batches import CanvasEvent, Failed, Finished, Job
 from unmask.serving.metrics import Metrics
 from unmask.serving.scheduler import Scheduler
 
-VOCABULARY = 50_258
-
 
 class Numbers:
     """A tokenizer for random networks: the text of a token is its number."""
 
-    pad_token_id, eos_token_id, bos_token_id, mask_token_id = 0, None, None, VOCABULARY - 1
+    pad_token_id, eos_token_id, bos_token_id = 0, None, None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.mask_token_id = vocab_size - 1
 
     def decode(self, ids: list[int], **options: Any) -> str:
         return " ".join(map(str, ids))
 
 
-def random_lm(device: torch.device, size: Any, length: int) -> MaskedDiffusionLM:
+def random_lm(device: torch.device, spec: DiTSpec, vocab_size: int, length: int) -> MaskedDiffusionLM:
     """A DiT with random weights, as fast as a trained one."""
     torch.manual_seed(0)
     with device:
-        network = DiTSpec(size=size).build(VOCABULARY, VOCABULARY - 1, length).eval()
+        network = spec.build(vocab_size, vocab_size - 1, length).eval()
     torch.nn.init.normal_(network.output_layer.linear.weight, std=0.02)
     if device.type == "cuda":
         cast_trunk_to_bf16(network)
     engine = InferenceEngine(network) if device.type == "cuda" else None
-    return MaskedDiffusionLM(network, Numbers(), CheckpointConfig(length=length), engine=engine)
+    return MaskedDiffusionLM(network, Numbers(vocab_size), CheckpointConfig(length=length), engine=engine)
 
 
 class Calls(Metrics):
@@ -111,60 +113,68 @@ def serve_jobs(
     }
 
 
-def timed(function: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    start = time.perf_counter()
+def timed(function: Callable[[], Any], device: torch.device) -> tuple[float, float, Any]:
+    """Seconds, seconds of the processors of this process, and the result."""
+    start, processor = time.perf_counter(), time.process_time()
     result = function()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start, result
+    return time.perf_counter() - start, time.process_time() - processor, result
 
 
 def compare(lm: MaskedDiffusionLM, clients: int, length: int, options: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """The scheduler with all requests at once and spread over a run, against the library in one batch."""
+    """The scheduler with all requests at once and spread over a run, against the library in one batch.
+
+    The ratios are medians over rounds in which both run one after the other. Those of processor time do not depend on
+    what else the machine does.
+    """
     device, tokens = lm.device, clients * length
     requests = [{"length": length, "seed": seed, **options} for seed in range(clients)]
     warm = {**options, "length": length}
     lm.generate(clients, **warm)  # kernels, graphs
-    offline, best, expected = [], {}, None
+    best, expected = {}, None
     for size in {clients, max(1, clients // 4), max(1, clients // 16)}:
         lm.generate(size, **warm)
-        seconds, texts = timed(partial(lm.generate, clients, batch_size=size, **warm), device)
-        best[size] = tokens / seconds
+        seconds, _, texts = timed(partial(lm.generate, clients, batch_size=size, **warm), device)
+        best[size] = seconds
         expected = texts if size == clients else expected
-    size = max(best, key=best.__getitem__)
-    single, _ = timed(
-        lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(max(2, clients // 16))], device
-    )
-    serve_jobs(lm, requests, [0.0] * clients)
-    together = []
-    for _ in range(repeats):
-        offline.append(timed(lambda: lm.generate(clients, batch_size=size, **warm), device)[0])
-        together.append(serve_jobs(lm, requests, [0.0] * clients))
-    run = statistics.median(one["seconds"] for one in together)
+    size, few = min(best, key=best.__getitem__), max(2, clients // 16)
+    runs: dict[str, Callable[[], Any]] = {
+        "offline": lambda: lm.generate(clients, batch_size=size, **warm),
+        "single": lambda: [lm.generate(1, **{**warm, "seed": seed}) for seed in range(few)],
+        "together": lambda: serve_jobs(lm, requests, [0.0] * clients),
+    }
+    runs["together"]()
+    rounds = [{name: timed(run, device) for name, run in runs.items()} for _ in range(repeats)]
+
+    def median(name: str, clock: int = 0) -> float:
+        return statistics.median(one[name][clock] for one in rounds)
+
+    def ratio(name: str, scale: float, clock: int) -> float:
+        return statistics.median(scale * one[name][clock] / one["together"][clock] for one in rounds)
+
+    seconds, first = median("together"), rounds[0]["together"][2]
     half = requests + [{**one, "seed": one["seed"] + clients} for one in requests]
     rng = random.Random(0)
-    spread = serve_jobs(
-        lm, half, [0.0] * (clients // 2) + [rng.expovariate(clients / run) for _ in half[clients // 2 :]]
-    )
-    watched = serve_jobs(lm, requests, [rng.random() * run / clients for _ in requests], watched=True)
-    equal = sum(a == b for a, b in zip(together[0]["texts"], expected or (), strict=True))
-    base = tokens / statistics.median(offline)
-    one_by_one = max(2, clients // 16) * length / single
+    delays = [0.0] * (clients // 2) + [rng.expovariate(clients / seconds) for _ in half[clients // 2 :]]
+    spread = serve_jobs(lm, half, delays)
+    watched = serve_jobs(lm, requests, [rng.random() * seconds / clients for _ in requests], watched=True)
     return {
         "offline_batch_size": size,
-        "offline_tokens_per_second": base,
-        "one_after_another_tokens_per_second": one_by_one,
-        "together_tokens_per_second": tokens / run,
-        "together_to_offline": statistics.median(a / b["seconds"] for a, b in zip(offline, together, strict=True)),
-        "together_to_one_after_another": tokens / run / one_by_one,
-        "offline_to_one_after_another": base / one_by_one,
+        "offline_tokens_per_second": tokens / median("offline"),
+        "one_after_another_tokens_per_second": few * length / median("single"),
+        "together_tokens_per_second": tokens / seconds,
+        "together_to_offline": ratio("offline", 1, 0),
+        "together_to_offline_by_processor_time": ratio("offline", 1, 1),
+        "together_to_one_after_another": ratio("single", clients / few, 0),
+        "together_to_one_after_another_by_processor_time": ratio("single", clients / few, 1),
         "spread_mean_rows": spread["mean_rows"],
         "spread_rows_per_second_to_offline": spread["mean_rows"]
         * spread["network_calls"]
         / spread["seconds"]
-        / (clients * together[0]["network_calls"] / statistics.median(offline)),
+        / (clients * first["network_calls"] / median("offline")),
         "first_canvas_calls": watched["first_canvas_calls"],
-        "equal_texts": equal,
+        "equal_texts": sum(a == b for a, b in zip(first["texts"], expected or (), strict=True)),
         "texts": clients,
     }
 
@@ -308,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--length", type=int, help="tokens of a text (default 128, on a GPU 1024)")
     parser.add_argument("--steps", type=int, help="network calls of a text (default 16, on a GPU 128)")
     parser.add_argument("--size", default="small", help="of the random network on a GPU")
+    parser.add_argument("--width", type=int, help="a random network of this width and four layers, also on a CPU")
     parser.add_argument("--sampler", help="default: ancestral")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--load", type=float, metavar="MINUTES", help="200 clients over HTTP")
@@ -320,14 +331,20 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.load:
         found = run_load(load(options.checkpoint, device="cpu"), options.checkpoint, options.load, options.load_clients)
     else:
-        lm = random_lm(device, options.size, length) if gpu else load(options.checkpoint, device=device)
+        if options.width:
+            spec = DiTSpec(hidden_size=options.width, layers=4, heads=max(1, options.width // 64))
+            lm = random_lm(device, spec, 4096, length)
+        elif gpu:
+            lm = random_lm(device, DiTSpec(size=options.size), 50_258, length)
+        else:
+            lm = load(options.checkpoint, device=device)
         sampler = {"sampler": options.sampler or "ancestral", "steps": steps}
         found = compare(lm, options.clients, length, sampler, options.repeats)
         found |= {"device": torch.cuda.get_device_name() if gpu else "cpu", "length": length, **sampler}
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     for name, value in found.items():
-        print(f"{name.replace('_', ' '):42} {f'{value:,.3f}' if isinstance(value, float) else value}")
+        print(f"{name.replace('_', ' '):50} {f'{value:,.3f}' if isinstance(value, float) else value}")
     return found
 
 

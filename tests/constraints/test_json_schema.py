@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+from datetime import datetime
 
 import jsonschema
 import numpy as np
@@ -180,6 +181,53 @@ def test_json_in_the_usual_style_is_accepted_and_other_json_is_not():
         assert not accepts(dfa, wrong), wrong
 
 
+BOUNDED = [
+    {"type": "integer", "minimum": 0},
+    {"type": "integer", "minimum": -25, "exclusiveMaximum": 107},
+    {"type": "integer", "exclusiveMinimum": -2.5, "maximum": 9.9},
+    {"type": "integer", "minimum": 118, "maximum": 118},
+    {"type": "integer", "maximum": -7},
+    {"type": "integer", "minimum": 10**17 - 3, "maximum": 10**17 + 3},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "minimum": -0.75, "exclusiveMaximum": 12.5},
+    {"type": "number", "minimum": 99.99},
+    {"type": "number", "exclusiveMaximum": 0.1 + 0.2},
+    {"type": ["number", "null"], "minimum": 1e-7, "maximum": 3e2},
+]
+
+
+@pytest.mark.parametrize("schema", BOUNDED, ids=str)
+def test_numbers_keep_their_bounds_and_all_short_ones_are_accepted(schema):
+    dfa, rng = JsonSchema(schema).dfa, random.Random(0)
+    for _ in range(100):
+        check(schema, random_text(rng, dfa))
+    bounds = [schema[name] for name in schema if name != "type"]
+    near = [bound + step for bound in bounds for step in (-1, 0, 1)]
+    numbers = [*range(-130, 131), *(one for one in near if "e" not in repr(one))]
+    numbers += [round(rng.uniform(-20, 20), rng.randrange(1, 4)) for _ in range(300)]
+    for number in numbers:
+        if isinstance(number, int) or schema["type"] != "integer":
+            valid = jsonschema.Draft202012Validator(schema).is_valid(number)
+            assert accepts(dfa, json.dumps(number)) == valid, number
+    for wrong in ("01", "-", "1.", ".5", "-01", "00.5", "1e", "", "--1"):
+        assert not accepts(dfa, wrong), wrong
+
+
+@pytest.mark.parametrize("form", ["date", "time", "date-time", "uuid", "email"])
+def test_strings_have_their_format(form):
+    schema, rng = {"type": "string", "format": form}, random.Random(0)
+    dfa = JsonSchema(schema).dfa
+    for _ in range(100):
+        text = json.loads(random_text(rng, dfa))
+        jsonschema.validate(text, schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+        if form == "date-time":
+            assert datetime.fromisoformat(text[:19])
+    if form == "date":
+        for day, valid in {"2024-02-29": True, "2023-02-29": False, "1999-12-31": True, "1999-06-31": False}.items():
+            assert accepts(dfa, f'"{day}"') == valid, day
+
+
 @pytest.mark.parametrize("steps", [3, None])
 @pytest.mark.parametrize("length", [22, 40])
 def test_every_generated_text_validates(mdlm, steps, length):
@@ -225,6 +273,7 @@ def doubled(depth: int) -> dict:
     return {"$ref": "#/$defs/a0", "$defs": parts | {f"a{depth}": {"type": "null"}}}
 
 
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
 REFUSED = [
     ("", "is not valid (Expecting value"),
     ("[1]", "must be a JSON object, got [1]"),
@@ -240,7 +289,24 @@ REFUSED = [
     ({"type": "array", "items": True}, "at '$.items' is true; describe the value"),
     ({"type": "array"}, "has no items"),
     ({"type": "object"}, "has no properties"),
-    ({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}}, "'$.properties.a' has minimum, which"),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}},
+        "'$.properties.a' has multipleOf, ",
+    ),
+    ({"type": "integer", "minimum": 0.1, "maximum": 0.9}, "no number of at most 18 digits within its bounds"),
+    ({"type": "number", "minimum": 1e300}, "no number of at most 15 digits within its bounds"),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "type": "integer",
+            "minimum": 1,
+            "exclusiveMinimum": True,
+        },
+        "has exclusiveMinimum true; give the number",
+    ),
+    ({"type": "string", "format": "ipv6"}, "has the format 'ipv6', which is not supported"),
+    ({"type": "string", "format": "date", "maxLength": 3}, "has a format and a length"),
+    ({"type": "string", "format": "date", "pattern": "2.*"}, "has a pattern and a format"),
     ({"type": "array", "items": {"type": "null"}, "uniqueItems": True}, "has uniqueItems, which is not supported"),
     ({"oneOf": [{"type": "null"}]}, "has no type"),
     ({"type": "object", "anyOf": [{"type": "null"}]}, "has type beside anyOf, which is not supported"),

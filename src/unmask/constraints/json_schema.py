@@ -6,8 +6,10 @@ Every keyword is expressed exactly or refused: a text that the automaton accepts
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from unmask.constraints.automaton import NFA, CharacterDFA, shorten
@@ -21,9 +23,13 @@ ESCAPED = "".join(map(chr, range(0x20))) + '"\\'
 """Characters that JSON escapes in strings."""
 MAX_DIGITS = {"integer": 18, "fraction": 17, "exponent": 2}
 """The most digits of a number, which every parser can read."""
+EXACT_DIGITS = 15
+"""Numbers with at most this many digits differ as floats if they differ as decimals."""
+BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 KEYWORDS = {
-    **dict.fromkeys(("null", "boolean", "integer", "number"), frozenset[str]()),
-    "string": frozenset({"minLength", "maxLength", "pattern"}),
+    **dict.fromkeys(("null", "boolean"), frozenset[str]()),
+    **dict.fromkeys(("integer", "number"), BOUNDS),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
@@ -35,6 +41,22 @@ COMBINATIONS = {
     "anyOf": frozenset({"anyOf"}),
 }
 """Keywords that replace those of a type, and the keywords that may stand beside each."""
+YEAR, DAY = "[1-9][0-9]{3}", "(?:0[1-9]|1[0-9]|2[0-8])"
+DATE = (
+    f"(?:{YEAR}-(?:(?:0[1-9]|1[0-2])-{DAY}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+    "|[1-9][0-9](?:0[48]|[2468][048]|[13579][26])-02-29)"
+)
+CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+TIME = f"{CLOCK}:[0-5][0-9](?:[.][0-9]{{1,6}})?(?:Z|[+-]{CLOCK})"
+LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "email": f"[A-Za-z0-9_+-]+(?:[.][A-Za-z0-9_+-]+)*@(?:{LABEL}[.])+[A-Za-z]{{2,12}}",
+}
+"""Expressions for strings of each format. Years have four digits."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"$comment", "$schema", "$id", "$defs", "definitions"}
@@ -135,31 +157,96 @@ class _Writer:
     def write_boolean(self, at: int, *_: Any) -> int:
         return self.nfa.join(self.nfa.text(at, "true"), self.nfa.text(at, "false"))
 
-    def write_integer(self, at: int, *_: Any) -> int:
-        signed = self.nfa.join(at, self.nfa.text(at, "-"))
-        digits = self.digits(self.nfa.add(signed, DIGITS[1:]), 0, MAX_DIGITS["integer"] - 1)
-        return self.nfa.join(self.nfa.text(signed, "0"), digits)
+    def write_integer(self, at: int, schema: dict[str, Any], place: str, _: Any) -> int:
+        if BOUNDS & schema.keys():
+            return self.bounded(at, schema, place, MAX_DIGITS["integer"], 0)
+        return self.integer(at)
 
-    def write_number(self, at: int, *_: Any) -> int:
-        whole = self.write_integer(at)
+    def write_number(self, at: int, schema: dict[str, Any], place: str, _: Any) -> int:
+        if bounds := BOUNDS & schema.keys():
+            whole = max(len(str(int(abs(schema[name])))) for name in bounds)
+            whole = min(whole if len(bounds) > 1 else max(whole, 9), EXACT_DIGITS)
+            return self.bounded(at, schema, place, whole, EXACT_DIGITS - whole)
+        whole = self.integer(at)
         decimal = self.nfa.join(whole, self.digits(self.nfa.text(whole, "."), 1, MAX_DIGITS["fraction"]))
         power = self.nfa.add(decimal, "eE")
         return self.nfa.join(
             decimal, self.digits(self.nfa.join(power, self.nfa.add(power, "+-")), 1, MAX_DIGITS["exponent"])
         )
 
+    def integer(self, at: int) -> int:
+        signed = self.nfa.join(at, self.nfa.text(at, "-"))
+        digits = self.digits(self.nfa.add(signed, DIGITS[1:]), 0, MAX_DIGITS["integer"] - 1)
+        return self.nfa.join(self.nfa.text(signed, "0"), digits)
+
     def digits(self, at: int, low: int, high: int) -> int:
         return self.repeat(at, low, high, lambda begin: self.nfa.add(begin, DIGITS))
 
+    def bounded(self, at: int, schema: dict[str, Any], place: str, whole: int, places: int) -> int:
+        """A number within its bounds, with at most `whole` digits before the point and `places` after it."""
+        high = 10 ** (whole + places) - 1  # in units of the last place
+        low = -high
+        for name in BOUNDS & schema.keys():
+            if isinstance(schema[name], bool):
+                raise _refusal(place, f"has {name} {json.dumps(schema[name])}", "give the number")
+            bound = Fraction(repr(schema[name])) * 10**places
+            if name in ("minimum", "exclusiveMinimum"):
+                low = max(low, math.ceil(bound) if name == "minimum" else math.floor(bound) + 1)
+            else:
+                high = min(high, math.floor(bound) if name == "maximum" else math.ceil(bound) - 1)
+        if low > high:
+            raise _refusal(place, f"has no number of at most {whole + places} digits within its bounds", "correct them")
+        ends = self.decimals(self.nfa.text(at, "-"), max(1, -high), -low, places) if low < 0 else []
+        ends += self.decimals(at, max(0, low), high, places) if high >= 0 else []
+        return self.nfa.join(*ends)
+
+    def decimals(self, at: int, low: int, high: int, places: int) -> list[int]:
+        """The states after the decimals from `low` to `high`, in units of the last place, without leading zeros."""
+        ends = []
+        for whole in range(1, len(str(high // 10**places)) + 1):
+            size = whole + places
+            first, last = max(low, 0 if whole == 1 else 10 ** (size - 1)), min(high, 10**size - 1)
+            if first <= last:
+                ends += self.between(at, str(first).zfill(size), str(last).zfill(size), whole)
+        return ends
+
+    def between(self, at: int, low: str, high: str, whole: int) -> list[int]:
+        """The states after the digits from `low` to `high`, with a point after `whole` of them.
+
+        Zeros at the end may be left out after the point.
+        """
+        ends = [at] if whole <= 0 and not low.strip("0") else []
+        if not low:
+            return ends
+        if whole == 0:
+            at = self.nfa.text(at, ".")
+        begins: dict[tuple[str, str], str] = {}  # the digits at this place by the bounds of the others
+        for digit in DIGITS[int(low[0]) : int(high[0]) + 1]:
+            rest = low[1:] if digit == low[0] else "0" * len(low[1:])
+            most = high[1:] if digit == high[0] else "9" * len(high[1:])
+            begins[rest, most] = begins.get((rest, most), "") + digit
+        for (rest, most), digits in begins.items():
+            ends += self.between(self.nfa.add(at, digits), rest, most, whole - 1)
+        return ends
+
     def write_string(self, at: int, schema: dict[str, Any], place: str, _: Any) -> int:
         low, high = _bounds(schema, "minLength", "maxLength", place)
+        if (form := schema.get("format", "date")) not in FORMATS:
+            remedy = f"state it as a pattern, or use {', '.join(FORMATS)}"
+            raise _refusal(place, f"has the format {shorten(form)}, which is not supported", remedy)
         at = self.nfa.text(at, '"')
-        if "pattern" not in schema:
+        expressions = [schema["pattern"]] if "pattern" in schema else []
+        expressions += [FORMATS[form]] if "format" in schema else []
+        if not expressions:
             end = self.repeat(at, low, high, self.character)
-        elif (low, high) == (0, None):
-            end = self.nfa.embed(at, _pattern_dfa(schema["pattern"], place))
+        elif len(expressions) == 1 and (low, high) == (0, None):
+            end = self.nfa.embed(at, _pattern_dfa(expressions[0], place))
         else:
-            raise _refusal(place, "has a pattern and a length", "state the length in the pattern, as [a-z]{2,5} does")
+            kind = "pattern" if "pattern" in schema else "format"
+            other = "format" if len(expressions) > 1 else "length"
+            raise _refusal(
+                place, f"has a {kind} and a {other}", "state both in the pattern, as [a-z]{2,5} does for a length"
+            )
         return self.nfa.text(end, '"')
 
     def character(self, at: int) -> int:
