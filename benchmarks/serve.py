@@ -283,7 +283,7 @@ def run_load(lm: MaskedDiffusionLM, name: str, minutes: float, clients: int) -> 
     import subprocess
     import sys
 
-    from unmask.cli.serve import bind
+    from unmask.serving.server import bind
 
     probe = bind("127.0.0.1", 0)
     port = probe.getsockname()[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -14,7 +13,6 @@ from unmask.errors import UnmaskError
 from unmask.serving import name_checkpoints
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "greenlet")
-SHUTDOWN_SECONDS = 60
 
 Checkpoints = Annotated[
     list[str] | None,
@@ -71,9 +69,9 @@ def serve(
     if not loopback and api_key is None and not no_auth:
         raise UnmaskError(f"Anyone who can reach {host} could use this server; give --api-key or --no-auth.")
     named = name_checkpoints(checkpoints or ["stories"])
-    listener = bind(host, port)
-    import uvicorn
+    from unmask.serving.server import bind, run
 
+    listener = bind(host, port)
     from unmask.serving.api import Limits
     from unmask.serving.app import create_app
 
@@ -87,16 +85,7 @@ def serve(
     shown = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
     message = f"Serving {', '.join(models)} on {shown} ({key}, for {who}). Press Ctrl-C to stop."
     common.error_console.print(message, soft_wrap=True)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        lifespan="on",
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=1 << 16,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    run(app, listener)
 
 
 def is_loopback(host: str) -> bool:
@@ -105,17 +94,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; a port that is taken is told before models are loaded."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UnmaskError(f"Cannot listen on {host}:{port} ({reason}); choose another --port or --host.") from error
-    return listener
