@@ -238,7 +238,7 @@ def split_at_blank(text: Any, choices: Any) -> tuple[str, str]:
         raise UnmaskError(f"choices must be a list of at least two different answers, got {choices!r}.")
     for choice in choices:
         if not check_text(choice).strip():
-            raise UnmaskError(f"An answer must not be blank, got {choice!r}.")
+            raise UnmaskError(f"An answer must not be empty, got {choice!r}.")
     return parts[0], parts[2]
 
 

@@ -134,7 +134,7 @@ def test_alleles_of_a_vcf_file(genome, tmp_path):
     [
         ("chr2\t1\t.\tC\tA", "line 3: REF is 'C', but .* has 'A' at chr2:1"),
         ("chr3\t1\t.\tC\tA", "line 3: .* has no record 'chr3'"),
-        ("chr2\t9\t.\tTT\tA", "must be inside of 'chr2', which has 9 bases"),
+        ("chr2\t9\t.\tTT\tA", "must be inside 'chr2', which has 9 bases"),
         ("chr2 1 . C A", "separated by tabs"),
         ("chr2\tx\t.\tC\tA", "must be CHROM, POS"),
         ("chr2\t0\t.\tC\tA", "must be CHROM, POS"),

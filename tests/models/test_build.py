@@ -121,7 +121,7 @@ def test_an_unknown_target_is_refused_with_a_suggestion():
 
 def test_without_peft_the_install_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UnmaskError, match=r"needs the package peft; install it with pip install 'unmask\[lora\]'"):
+    with pytest.raises(UnmaskError, match=r"needs the package peft; run: pip install 'unmask\[lora\]'"):
         add_lora(network(), LoraConfig())
 
 

@@ -263,7 +263,9 @@ def test_a_tracker_that_is_missing_or_cannot_start_stops_the_run(
     with monkeypatch.context() as patch:
         patch.setattr("unmask.training.callbacks.find_spec", lambda name: name == "tensorboard" or None)
         Trackers(["tensorboard"], tmp_path, RECIPE)
-        with pytest.raises(UnmaskError, match=r"'wandb', which is not installed: pip install 'unmask\[track\]', or"):
+        with pytest.raises(
+            UnmaskError, match=r"'wandb', which is not installed; run: pip install 'unmask\[track\]', or"
+        ):
             Trackers(["tensorboard", "wandb"], tmp_path, RECIPE)
     service("wandb")
     sys.modules["wandb"].init = lambda **options: (_ for _ in ()).throw(RuntimeError("no API key\nlog in"))

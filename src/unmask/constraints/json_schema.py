@@ -72,9 +72,7 @@ def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str = "") -> Charac
     try:
         from jsonschema.validators import Draft202012Validator, validator_for
     except ImportError:
-        raise UnmaskError(
-            "JSON schemas need the package jsonschema; install it with: pip install 'unmask[json]'."
-        ) from None
+        raise UnmaskError("JSON schemas need the package jsonschema; run: pip install 'unmask[json]'.") from None
     try:
         root = json.loads(
             _limited([schema] if isinstance(schema, str) else json.JSONEncoder(allow_nan=False).iterencode(schema))
@@ -113,7 +111,7 @@ class _Writer:
         self.root, self.validator, self.nfa = root, validator, NFA()
 
     def value(self, at: int, schema: Any, place: str, references: tuple[str, ...]) -> int:
-        """A value of `schema`, which is at the path `place` of the root and inside of the $refs `references`."""
+        """A value of `schema`, which is at the path `place` of the root and inside the $refs `references`."""
         if not isinstance(schema, dict):
             raise _refusal(place, f"is {json.dumps(schema)}", "describe the value by its type")
         types = schema.get("type", [])
@@ -140,7 +138,7 @@ class _Writer:
 
     def reference(self, at: int, name: str, place: str, references: tuple[str, ...]) -> int:
         if name in references:
-            raise _refusal(place, f"refers to {shorten(name)} inside of itself", "unfold it to the depth that you need")
+            raise _refusal(place, f"refers to {shorten(name)} inside itself", "unfold it to the depth that you need")
         part: Any = self.root
         try:
             if not name.startswith("#"):

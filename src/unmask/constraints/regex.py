@@ -142,7 +142,7 @@ def _limited_crawl() -> Iterator[None]:
         from interegular import fsm
     except ImportError:
         raise UnmaskError(
-            "Regular expressions need the package interegular; install it with: pip install 'unmask[regex]'."
+            "Regular expressions need the package interegular; run: pip install 'unmask[regex]'."
         ) from None
     with _crawl_lock:
         original, fsm.crawl = fsm.crawl, _make_crawl()

@@ -137,7 +137,9 @@ def check_export(folder: Path, dtype: str) -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UnmaskError(f"Export to ONNX needs the package {error.name}; pip install 'unmask[export]'.") from error
+        raise UnmaskError(
+            f"Export to ONNX needs the package {error.name}; run: pip install 'unmask[export]'."
+        ) from error
 
 
 def trace(module: Logits) -> Any:

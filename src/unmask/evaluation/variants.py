@@ -73,7 +73,7 @@ def read_variants(path: Path, genome: Genome) -> tuple[list[Variant], int]:
         record = genome.record(chrom, where)
         size = genome.sizes[record]
         if pos - 1 + len(ref) > size:
-            raise UnmaskError(f"{where}POS must be inside of '{chrom}', which has {size} bases, got {pos}.")
+            raise UnmaskError(f"{where}POS must be inside '{chrom}', which has {size} bases, got {pos}.")
         found = genome.read(record, pos - 1, pos - 1 + len(ref))
         if found != ref:
             raise UnmaskError(

@@ -230,7 +230,7 @@ def add_lora(network: nn.Module, lora: LoraConfig) -> nn.Module:
     try:
         import peft
     except ImportError as error:
-        raise UnmaskError("model.lora needs the package peft; install it with pip install 'unmask[lora]'.") from error
+        raise UnmaskError("model.lora needs the package peft; run: pip install 'unmask[lora]'.") from error
 
     # the full name of every linear layer in a block, to its name within the block
     layers = {

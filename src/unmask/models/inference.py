@@ -47,7 +47,9 @@ def select_device(name: str | torch.device | None, dtype: torch.dtype = torch.fl
         torch.zeros(1, dtype=dtype, device=device).add_(1).item()
     except (RuntimeError, AssertionError, TypeError, ValueError, ImportError) as error:
         reason = first_line(error).partition(". ")[0]  # the first sentence of a long message
-        raise UnmaskError(f"The device '{name}' cannot be used here ({reason}); name another, or none.") from error
+        raise UnmaskError(
+            f"The device '{name}' cannot be used here ({reason}); give another, or leave it out."
+        ) from error
     return device
 
 

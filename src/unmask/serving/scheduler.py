@@ -4,7 +4,7 @@ A `Job` holds the rows of one request. Rows with the same options and the same l
 rows join at its next call and finished rows leave. Rows with a constraint, particles, windows or a sampler that cannot
 join run as a `SingleBatch` of their own, by the generator of the library. In every round each batch runs up to its next
 network call; the calls of all batches are then made together, grouped by padded length. Batches run in greenlets, so a
-sampler waits inside of `denoiser.hidden` without knowing it.
+sampler waits inside `denoiser.hidden` without knowing it.
 """
 
 from __future__ import annotations

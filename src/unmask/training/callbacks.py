@@ -290,7 +290,7 @@ class Trackers(Callback):
         for name in names:
             if find_spec(name) is None:
                 raise UnmaskError(
-                    f"training.trackers names '{name}', which is not installed: pip install 'unmask[track]', "
+                    f"training.trackers names '{name}', which is not installed; run: pip install 'unmask[track]', "
                     "or leave it out."
                 )
         self._names = names

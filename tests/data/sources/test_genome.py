@@ -188,7 +188,7 @@ def test_odd_bed_files_are_refused_in_one_sentence(folder, line, words):
     ("options", "words"),
     [
         ({"fasta": "none.fa"}, "no file 'none.fa'"),
-        ({"fasta": "g.fa", "regions": ["a:4-2"]}, "inside of its record"),
+        ({"fasta": "g.fa", "regions": ["a:4-2"]}, "inside its record"),
         ({"fasta": "g.fa", "regions": ["a:0-99"]}, "which has 8 bases"),
         ({"fasta": "g.fa", "regions": ["a:x"]}, "record:start-end"),
         ({"fasta": "g.fa", "regions": ["a"], "intervals": "g.bed"}, "exclude each other"),

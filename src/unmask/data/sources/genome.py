@@ -253,7 +253,7 @@ class GenomeSource(Source):
             start, end = (0, size) if whole else (int(re.sub("[,_]", "", found[i])) for i in (2, 3))
             if not start < end <= size and not whole:
                 raise UnmaskError(
-                    f"The region '{region}' must be inside of its record, which has {size} bases in '{genome.path}'."
+                    f"The region '{region}' must be inside its record, which has {size} bases in '{genome.path}'."
                 )
             for first in range(start, end, self.interval):
                 yield Interval(name, first, min(first + self.interval, end))
