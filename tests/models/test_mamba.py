@@ -111,6 +111,19 @@ def test_padding_on_either_side_changes_nothing(spec: dict[str, Any], side: str)
         torch.testing.assert_close(rows[row, mask[row]], alone[0], rtol=1e-5, atol=2e-5)
 
 
+def test_compiled_blocks_give_the_same_rows_and_gradients() -> None:
+    """The scan itself is not compiled: the blocks are compiled in parts."""
+    results = []
+    for compiled in (False, True):
+        network, ids = build(MASKED[0]).train(), some_ids()
+        for block in network.blocks if compiled else ():
+            block.forward = torch.compile(block.forward, backend="aot_eager")
+        rows = network.hidden(ids)
+        results.append([rows, *torch.autograd.grad(rows.square().mean(), list(network.blocks.parameters()))])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("spec", CAUSAL, ids=str)
 @pytest.mark.parametrize("pieces", [[1] * L, [5, 1, 1, 5], [4, 8]])
 def test_the_recurrent_form_equals_the_parallel_form(spec: dict[str, Any], pieces: list[int]) -> None:

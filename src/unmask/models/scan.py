@@ -31,7 +31,6 @@ STATES_IN_BACKWARD = 1 << 22
 """Numbers in the states that the loops of the backward pass hold at a time."""
 
 
-@torch.compiler.disable
 def selective_scan(
     x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -46,10 +45,16 @@ def selective_scan(
         state: The state before the first token, [B, N, D]; zero if None.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    x, dt, decay, b, c = (tensor.to(dtype) for tensor in (x, dt, decay, b, c))
     if state is None:
         state = x.new_zeros(x.shape[0], *decay.shape)
-    return _SelectiveScan.apply(x, dt, decay, b, c, state.to(dtype))
+    inputs = [tensor.to(dtype).contiguous() for tensor in (x, dt, decay, b, c, state)]
+    return _scan(*inputs)
+
+
+@torch.compiler.disable
+def _scan(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The scan of inputs of one dtype, without the conversions, which are compiled with the block."""
+    return _SelectiveScan.apply(*inputs)
 
 
 class _SelectiveScan(torch.autograd.Function):

@@ -26,15 +26,7 @@ REGISTERS = 168
 CARRIED = 128
 """Numbers of states that a program carries along the chunks."""
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _exp2(x):
-    """2^x in one instruction. Results below 2^-126 are 0; `tl.exp2` spends three more on them."""
-    if INTERPRETED:
-        return tl.exp2(x)
-    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+"""The kernels multiply the rates by log2(e) once, since `exp2` is one instruction and `exp` is six."""
 
 
 @triton.jit
@@ -61,7 +53,7 @@ def _ends_kernel(
         size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
         token = tl.load(x + row * WIDTH + d, at_d, 0.0)
         write = tl.load(b + row * SIZE + n, at_n, 0.0)
-        h = _exp2(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
+        h = tl.exp2(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
     tl.store(ends + chunk * SIZE * WIDTH + place, h, at_state)
 
 
@@ -81,7 +73,7 @@ def _carry_kernel(
         step = tl.load(steps + chunk * WIDTH + place % WIDTH, exists, 0.0)
         value = tl.load(values + chunk * SIZE * WIDTH + place, exists, 0.0)
         tl.store(before + chunk * SIZE * WIDTH + place, h, exists)
-        h = _exp2(step * rate) * h + value
+        h = tl.exp2(step * rate) * h + value
     tl.store(last + batch * SIZE * WIDTH + place, h, exists)
 
 
@@ -100,7 +92,7 @@ def _outputs_kernel(
         token = tl.load(x + row * WIDTH + d, at_d, 0.0)
         write = tl.load(b + row * SIZE + n, at_n, 0.0)
         read = tl.load(c + row * SIZE + n, at_n, 0.0)
-        h = _exp2(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
+        h = tl.exp2(size[None, :] * rate) * h + (size * token)[None, :] * write[:, None]
         tl.store(y + row * WIDTH + d, tl.sum(h * read[:, None], axis=0), at_d)
 
 
@@ -119,7 +111,7 @@ def _start_gradients_kernel(
         size = tl.load(dt + row * WIDTH + d, at_d, 0.0)
         read = tl.load(c + row * SIZE + n, at_n, 0.0)
         grad = tl.load(grad_y + row * WIDTH + d, at_d, 0.0)
-        g = _exp2(size[None, :] * rate) * (g + read[:, None] * grad[None, :])
+        g = tl.exp2(size[None, :] * rate) * (g + read[:, None] * grad[None, :])
     tl.store(grad_starts + chunk * SIZE * WIDTH + place, g, at_state)
 
 
@@ -176,7 +168,7 @@ def _gradients_kernel(
             for i in tl.static_range(2):
                 row = chunk * TOKENS + 2 * pair + i
                 size, token, write = _load_token(x, dt, b, row, d, n, at_d, at_n, WIDTH, SIZE)
-                h = _exp2(size * rate) * h + size * token * write
+                h = tl.exp2(size * rate) * h + size * token * write
         tl.debug_barrier()
         g = tl.load(grad_ends + chunk * SIZE * WIDTH + place, at_state, 0.0)
         for step in range(TOKENS // 2):
@@ -184,10 +176,10 @@ def _gradients_kernel(
             start = tl.load(own_states + pair * (NUMBERS * CHANNELS))
             row = chunk * TOKENS + 2 * pair
             size, token, write = _load_token(x, dt, b, row, d, n, at_d, at_n, WIDTH, SIZE)
-            factor = _exp2(size * rate)
+            factor = tl.exp2(size * rate)
             middle = factor * start + size * token * write
             later_size, later_token, later_write = _load_token(x, dt, b, row + 1, d, n, at_d, at_n, WIDTH, SIZE)
-            later_factor = _exp2(later_size * rate)
+            later_factor = tl.exp2(later_size * rate)
             g, grad_exponent = _token_gradients(
                 g, middle, h, later_factor, rate, later_size, later_token, later_write,
                 c, grad_y, grad_x, grad_dt, grad_b, grad_c, row + 1, block, blocks, d, n, at_d, at_n, WIDTH, SIZE,
