@@ -70,7 +70,7 @@ def find_checkpoint(name: str | Path | None = None, revision: str | None = None)
     return path
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def download(name: str, revision: str | None) -> Path:
     """The folder of a model of the hub, downloaded if the cache does not have its newest version.
 
     Without a connection the version in the cache is used.
@@ -284,7 +284,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return defaults
 
 
-def upload(folder: Path, name: str, *, private: bool | None = None, token: str | None = None) -> str:
+def upload(folder: Path, name: str, private: bool | None, token: str | None) -> str:
     """Upload the files of a folder to a repository, which is created if there is none; return its address."""
     from huggingface_hub import HfApi
 

@@ -290,7 +290,7 @@ def _refine(bound: Bound, precision: float, most: int, estimate: Callable[..., B
     return bound
 
 
-def count_draws(objective: Objective, rows: Rows, steps: int = 0) -> int:
+def count_draws(objective: Objective, rows: Rows, steps: int) -> int:
     """The number of draws of `evaluate` without a precision, with `steps` T-step bounds."""
     return len(rows) * (1 if objective.exact else OFFSETS * (len(objective.estimators()) + steps))
 

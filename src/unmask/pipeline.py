@@ -180,7 +180,7 @@ class MaskedDiffusionLM:
         """Upload the checkpoint with a model card to the repository "org/name" of the hub; return its URL."""
         with tempfile.TemporaryDirectory() as temporary:
             self._write(Path(temporary), name)
-            return upload(Path(temporary), name, private=private, token=token)
+            return upload(Path(temporary), name, private, token)
 
     def _write(self, folder: Path, name: str) -> None:
         write_checkpoint(folder, self.denoiser, self.tokenizer, self.config, generation_config=self.generation_config)

@@ -63,7 +63,7 @@ ANNOTATIONS = frozenset(
 )
 
 
-def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str = "") -> CharacterDFA:
+def json_schema_dfa(schema: Mapping[str, Any] | str, prefix: str) -> CharacterDFA:
     """The DFA that accepts `prefix` followed by JSON that a schema accepts.
 
     Objects have no properties but the named ones, in the order of the schema. A space may follow a colon or comma, and

@@ -325,7 +325,7 @@ class CompiledConstraints:
     """Constraints on canvases of at most `longest` tokens (`None`: any length), for a model of length `limit`."""
 
     def __init__(
-        self, constraints: Sequence[Constraint], vocabulary: Vocabulary, longest: int | None, limit: int = MAX_LENGTH
+        self, constraints: Sequence[Constraint], vocabulary: Vocabulary, longest: int | None, limit: int
     ) -> None:
         self.constraints, self.limit = constraints, limit
         self.mask, self.end = vocabulary.mask, vocabulary.end

@@ -71,7 +71,7 @@ class TokenSampler(Component):
         seeds_N: Tensor,
         step: int | Tensor,
         positions_N: Tensor,
-        greedy_N: Tensor | None = None,
+        greedy_N: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """`sample` from hidden states, chunk by chunk, so that the logits of a whole canvas are never in memory."""
         fused = getattr(denoiser, "fused", False)
