@@ -492,7 +492,7 @@ def test_an_autoregressive_model_says_what_it_cannot_do(ar, call, message):
         (lambda lm: lm.edit(""), "no tokens"),
         (lambda lm: lm.edit("a" * 50), "shorten"),
         (lambda lm: lm.edit("abc", strength=0.0), r"strength must be in \(0, 1\], got 0.0"),
-        (lambda lm: lm.edit("abc", strength=0.5, spans=[(0, 1)]), "only one of spans, strength and keep"),
+        (lambda lm: lm.edit("abc", strength=0.5, spans=[(0, 1)]), "spans, strength and keep exclude each other"),
         (lambda lm: lm.edit("abc", spans=[(2, 4)]), r"end <= 3, got \(2, 4\)"),
         (lambda lm: lm.edit("abc", spans=["ab"]), "spans must be pairs"),
         (lambda lm: lm.edit("abc", spans=[(0, 1, 2)]), "spans must be pairs"),
