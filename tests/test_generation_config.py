@@ -8,12 +8,13 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 import unmask
 from unmask.checkpoint import GENERATION_FILE, read_generation_config
 from unmask.constraints import Regex, Words
 from unmask.errors import UnmaskError
-from unmask.generation_config import MAX_COUNT, GenerationConfig, choose_sampler
+from unmask.generation_config import CPU_TOKENS_PER_CALL, MAX_COUNT, GenerationConfig, SamplingOptions, choose_sampler
 from unmask.samplers.ancestral import AncestralSampler
 from unmask.samplers.ordered import EntropyBoundedSampler, OrderedSampler, ThresholdSampler
 from unmask.samplers.remasking import ReMDMSampler
@@ -254,6 +255,21 @@ def test_every_sampler_generates_and_streams(mdlm, way):
     assert mdlm.generate(3, prompt="Once", length=14, seed=4, **way) == [one.text for one in done]
     *_, last = mdlm.stream("Once", length=14, seed=4, **way)
     assert (last.ids, last.calls) == (done[0].ids, done[0].calls)
+
+
+def test_windows_overlap_by_half_by_default(mdlm):
+    rows = [[mdlm.text_processor.mask_token_id] * 20]
+    windows = GenerationConfig(window=8).bind(mdlm.text_processor, rows).windows
+    assert (windows.size, windows.stride) == (8, 4)
+    assert GenerationConfig(window=8, stride=3).bind(mdlm.text_processor, rows).windows.stride == 3
+    assert GenerationConfig(window=20).bind(mdlm.text_processor, rows).windows is None
+
+
+def test_particles_share_the_tokens_of_a_call():
+    length, cpu = CPU_TOKENS_PER_CALL // 32, torch.device("cpu")
+    assert SamplingOptions().batch_size(length, cpu) == 32
+    assert SamplingOptions(particles=8).batch_size(length, cpu) == 4
+    assert SamplingOptions(particles=64).batch_size(length, cpu) == 1
 
 
 def test_token_sampling_options_reach_every_sampler(mdlm):

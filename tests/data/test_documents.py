@@ -1,8 +1,18 @@
-"""The digest that identifies a corpus."""
+"""Texts that are read in parts, and the digest that identifies a corpus."""
 
 from __future__ import annotations
 
-from unmask.data.documents import CorpusDigest, Document
+from unmask.data.documents import CorpusDigest, Document, in_parts, numbered
+
+
+def test_a_text_in_parts_becomes_documents_of_the_largest_size(monkeypatch) -> None:
+    monkeypatch.setattr("unmask.data.documents.MAX_CHARACTERS", 4)
+    first, last = Document("a", "xxyy", more=True), Document("a", "zz")
+    assert list(in_parts("a", ["xx", "", "yy", "zz"])) == [first, last]
+    assert not list(in_parts("a", [""]))
+    whole, *rest = numbered("b", ["one", "", ["xx", "yy", "z"], "two"])
+    assert whole == Document("b#0", "one")
+    assert rest == [Document("b#1", "xxyy", more=True), Document("b#1", "z"), Document("b#2", "two")]
 
 
 def test_the_digest_depends_on_documents_and_not_on_their_parts() -> None:
