@@ -71,6 +71,15 @@ def test_the_target_reads_the_source_through_cross_attention_alone():
     assert torch.equal(rows[0, 4:], rows[1, 4:])
 
 
+def test_padding_in_the_source_is_not_read():
+    net, ids = network(), torch.tensor([row("abc", "xyz"), row("aqc", "xyz")])
+    attention_mask = torch.ones_like(ids, dtype=torch.bool)
+    attention_mask[:, 1] = False
+    with torch.no_grad():
+        rows = net.hidden(ids, attention_mask=attention_mask)
+    assert torch.equal(rows[0, attention_mask[0]], rows[1, attention_mask[1]])
+
+
 def test_only_the_first_separator_ends_the_source():
     net = network()
     ids = torch.tensor([row("ab\tc", "x"), row("abcd", "x"), [ord("a")] * LENGTH])
