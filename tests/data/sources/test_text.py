@@ -115,6 +115,11 @@ def test_the_field_is_named_or_text_or_the_only_one_with_strings(tmp_path: Path,
         texts(path)
 
 
+def test_null_in_the_first_record_may_stand_for_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1, "body": null}\n{"n": 2, "body": "b"}\n')
+    assert texts(tmp_path / "a.jsonl") == ["b"]
+
+
 def test_a_field_needs_a_file_with_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.jsonl").write_text('{"body": "b"}')

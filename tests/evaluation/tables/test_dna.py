@@ -52,6 +52,7 @@ def test_both_tables_share_runs_and_are_resumed(tmp_path):
     assert table.rows[PLAID] == {}
     assert [table.rows[name]["perplexity"].bound for name in TABLE6] == [False, False, True, True]
     assert table.columns == ["perplexity", "bits per base", "parameters, millions"]
+    assert table.notes[0].startswith("Every model reads 96 bases in rows of 16.")
     assert {label: row["perplexity"] for label, row in table.published.items()}[MDLM] == 3.199
 
     table, trained = make_table(tmp_path, "table7", SCALE)
