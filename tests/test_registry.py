@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
@@ -91,3 +94,27 @@ def test_a_field_reads_and_writes_its_component():
 def test_names_do_not_import_torch():
     code = "import sys, unmask.registry as r; r.names('model'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_options_are_checked_in_several_threads():
+    """A finaliser that gives way to another thread must not disturb the reading of a source."""
+
+    class Yielding:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            time.sleep(0.0001)
+
+    def check(number: int) -> None:
+        Yielding()
+        registry._fields.cache_clear()
+        registry.check_options("sampler", ["ordered", "remdm"][number % 2])
+
+    before = gc.get_threshold()
+    gc.set_threshold(300)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(check, range(24)))
+    finally:
+        gc.set_threshold(*before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -102,6 +103,10 @@ ALIASES: dict[str, dict[str, str]] = {"sampler": {"reveal": "ancestral"}}
 """Earlier names of members, which keep opening."""
 
 
+_parsing = threading.Lock()
+"""`ast.parse` in two threads at once may raise a SystemError (CPython 3.11)."""
+
+
 class Component(BaseModel):
     """A small frozen, serialisable member of an axis. Each member adds ``name: Literal["its-name"] = "its-name"``."""
 
@@ -191,7 +196,9 @@ def _fields(module: str, name: str) -> dict[str, tuple[Any, Any]]:
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     known = {"Any": Any, "Literal": Literal, "Field": Field}
     found: dict[str, tuple[Any, Any]] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    with _parsing:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
             return _fields(str(node.module), name)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
