@@ -13,7 +13,7 @@ from unmask.config import TrainingConfig
 from unmask.errors import UnmaskError
 from unmask.training.data_feed import DataFeed, split_batch
 from unmask.training.distributed import make_accelerator
-from unmask.training.step import CALLS_BEFORE_RECORDING, TrainStep
+from unmask.training.step import CALLS_BEFORE_CAPTURE, TrainStep
 
 from .measure import Report, Run, compare, stopwatch
 from .plain import PlainTrainer
@@ -89,7 +89,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Workload], Run]] = {"unmask": prepare_train
 def compare_training(work: Workload, against: Sequence[str] = (), **options: Any) -> Report:
     """Measure our training and the implementations in `against`; see `measure.compare` for the options."""
     # Memory is measured over enough steps to include the optimizer's moments and, on a GPU, the recorded graphs.
-    steps = CALLS_BEFORE_RECORDING + 2 if work.setup.device.type == "cuda" else 2
+    steps = CALLS_BEFORE_CAPTURE + 2 if work.setup.device.type == "cuda" else 2
     description = {
         **work.setup.as_dict(),
         "optimizer": work.optimizer.model_dump(mode="json"),

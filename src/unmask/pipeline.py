@@ -157,7 +157,7 @@ class MaskedDiffusionLM:
         return device_of(self.denoiser)
 
     def prepare_denoiser(self, tokens: int) -> Any:
-        """The denoiser, compiled or recorded as a graph if that pays off for `tokens` tokens in all calls together."""
+        """The denoiser, compiled or captured as a graph if that pays off for `tokens` tokens in all calls together."""
         return self.denoiser if self._engine is None else self._engine.prepare(tokens)
 
     def decode(self, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Compiled, recorded and half-precision code gives the results of the plain code."""
+"""Compiled, captured and half-precision code gives the results of the plain code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from unmask.samplers.token_sampling import TokenSampler
 from unmask.schedules import LogLinear
 from unmask.training.data_feed import DataFeed, MicroBatch, split_batch
 from unmask.training.distributed import make_accelerator
-from unmask.training.step import CALLS_BEFORE_RECORDING, Recorder, TrainStep
+from unmask.training.step import CALLS_BEFORE_CAPTURE, CapturedPasses, TrainStep
 
 pytestmark = pytest.mark.gpu
 V, L, BATCH = 97, 128, 8
@@ -91,9 +91,9 @@ def perturb(one: TrainStep, scale: float) -> None:
 def test_recorded_training_is_the_plain_one(objective, optimizer):
     (fast, feed), (plain, other) = stepper(objective, True, optimizer), stepper(objective, False, optimizer)
     assert losses(fast, feed.steps(0, 10)) == pytest.approx(losses(plain, other.steps(0, 10)), rel=2e-3)
-    assert fast._recorder is not None
-    assert bool(fast._recorder._recordings)
-    assert plain._recorder is None
+    assert fast._captured_passes is not None
+    assert bool(fast._captured_passes._passes)
+    assert plain._captured_passes is None
 
 
 def half_masked(step: int, ends: int, pads: bool) -> MicroBatch:
@@ -118,8 +118,8 @@ def test_a_recorded_step_in_bf16_hides_pads():
     fast, plain, blind = (stepper(Subs(), compile, precision="bf16")[0] for compile in (True, False, False))
     expected = losses_with_pads(plain)
     assert losses_with_pads(fast) == pytest.approx(expected, rel=4e-3)
-    assert fast._recorder is not None
-    assert len(fast._recorder._recordings) == 2
+    assert fast._captured_passes is not None
+    assert len(fast._captured_passes._passes) == 2
     shown = losses_with_pads(blind, ends=L)
     assert max(abs(one / other - 1.0) for one, other in zip(shown[2:], expected[2:], strict=True)) > 2e-2
 
@@ -131,16 +131,16 @@ def test_a_frequent_shape_is_recorded_after_a_rare_one():
         [half_masked(2 * step + i, L // 2, pad) for i, pad in enumerate(pads)] for step, pads in enumerate(steps)
     ]
     assert losses(fast, batches) == pytest.approx(losses(plain, batches), rel=2e-3)
-    assert fast._recorder is not None
-    assert len(fast._recorder._recordings) == 2
+    assert fast._captured_passes is not None
+    assert len(fast._captured_passes._passes) == 2
 
 
-def test_garbage_does_not_end_a_recording():
+def test_garbage_does_not_end_a_capture():
     """Allocating ten thousand lists starts the garbage collector, which frees another graph."""
     gc.disable()
-    garbage = SimpleNamespace(recording=CudaGraph(lambda: torch.zeros(1, device="cuda")))
+    garbage = SimpleNamespace(graph=CudaGraph(lambda: torch.zeros(1, device="cuda")))
     garbage.itself = garbage
-    seen = weakref.ref(garbage.recording)
+    seen = weakref.ref(garbage.graph)
     del garbage
     gc.enable()
     made = CudaGraph(lambda: torch.ones(len([[] for _ in range(10_000)]), device="cuda"), warm_up=0)
@@ -150,21 +150,21 @@ def test_garbage_does_not_end_a_recording():
     assert seen() is None
 
 
-def test_recordings_of_several_shapes_share_their_memory():
+def test_graphs_of_several_shapes_share_their_memory():
     work = 64 << 20
 
     def passes(micro_batch: MicroBatch, scale: torch.Tensor) -> Any:
         return torch.ones(work // 4, device="cuda").mul(scale).mean() + micro_batch.batch.input_ids.sum()
 
-    recorder, scale = Recorder(passes), torch.ones((), device="cuda")
+    captured, scale = CapturedPasses(passes), torch.ones((), device="cuda")
     taken, sums = [], []
     for rows in (2, 3, 4):
         micro_batch = half_masked(0, L, pads=False).map(lambda tensor, rows=rows: tensor[:rows].cuda())
-        for _ in range(CALLS_BEFORE_RECORDING + 2):
-            sums.append(float(recorder(micro_batch, scale)) - int(micro_batch.batch.input_ids.sum()))
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
+            sums.append(float(captured(micro_batch, scale)) - int(micro_batch.batch.input_ids.sum()))
         torch.cuda.empty_cache()
         taken.append(torch.cuda.memory_reserved())
-    assert len(recorder._recordings) == 3
+    assert len(captured._passes) == 3
     assert sums == [1.0] * len(sums)
     assert taken[2] - taken[0] < work
 
@@ -341,8 +341,8 @@ def canvas(rows: int = 3, length: int = LONG) -> Canvas:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each graph that is recorded."""
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each graph that is captured."""
     seen: list[int] = []
     monkeypatch.setattr(ar, "CudaGraph", lambda step: (seen.append(1), CudaGraph(step))[1])
     return seen
@@ -352,12 +352,12 @@ RULES = [{}, {"temperature": 0}, {"temperature": 0.8, "top_k": 20}, {"top_p": 0.
 
 
 @pytest.mark.parametrize(("rule", "bf16"), [*((rule, False) for rule in RULES), ({}, True)])
-def test_graphs_write_the_tokens_of_plain_calls(model, recorded, rule, bf16):
-    """A graph is recorded for each cache size: 256, 512 and 600 tokens."""
+def test_graphs_write_the_tokens_of_plain_calls(model, captures, rule, bf16):
+    """A graph is captured for each cache size: 256, 512 and 600 tokens."""
     start, sampler = canvas(length=300 if bf16 else LONG), TokenSampler(**rule)
     with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
         captured = sample(AutoregressiveSampler(), model, start, sampler)
-        assert len(recorded) == (2 if bf16 else 3)
+        assert len(captures) == (2 if bf16 else 3)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ar, "can_capture", lambda denoiser: False)
             plain = sample(AutoregressiveSampler(), model, start, sampler)
@@ -396,17 +396,17 @@ def test_autoregressive_sampling_does_not_wait_for_the_gpu(model):
     assert len(rest) == 128 + 1 - 4
 
 
-def test_short_runs_are_not_recorded(model, recorded):
+def test_short_runs_are_not_captured(model, captures):
     sample(AutoregressiveSampler(), model, canvas(length=ar.MIN_CALLS_TO_CAPTURE))
-    assert recorded == []
+    assert captures == []
     sample(AutoregressiveSampler(), model, canvas(length=ar.MIN_CALLS_TO_CAPTURE + 1))
-    assert recorded == [1]
+    assert captures == [1]
 
 
-def test_laws_of_the_causal_network_hold_on_graphs(monkeypatch, recorded):
+def test_laws_of_the_causal_network_hold_on_graphs(monkeypatch, captures):
     monkeypatch.setattr(ar, "MIN_CALLS_TO_CAPTURE", 1)
     cases = [case for case in laws.cases("model") if case.member.causal]
     with on_device("cuda"):
         for law in (law for case in cases for law in case.run()):
             law.require()
-    assert recorded
+    assert captures

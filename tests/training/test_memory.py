@@ -70,9 +70,9 @@ def test_the_largest_that_fits_is_found(room, largest):
 
 
 def test_a_recording_is_freed_before_anything_is_tried():
-    held = ["a recording"]
+    held = ["a graph"]
     one = limited(lambda one: 1 if held else 5)
-    one._recorder = SimpleNamespace(clear=held.clear)
+    one._captured_passes = SimpleNamespace(clear=held.clear)
     assert largest_that_fits(one, feed(1).micro_batches(0)[0]) == 5
 
 

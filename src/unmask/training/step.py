@@ -24,7 +24,7 @@ from unmask.training.ema import EMA
 from unmask.training.metrics import TrainingMetrics, predicted_share
 from unmask.training.schedule_learner import ScheduleLearner
 
-CALLS_BEFORE_RECORDING = 2
+CALLS_BEFORE_CAPTURE = 2
 MOST_SHAPES = 4
 """CUDA graphs that are kept. Micro-batches of other shapes run without one."""
 
@@ -69,12 +69,12 @@ class TrainStep:
         if isinstance(schedule, Learned) and schedule.every is not None:
             self.schedule_learner = ScheduleLearner(schedule, schedule.every, accelerator.device)
         self._predicted_share = predicted_share(objective, schedule)
-        self._recorder: Recorder | None = None
+        self._captured_passes: CapturedPasses | None = None
         single_gpu = on_gpu and accelerator.distributed_type == DistributedType.NO
         # Dropout draws other numbers inside a CUDA graph than outside, so deterministic runs do without graphs.
-        records = getattr(denoiser, "supports_cuda_graphs", True) and not training.deterministic
-        if self.compiled and single_gpu and self.schedule_learner is None and records:
-            self._recorder = Recorder(self._forward_backward)
+        may_capture = getattr(denoiser, "supports_cuda_graphs", True) and not training.deterministic
+        if self.compiled and single_gpu and self.schedule_learner is None and may_capture:
+            self._captured_passes = CapturedPasses(self._forward_backward)
 
     @property
     def optimizer_name(self) -> str:
@@ -91,7 +91,7 @@ class TrainStep:
         loss = self.gradients(micro_batches)
         grad_norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self._recorder is None)
+        self.optimizer.zero_grad(set_to_none=self._captured_passes is None)
         self.ema.update(step + 1)
         self.metrics.end_step(step + 1, loss, full_tensor(torch.as_tensor(grad_norm, device=loss.device)))
         if self.schedule_learner is not None:
@@ -109,8 +109,8 @@ class TrainStep:
         scale = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps / tokens
         nats = torch.zeros((), device=self.accelerator.device)
         for micro_batch in moved:
-            recorded = self._recorder is not None and micro_batch.corruption is not None
-            run: Pass = self._recorder if recorded else self._forward_backward  # type: ignore[assignment]
+            captured = self._captured_passes is not None and micro_batch.corruption is not None
+            run: Pass = self._captured_passes if captured else self._forward_backward  # type: ignore[assignment]
             with self.accelerator.accumulate(self.loss):
                 terms = run(micro_batch, scale)
             self.metrics.add(terms, micro_batch.padding if self.objective.denominator == TEXT_TOKENS else None)
@@ -123,7 +123,7 @@ class TrainStep:
         """Run forward and backward on one micro-batch.
 
         The result is detached from the graph: a node that accumulates gradients keeps the stream it was made in, and no
-        pass on another stream can be recorded while it lives (pytorch/pytorch#180090).
+        pass on another stream can be captured while it lives (pytorch/pytorch#180090).
         """
         corruption = micro_batch.corruption or self.corrupt(micro_batch.batch, micro_batch.noise)
         terms = self.terms(micro_batch.batch, corruption)
@@ -153,8 +153,8 @@ class TrainStep:
         """Free gradients and CUDA graphs."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        if self._recorder is not None:
-            self._recorder.clear()
+        if self._captured_passes is not None:
+            self._captured_passes.clear()
 
     def _sum(self, value: Tensor) -> Tensor:
         return self.accelerator.reduce(value, reduction="sum")
@@ -188,7 +188,7 @@ def trainable_parameters(denoiser: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in denoiser.named_parameters() if parameter.requires_grad}
 
 
-class Recorder:
+class CapturedPasses:
     """Runs forward and backward of micro-batches as CUDA graphs once their shape has been seen often enough.
 
     Gradients must be zeroed in place between steps, never set to None.
@@ -197,28 +197,28 @@ class Recorder:
     def __init__(self, run: Pass) -> None:
         self._run = run
         self._seen: dict[Any, int] = {}
-        self._recordings: dict[Any, _RecordedPass] = {}
+        self._passes: dict[Any, _CapturedPass] = {}
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         key = (
             *((name, tensor.shape, tensor.dtype) for name, tensor in _inputs(micro_batch).items()),
             micro_batch.batch.has_pads,
         )
-        if key not in self._recordings:
+        if key not in self._passes:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= CALLS_BEFORE_RECORDING or len(self._recordings) >= MOST_SHAPES:
+            if self._seen[key] <= CALLS_BEFORE_CAPTURE or len(self._passes) >= MOST_SHAPES:
                 return self._run(micro_batch, scale)
-            other = next((one.recording for one in self._recordings.values()), None)
-            self._recordings[key] = _RecordedPass(self._run, micro_batch, scale, other)
-        return self._recordings[key](micro_batch, scale)
+            other = next((one.graph for one in self._passes.values()), None)
+            self._passes[key] = _CapturedPass(self._run, micro_batch, scale, other)
+        return self._passes[key](micro_batch, scale)
 
     def clear(self) -> None:
-        """Free all recordings and their memory."""
-        self._recordings.clear()
+        """Free all graphs and their memory."""
+        self._passes.clear()
         self._seen.clear()
 
 
-class _RecordedPass:
+class _CapturedPass:
     """The CUDA graph of one shape, which shares its memory pool with another one.
 
     The pass has run before, so it needs no warm-up. Old autograd graphs are collected first, since their nodes that
@@ -229,14 +229,14 @@ class _RecordedPass:
         self._micro_batch = micro_batch.map(Tensor.clone)
         self._scale = scale.clone()
         gc.collect()
-        self.recording = CudaGraph(lambda: run(self._micro_batch, self._scale), warm_up=0, pool_of=other)
+        self.graph = CudaGraph(lambda: run(self._micro_batch, self._scale), warm_up=0, pool_of=other)
 
     def __call__(self, micro_batch: MicroBatch, scale: Tensor) -> LossTerms:
         given = _inputs(micro_batch)
         for name, static in _inputs(self._micro_batch).items():
             static.copy_(given[name])
         self._scale.copy_(scale)
-        return self.recording()
+        return self.graph()
 
 
 def _inputs(micro_batch: MicroBatch) -> dict[str, Tensor]:

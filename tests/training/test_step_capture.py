@@ -14,7 +14,7 @@ from unmask.objectives.base import Corruption, LossTerms, Noise
 from unmask.process import Batch
 from unmask.training import step
 from unmask.training.data_feed import MicroBatch
-from unmask.training.step import MOST_SHAPES, Recorder
+from unmask.training.step import MOST_SHAPES, CapturedPasses
 
 V, L = 11, 12
 ONE = torch.tensor(1.0)
@@ -50,34 +50,34 @@ def run(one: MicroBatch, scale: torch.Tensor) -> LossTerms:
 
 
 def test_repeated_shapes_are_captured_and_results_unchanged(captured):
-    recorder = Recorder(run)
+    passes = CapturedPasses(run)
     for call in range(9):
         one, scale = micro_batch(2 + call % 2, count=5), torch.tensor(float(call))
-        assert recorder(one, scale).loss == run(one, scale).loss
+        assert passes(one, scale).loss == run(one, scale).loss
     assert len(captured) == 2
     other = micro_batch(2, count=6)
-    assert recorder(other, scale).loss == run(other, scale).loss
+    assert passes(other, scale).loss == run(other, scale).loss
     assert len(captured) == 2
 
 
 def test_the_number_of_graphs_is_limited(captured):
-    recorder = Recorder(run)
+    passes = CapturedPasses(run)
     for count in range(MOST_SHAPES + 3):
         for _ in range(4):
-            recorder(micro_batch(2, count), ONE)
+            passes(micro_batch(2, count), ONE)
     assert len(captured) == MOST_SHAPES
 
 
 def test_clearing_frees_the_graphs_and_starts_over(captured):
-    recorder = Recorder(run)
+    passes = CapturedPasses(run)
     for _ in range(4):
-        recorder(micro_batch(2, 5), ONE)
+        passes(micro_batch(2, 5), ONE)
     held = weakref.ref(captured.pop())
-    recorder.clear()
+    passes.clear()
     gc.collect()
     assert held() is None
     for made in (0, 0, 1, 1):
-        recorder(micro_batch(2, 5), ONE)
+        passes(micro_batch(2, 5), ONE)
         assert len(captured) == made
 
 
@@ -90,7 +90,7 @@ def test_graphs_are_distinguished_by_padding_and_by_names_and_dtypes_of_inputs(c
         value = sums[0] - sums[1] + (rate.dtype == torch.float64) + 10.0 * one.batch.has_pads
         return LossTerms(*[torch.tensor(value)] * 6)
 
-    recorder, plain = Recorder(signature), micro_batch(2, 5)
+    passes, plain = CapturedPasses(signature), micro_batch(2, 5)
     corruption = replace(plain.corruption, weight=None, mask_rate_s=None, mask_rate=torch.full((2,), 0.5))
     kinds = [
         replace(plain, corruption=replace(corruption, weight=torch.ones(2))),
@@ -99,5 +99,5 @@ def test_graphs_are_distinguished_by_padding_and_by_names_and_dtypes_of_inputs(c
     ]
     kinds.append(replace(kinds[0], batch=replace(plain.batch, has_pads=True)))
     for one in kinds * 4:
-        assert recorder(one, ONE).loss == signature(one, ONE).loss
+        assert passes(one, ONE).loss == signature(one, ONE).loss
     assert len(captured) == len(kinds)
