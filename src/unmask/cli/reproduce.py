@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,15 +42,19 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, measurements, tables and figures.")] = Path("reproduced"),
     jobs: Annotated[
         int,
-        typer.Option(min=1, help="Processes that train, or fine-tune, side by side; small networks share a GPU well."),
+        typer.Option(min=1, help="Processes that train and measure side by side; small networks share a GPU well."),
     ] = 1,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Only show what is finished; train and measure nothing.")
+    ] = False,
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
     """Reproduce a table of the paper: train what is missing, evaluate it, and print it beside the published figures.
 
-    Everything is kept in the folder OUT/SCALE. The same command continues after an interruption, and experiments share
-    their runs. Each table is written as table.json, table.md and figure.png; 'all' adds the page report.html.
+    Everything is kept in the folder OUT/SCALE. The same command continues after an interruption, which prints what is
+    finished, and experiments share their runs. Each table is written as table.json, table.md and figure.png; 'all' adds
+    the page report.html.
 
     Examples:
 
@@ -59,11 +66,14 @@ def reproduce(
 
         unmask reproduce table1 training.steps=1000 --seeds 3 --jobs 4
 
+        timeout 590 unmask reproduce table1 --jobs 4
+
         unmask reproduce all --scale tiny
     """
     from unmask.errors import UnmaskError, did_you_mean
     from unmask.evaluation.tables import get_experiment
-    from unmask.evaluation.tables.base import SCALES
+    from unmask.evaluation.tables.base import SCALES, Unfinished
+    from unmask.evaluation.tables.side_by_side import sigterm_exits
     from unmask.evaluation.tables.workspace import Workspace, run_experiment, write_report
     from unmask.training import Interrupted
 
@@ -74,19 +84,24 @@ def reproduce(
     if what == LIST:
         _list(chosen, on, folder, as_json)
         return
-    workspace = Workspace(folder, _watch_training, device, jobs, _report_training)
+    skipping = Workspace(folder, device=device, missing="skip")
+    workspace = skipping if finished else Workspace(folder, _watch_training, device, jobs, _report_training)
     tables = {}
     chosen_experiments = _suited(chosen, on) if what == ALL else [get_experiment(what)]
     for experiment in chosen_experiments:
         own_seeds = None if what == ALL and not experiment.takes_seeds(chosen) else seeds
+        make = partial(run_experiment, experiment, chosen, on, settings=settings or [], seeds=own_seeds)
         try:
-            tables[experiment.name] = run_experiment(experiment, chosen, on, workspace, settings or [], own_seeds)
-        except Interrupted as stop:
-            common.error_console.print(
-                f"Interrupted; the checkpoint of step {stop.step} is saved. The same command continues from there.",
-                soft_wrap=True,
-            )
-            raise typer.Exit(stop.exit_code) from None
+            with sigterm_exits():
+                tables[experiment.name] = make(workspace)
+        except (Interrupted, KeyboardInterrupt, SystemExit) as stop:
+            saved = f"the checkpoint of step {stop.step} is saved. " if isinstance(stop, Interrupted) else ""
+            common.error_console.print(f"Interrupted; {saved}The same command continues from there.", soft_wrap=True)
+            with suppress(Unfinished):
+                table = make(skipping)
+                if not as_json:
+                    print_experiment(table, folder / experiment.name)
+            raise typer.Exit(getattr(stop, "exit_code", getattr(stop, "code", 128 + SIGINT))) from None
         except UnmaskError as error:  # often data or an extra that one experiment alone needs
             if what != ALL:
                 raise

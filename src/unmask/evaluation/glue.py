@@ -17,6 +17,7 @@ import copy
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -32,8 +33,9 @@ from torch import Tensor, nn
 from unmask.data.glue import Task, TaskData
 from unmask.data.rows import permute
 from unmask.errors import UnmaskError
-from unmask.evaluation.tables.base import Cell, Table, seeds_cell
-from unmask.evaluation.tables.workspace import Workspace, run_side_by_side
+from unmask.evaluation.tables.base import Cell, Table, Unfinished, seeds_cell
+from unmask.evaluation.tables.side_by_side import run_side_by_side
+from unmask.evaluation.tables.workspace import Workspace
 from unmask.optimizers.base import AdamW
 from unmask.pipeline import MaskedDiffusionLM, load
 
@@ -315,14 +317,18 @@ def evaluate_glue(
     workspace: Workspace,
     progress: Progress | None = None,
 ) -> list[GlueResult]:
-    """Fine-tune a checkpoint on all tasks. A finished fine-tuning is kept in the workspace and not repeated."""
+    """Fine-tune a checkpoint on all tasks. A finished fine-tuning is kept in the workspace and not repeated.
+
+    Those that the workspace leaves to other processes have no result.
+    """
     results = []
     for one in _fine_tunings(lm, name, tasks, settings):
         if progress is not None and workspace.has_measured(one.label, **one.inputs):
             progress(settings.epochs * len(one.encoded.train))
-        scores = one.run(lm, settings, workspace, progress)
         task, truncated = one.encoded.task.name, one.encoded.truncated
-        results.append(GlueResult(name, task, one.rate, one.seed, scores, len(one.encoded.train), truncated))
+        with suppress(Unfinished):
+            scores = one.run(lm, settings, workspace, progress)
+            results.append(GlueResult(name, task, one.rate, one.seed, scores, len(one.encoded.train), truncated))
     return results
 
 
@@ -434,6 +440,8 @@ def glue_table(
         cut = []
         for task in tasks:
             own = [one for one in results if (one.checkpoint, one.task) == (column, task.name)]
+            if not own:
+                continue
             chosen = choose_rate(own, task)
             rates.setdefault(chosen[0].learning_rate, []).append(task.name)
             for name in task.reported_scores:
@@ -442,7 +450,8 @@ def glue_table(
                 scores_by_seed[seed] += [one.scores[name] for name in task.scores]
             if chosen[0].truncated:
                 cut.append(f"{chosen[0].truncated} of {task.name}")
-        averages[column] = seeds_cell([statistics.fmean(scores) for scores in scores_by_seed])
+        if all(len(scores) == sum(len(task.scores) for task in tasks) for scores in scores_by_seed):
+            averages[column] = seeds_cell([statistics.fmean(scores) for scores in scores_by_seed])
         words = "; ".join(f"{rate:g} for {', '.join(names)}" for rate, names in sorted(rates.items()))
         shorter = f" Examples that were cut to its length: {', '.join(cut)}." if cut else ""
         per_column.append(f"{column}: learning rate {words}.{shorter}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from unmask.evaluation.tables import get_experiment
-from unmask.evaluation.tables.base import TINY, Scale, merge
+from unmask.evaluation.tables.base import TINY, Scale, Unfinished, merge
 from unmask.evaluation.tables.workspace import Workspace, run_experiment
 
 SMALLEST = merge(
@@ -35,7 +36,28 @@ def make_table(folder, name, scale):
     assert run_experiment(experiment, "tiny", None, workspace).markdown() == table.markdown()
     assert (trained, measured()) == (labels, before)
     assert (folder / name / "figure.png").stat().st_size > 1000
+    check_unfinished_tables(folder, experiment)
     return table, labels
+
+
+def check_unfinished_tables(folder, experiment):
+    """With a part of the measurements the table has the other cells, and nothing is measured or trained."""
+    measurements, away = folder / "measurements", folder / "away"
+    for part in range(2):
+        shutil.move(measurements, away)
+        measurements.mkdir()
+        for path in sorted(away.iterdir())[part::2]:
+            shutil.copy2(path, measurements)
+        there = sorted(measurements.iterdir())
+        try:
+            table = run_experiment(experiment, "tiny", None, Workspace(folder, missing="skip"))
+            assert any(note.startswith("Not finished: ") for note in table.notes)
+            assert "| - |" in table.markdown()
+        except Unfinished as error:
+            assert f"Nothing of '{experiment.name}' is finished" in str(error)  # noqa: PT017
+        assert sorted(measurements.iterdir()) == there
+        shutil.rmtree(measurements)
+        shutil.move(away, measurements)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.evaluation.tables.conftest import SMALLEST
 from tests.runs import StopAt
 from unmask.data.protocols import get_protocol
 from unmask.errors import UnmaskError
-from unmask.evaluation.tables import experiments
-from unmask.evaluation.tables.base import TINY, Cell, Scale, Table, bound_cell, make_run, merge
+from unmask.evaluation.glue import GlueSettings
+from unmask.evaluation.tables import experiments, get_experiment
+from unmask.evaluation.tables.base import TINY, Cell, Scale, Table, Unfinished, bound_cell, make_run, merge
+from unmask.evaluation.tables.side_by_side import make_side_by_side
 from unmask.evaluation.tables.workspace import Workspace, plan, run_experiment, training_flops, write_report
 from unmask.likelihood import Bound
 from unmask.training import Callback, Interrupted
@@ -72,21 +76,61 @@ def test_an_interrupted_run_goes_on(tmp_path):
     assert (path / "model.safetensors").exists()
 
 
-def test_runs_side_by_side_are_trained_once_and_an_error_ends_them(tmp_path):
+def test_runs_side_by_side_are_trained_and_measured_once(tmp_path):
     done = []
+    experiment, protocol = get_experiment("table4"), get_protocol("stdlib")
+    settings = GlueSettings(learning_rates=(1e-3,), seeds=2, epochs=1, limit=24)
+    still = {"optimizer": {"learning_rate": 1e-3}, "training": {"steps": 2}}
+    recipe = merge(experiment.scale("tiny").recipe, {name: SMALLEST[name] for name in ("data", "training")})
+    sizes = {"recipe": recipe, "documents": 2, "samples": 2}
+    scale = replace(experiment.scale("tiny"), **sizes, settings=settings, fine_tuning=still)
+    runs = experiment.runs(scale, protocol)
     workspace = Workspace(tmp_path, jobs=2, on_trained=lambda *report: done.append(report))
-    first, second = tiny_run(), tiny_run(seed=1)
-    start = {"model": {"name": "checkpoint", "path": first.folder}}
-    later = replace(make_run("later", TOY, merge(first.recipe.model_dump(), start)), start=first)
-    workspace.train_side_by_side([later, first, second])
-    assert [label for label, *_ in done][-1] == "later, seed 0"
+    make_side_by_side(workspace, experiment, scale, "stdlib", runs)
     assert [report[1:] for report in done] == [(1, 3), (2, 3), (3, 3)]
-    workspace.train_side_by_side([first, second, later])
-    assert len(done) == 3
-    assert all(workspace.training_seconds(run) is not None for run in (first, second, later))
-    nothing = {"source": {"name": "text", "paths": ["nothing.txt"]}}
-    with pytest.raises(UnmaskError, match=r"nothing\.txt"):
-        workspace.train_side_by_side([tiny_run(data=nothing), tiny_run(seed=2)])
+    assert [label for label, *_ in done][-1] == "BERT + MDLM, seed 0"  # which starts from BERT
+
+    def made():
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "measurements").iterdir()}
+
+    before = made()
+    assert len([path for path in before if path.name.startswith("glue-")]) == 2 * 3  # seeds and models
+    experiment.measure(Workspace(tmp_path, missing="skip"), scale, protocol, runs)
+    make_side_by_side(workspace, experiment, scale, "stdlib", runs)
+    assert (len(done), made()) == (3, before)
+
+
+def test_an_error_side_by_side_ends_the_others(tmp_path):
+    experiment = experiments()["weights"]
+    scale = replace(experiment.scale("tiny"), recipe=merge(SMALLEST, {"training": {"steps": 100_000}}), seeds=2)
+    protocol = get_protocol("stdlib")
+    runs = experiment.runs(scale, protocol)
+    folder = tmp_path / "runs" / runs[1].folder
+    folder.parent.mkdir()
+    folder.write_text("a file")
+    with pytest.raises(UnmaskError, match="is a file, not a folder"):
+        make_side_by_side(Workspace(tmp_path, jobs=2), experiment, scale, "stdlib", runs)
+
+
+def test_timed_figures_are_left_to_the_process_that_is_alone(tmp_path):
+    run, timed = tiny_run(), {"alone": True, "of": [tiny_run()]}
+    sharing = Workspace(tmp_path, missing="share")
+    with pytest.raises(Unfinished):
+        sharing.measure("seconds", lambda: {"seconds": 1.0}, **timed)
+    assert sharing.training_seconds(run) is not None
+    assert not sharing.unfinished
+    assert Workspace(tmp_path).measure("seconds", lambda: {"seconds": 1.0}, **timed) == {"seconds": 1.0}
+
+
+def test_figures_outlive_the_runs_they_are_of(tmp_path):
+    experiment = replace(
+        experiments()["weights"], runs=lambda scale, protocol: [tiny_run("bound"), tiny_run("flat", 1)]
+    )
+    tables = [run_experiment(experiment, "tiny", None, Workspace(tmp_path))]
+    shutil.rmtree(tmp_path / "runs")
+    tables.append(run_experiment(experiment, "tiny", None, Workspace(tmp_path)))
+    assert tables[0] == tables[1]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_saves_runs_side_by_side(tmp_path):
@@ -224,6 +268,9 @@ def test_reproduce_writes_table_figure_and_report(run, refused, tmp_path):
     assert "data:image/png;base64," in page
     assert "Training seeds: 0, 1." in page
     assert "Training" not in run(*arguments)[2]
+    assert run(*arguments, "--finished")[1] == run(*arguments)[1]
+    message = refused("reproduce", "table8", "--scale", "tiny", "--finished", "--out", tmp_path)
+    assert "Nothing of 'table8' is finished" in message
     assert "no experiment named 'wieghts'. Did you mean 'weights'?" in refused(
         "reproduce", "wieghts", "--out", tmp_path
     )

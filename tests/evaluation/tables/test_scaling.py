@@ -59,6 +59,8 @@ def test_intervals_contain_the_law_as_often_as_they_say(monkeypatch):
 class Bounds:
     """A workspace whose bounds follow a law, with a spread over training seeds."""
 
+    bounds = Workspace.bounds
+
     def bound(self, run, protocol, documents):
         model, width, budget = run.label.split(", ")
         compute = float(budget.split()[0]) / (1 if model == "AR" else 4)

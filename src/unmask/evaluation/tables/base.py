@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from unmask.config import Recipe, parse_recipe
 from unmask.data.protocols import Protocol, get_protocol
@@ -18,6 +19,7 @@ from unmask.likelihood import Bound
 if TYPE_CHECKING:
     from unmask.evaluation.tables.workspace import Workspace
 
+T = TypeVar("T")
 ScaleName = Literal["tiny", "small", "paper"]
 SCALES = get_args(ScaleName)
 
@@ -304,9 +306,27 @@ class Table:
         }
 
 
+class Unfinished(UnmaskError):
+    """A run or a measurement is missing, and this process does not make it."""
+
+
+def finished(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """The results of calls, without those that raise `Unfinished`; it is raised if there are no results."""
+    results = []
+    for call in calls:
+        with suppress(Unfinished):
+            results.append(call())
+    if not results:
+        raise Unfinished("Nothing is finished.")
+    return results
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A table of the paper, or of a claim in it.
+
+    `measure` leaves out what raises `Unfinished`. Processes side by side call it, each for what no other one makes, so
+    a row must not keep the next one from being measured.
 
     runs: what is trained at a scale, on a protocol. measure: the table of trained runs. translates: whether the data
     are pairs of texts.
@@ -349,7 +369,10 @@ def units(protocol: Protocol) -> dict[str, str]:
 def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> Table:
     """A table of runs with a column for the parameters of their networks."""
     column = "parameters, millions"
-    sizes = {label: workspace.count_parameters(seeds[0]) for label, seeds in by_label(runs).items()}
+    sizes: dict[str, Cell] = {}
+    for label, seeds in by_label(runs).items():
+        with suppress(Unfinished):
+            sizes[label] = workspace.count_parameters(seeds[0])
     rows = {
         label: {**cells, **({column: sizes[label]} if label in sizes else {})} for label, cells in table.rows.items()
     }
@@ -359,11 +382,13 @@ def with_parameters(table: Table, workspace: Workspace, runs: Sequence[Run]) -> 
 def bounds_by_label(
     workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]
 ) -> dict[str, list[Bound]]:
-    """The bounds of each row on the test part of a protocol, one for each training seed."""
-    return {
-        label: [workspace.bound(run, protocol, scale.documents) for run in seeds]
-        for label, seeds in by_label(runs).items()
-    }
+    """The bounds of each row on the test part of a protocol, one for each training seed that is finished."""
+    bounds: dict[str, list[Bound]] = {}
+    for label, seeds in by_label(runs).items():
+        bounds[label] = []
+        with suppress(Unfinished):
+            bounds[label] = workspace.bounds(seeds, protocol, scale.documents)
+    return bounds
 
 
 def bounds_table(
@@ -378,8 +403,8 @@ def bounds_table(
 ) -> Table:
     """The bound of each row on the test part of the protocol, averaged over training seeds."""
     columns = units(protocol)
-    rows = {
-        label: {column: bound_cell(bounds, unit) for column, unit in columns.items()}
+    rows: dict[str, dict[str, Cell | str]] = {
+        label: {column: bound_cell(bounds, unit) for column, unit in columns.items()} if bounds else {}
         for label, bounds in bounds_by_label(workspace, scale, protocol, runs).items()
     }
     return Table(

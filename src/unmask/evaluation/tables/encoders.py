@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -17,7 +18,6 @@ from unmask.evaluation.glue import (
     GlueResult,
     GlueSettings,
     evaluate_glue,
-    fine_tune_side_by_side,
     glue_table,
 )
 from unmask.evaluation.tables.base import (
@@ -28,6 +28,7 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
+    Unfinished,
     bound_cell,
     make_run,
     merge,
@@ -115,22 +116,27 @@ def measure_table4(workspace: Workspace, scale: GlueScale, protocol: Protocol, r
     generated: dict[str, dict[str, Cell | str]] = {}
     parameters: dict[str, Cell | str] = {}
     for run in runs:
-        bound = workspace.bound(run, protocol, scale.documents)
-        for column, unit in units(protocol).items():
-            likelihoods.setdefault(f"{column}, {protocol.name}", {})[run.label] = bound_cell([bound], unit)
-        cells = judged_cells(workspace, run, judge, scale.samples)
-        for column in GENERATED:
-            generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
-        parameters[run.label] = workspace.count_parameters(run)
+        with suppress(Unfinished):
+            parameters[run.label] = workspace.count_parameters(run)
+        with suppress(Unfinished):
+            bound = workspace.bound(run, protocol, scale.documents)
+            for column, unit in units(protocol).items():
+                likelihoods.setdefault(f"{column}, {protocol.name}", {})[run.label] = bound_cell([bound], unit)
+        with suppress(Unfinished):
+            cells = judged_cells(workspace, run, judge, scale.samples)
+            for column in GENERATED:
+                generated.setdefault(f"samples, {column}", {})[run.label] = cells.get(column, "-")
     glue = glue_table(results, [data.task for data in tasks], scale.settings, missing)
-    data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
+    data: dict[str, Cell | str] = {}
+    with suppress(Unfinished):
+        data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
     of_data = ", ".join(f"{column} {data[column]}" for column in GENERATED if column in data)
     notes = [
         f"AR and BERT have the same width and depth and read {judge.tokens:,} tokens each; AR has an output layer of "
         "its own, BERT shares it with the embedding. Perplexity: an upper bound for BERT, which is not trained for "
         "high mask rates, and for BERT + MDLM, ± Monte-Carlo error; ± data error over documents. Samples: "
-        f"{scale.samples} texts, judged by the AR model, so AR is judged by itself; 95% bootstrap intervals. Of test "
-        f"rows: {of_data}.",
+        f"{scale.samples} texts, judged by the AR model, so AR is judged by itself; 95% bootstrap intervals."
+        f"{f' Of test rows: {of_data}.' if data else ''}",
         *glue.notes,
     ]
     rows = {**glue.rows, **likelihoods, **generated, "parameters, millions": parameters}
@@ -151,14 +157,13 @@ def fine_tune_runs(
     workspace: Workspace, runs: Sequence[Run], tasks: Sequence[TaskData], settings: GlueSettings
 ) -> list[GlueResult]:
     """The scores of runs on all tasks, under their labels."""
-    models = [(load(workspace.train(run), device=workspace.device, dtype="float32"), run.folder) for run in runs]
-    if workspace.jobs > 1:
-        fine_tune_side_by_side(models, tasks, settings, workspace)
-    return [
-        replace(one, checkpoint=run.label)
-        for run, (lm, name) in zip(runs, models, strict=True)
-        for one in evaluate_glue(lm, name, tasks, settings, workspace)
-    ]
+    results = []
+    for run in runs:
+        with suppress(Unfinished):
+            lm = load(workspace.train(run), device=workspace.device, dtype="float32")
+            found = evaluate_glue(lm, run.folder, tasks, settings, workspace)
+            results += [replace(one, checkpoint=run.label) for one in found]
+    return results
 
 
 def published_scores(rows: Mapping[str, Any]) -> dict[str, dict[str, float]]:

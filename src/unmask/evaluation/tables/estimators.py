@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
+    Unfinished,
     bound_cell,
     by_label,
     error_note,
@@ -40,6 +42,7 @@ from unmask.objectives.d3pm import D3PM, reverse_step_kl
 from unmask.objectives.subs import MaskCount, Subs
 from unmask.pipeline import load
 from unmask.process import Batch
+from unmask.registry import build
 from unmask.schedules import Schedule, draw_times
 
 SCHEDULES: dict[str, Any] = {
@@ -179,17 +182,17 @@ def measure_schedules(workspace: Workspace, scale: Scale, protocol: Protocol, ru
     network, trained = runs[0], by_label(runs)
     (column, unit), *_ = units(protocol).items()
     rows: dict[str, dict[str, Cell | str]] = {}
+    columns = [column, "variance per datapoint", "gradient variance", f"trained with it: {column}"]
     for name in SCHEDULES:
         own = trained[_schedule_label(name)]
-        schedule = read_checkpoint_config(workspace.train(own[0])).schedule
-        found = _measure_estimator(workspace, network, protocol, scale, Subs(), schedule)
-        bounds = [workspace.bound(run, protocol, scale.documents) for run in own]
-        rows[name] = {
-            column: _same_data(found["bound"], unit),
-            "variance per datapoint": _cell(found["variance"], "data"),
-            "gradient variance": _cell(found["stratified"], "mc"),
-            f"trained with it: {column}": bound_cell(bounds, unit),
-        }
+        rows[name] = {}
+        with suppress(Unfinished):
+            rows[name][columns[-1]] = bound_cell(workspace.bounds(own, protocol, scale.documents), unit)
+        with suppress(Unfinished):
+            schedule = _trained_schedule(workspace, own[0])
+            found = _measure_estimator(workspace, network, protocol, scale, Subs(), schedule)
+            figures = (_same_data(found["bound"], unit), _cell(found["variance"], "data"))
+            rows[name] |= dict(zip(columns, (*figures, _cell(found["stratified"], "mc")), strict=False))
     notes = [
         "The first three columns are of one network, MDLM trained with the log-linear schedule, whose bound does not "
         "depend on the schedule: ± Monte-Carlo error. Variance of one draw of a sequence, and "
@@ -199,7 +202,16 @@ def measure_schedules(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         "Published: LM1B, where every schedule gives 3.30 nats per token; 'linear' there has sigma_max = 1e8.",
     ]
     published = {name: {"variance per datapoint": value} for name, value in VARIANCE_PUBLISHED.items()}
-    return Table(f"Noise schedules on {protocol.name}", list(rows["cosine"]), rows, published, notes)
+    return Table(f"Noise schedules on {protocol.name}", columns, rows, published, notes)
+
+
+def _trained_schedule(workspace: Workspace, run: Run) -> Schedule:
+    """The schedule of a run at its end, which it may have learned."""
+
+    def compute() -> dict[str, Any]:
+        return read_checkpoint_config(workspace.train(run)).schedule.model_dump(mode="json")
+
+    return build("schedule", workspace.measure(f"schedule-{run.folder}", compute, of=[run]))
 
 
 def _measure_estimator(
@@ -219,9 +231,13 @@ def _measure_estimator(
         }
 
     objective = {"class": type(estimator).__name__, **estimator.model_dump(mode="json")}
-    inputs = {"objective": objective, "schedule": schedule.model_dump(mode="json"), "samples": scale.samples}
+    inputs: dict[str, Any] = {
+        "objective": objective,
+        "schedule": schedule.model_dump(mode="json"),
+        "samples": scale.samples,
+    }
     name, part = f"estimator-{run.folder}", evaluation_part(protocol)
-    return workspace.measure(name, compute, protocol=part.name, documents=scale.documents, **inputs)
+    return workspace.measure(name, compute, of=[run], protocol=part.name, documents=scale.documents, **inputs)
 
 
 def _cell(found: Sequence[float], error: str) -> Cell:
@@ -243,13 +259,15 @@ def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol
     (run,) = runs
     rows: dict[str, dict[str, Cell | str]] = {}
     for name, objective in DERIVATION.items():
-        found = _measure_estimator(workspace, run, protocol, scale, objective, run.recipe.schedule)
-        rows[name] = {
-            "gradient variance": _cell(found["stratified"], "mc"),
-            "with i.i.d. t": _cell(found["iid"], "mc"),
-            "variance per datapoint": _cell(found["variance"], "data"),
-            "perplexity": _same_data(found["bound"], "perplexity"),
-        }
+        rows[name] = {}
+        with suppress(Unfinished):
+            found = _measure_estimator(workspace, run, protocol, scale, objective, run.recipe.schedule)
+            rows[name] = {
+                "gradient variance": _cell(found["stratified"], "mc"),
+                "with i.i.d. t": _cell(found["iid"], "mc"),
+                "variance per datapoint": _cell(found["variance"], "data"),
+                "perplexity": _same_data(found["bound"], "perplexity"),
+            }
     notes = [
         f"Fixed weights of a D3PM network trained with T = {STEPS}. Gradient of the loss per token of a batch of "
         f"{BATCH_SIZE} with low-discrepancy or i.i.d. times: variance over draws, summed over all weights, ± "
@@ -257,7 +275,8 @@ def measure_rao_blackwell(workspace: Workspace, scale: Scale, protocol: Protocol
         "The reconstruction term, which carry-over removes, does not depend on the draw: it raises the bound but not "
         "the variance.",
     ]
-    return Table(f"Rao-Blackwellisation on {protocol.name}", list(rows["& carry-over"]), rows, notes=notes, log_x=True)
+    columns = ["gradient variance", "with i.i.d. t", "variance per datapoint", "perplexity"]
+    return Table(f"Rao-Blackwellisation on {protocol.name}", columns, rows, notes=notes, log_x=True)
 
 
 # ---- the number of steps --------------------------------------------------------------------------------------------
@@ -269,19 +288,23 @@ def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: 
     rows: dict[str, dict[str, Cell | str]] = {}
     for label in PUBLISHED_BY_STEPS:
         steps = None if label == INFINITE else int(label)
-        bound = workspace.bound(network, protocol, scale.documents, steps=steps)
-        quality = judged_cells(workspace, network, judge, scale.samples, steps=steps)
-        rows[label] = {
-            **{column: bound_cell([bound], unit) for column, unit in units(protocol).items()},
-            **{name: quality[name] for name in ("judge perplexity", "entropy")},
-        }
-    data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
+        rows[label] = {}
+        with suppress(Unfinished):
+            bound = workspace.bound(network, protocol, scale.documents, steps=steps)
+            rows[label] |= {column: bound_cell([bound], unit) for column, unit in units(protocol).items()}
+        with suppress(Unfinished):
+            quality = judged_cells(workspace, network, judge, scale.samples, steps=steps)
+            rows[label] |= {name: quality[name] for name in ("judge perplexity", "entropy")}
+    data: dict[str, Cell | str] = {}
+    with suppress(Unfinished):
+        data = cells_of(judged_data(workspace, judge, protocol, scale.samples))
     times = [int(label) for label in rows if label != INFINITE]
     curves = []
     for column in (next(iter(units(protocol))), "judge perplexity", "entropy"):
-        *cells, limit = (row[column] for row in rows.values())
-        curves.append(Curve.of("T steps", times, cells, column))
-        curves.append(Curve.of("T → ∞", (times[0], times[-1]), (limit, limit), column))
+        found = [(steps, rows[str(steps)][column]) for steps in times if column in rows[str(steps)]]
+        curves.append(Curve.of("T steps", [steps for steps, _ in found], [cell for _, cell in found], column))
+        if limit := rows[INFINITE].get(column):
+            curves.append(Curve.of("T → ∞", (times[0], times[-1]), (limit, limit), column))
     published = {label: {"perplexity": value} for label, value in PUBLISHED_BY_STEPS.items()}
     notes = [
         f"One MDLM, bound: {error_note(scale)} Published: OpenWebText.",
@@ -290,8 +313,8 @@ def measure_steps(workspace: Workspace, scale: Scale, protocol: Protocol, runs: 
     ]
     return Table(
         f"The number of steps T on {protocol.name}",
-        list(rows[INFINITE]),
-        {**rows, "data": {name: data[name] for name in ("judge perplexity", "entropy")}},
+        [*units(protocol), "judge perplexity", "entropy"],
+        {**rows, "data": {name: data[name] for name in ("judge perplexity", "entropy") if name in data}},
         published,
         notes,
         comparable=protocol.name == "openwebtext",

@@ -21,12 +21,14 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
+    Unfinished,
     baseline_runs,
     bound_cell,
     bounds_by_label,
     bounds_table,
     by_label,
     error_note,
+    finished,
     merge,
     seeded_runs,
     units,
@@ -34,6 +36,7 @@ from unmask.evaluation.tables.base import (
     without_model,
 )
 from unmask.evaluation.tables.workspace import Workspace
+from unmask.likelihood import Bound
 
 STDLIB = Scale("stdlib", TINY, documents=6)
 WIKI = Scale("wiki", merge(SMALL, {"data": {"length": 512}, "training": {"batch_size": 64}}), seeds=2)
@@ -99,7 +102,9 @@ def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
         if other.stand_in:
             notes.append(f"{name} stands in for {other.stand_in}.")
         for label, bounds in bounds_by_label(workspace, scale, other, runs).items():
-            rows.setdefault(label, {})[name] = bound_cell(bounds, "perplexity")
+            row = rows.setdefault(label, {})
+            if bounds:
+                row[name] = bound_cell(bounds, "perplexity")
     published = {
         label: {name: figure for name, figure in zip(TABLE3_SETS, figures, strict=True) if name in sets}
         for label, figures in TABLE3_PUBLISHED.items()
@@ -107,7 +112,8 @@ def measure_table3(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
     if any(published.values()):
         notes.append("The published models were trained on OpenWebText.")
     comparable = protocol.name == "openwebtext"
-    return Table(f"Zero-shot perplexity of models trained on {protocol.name}", sets, rows, published, notes, comparable)
+    title = f"Zero-shot perplexity of models trained on {protocol.name}"
+    return Table(title, sets, rows, published, notes, comparable, bars=True, axes=("", "perplexity"))
 
 
 TABLE3 = Experiment(
@@ -137,11 +143,20 @@ def measure_table8(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
     """The ablations, each evaluated with several seeds."""
     columns = units(protocol)
     rows: dict[str, dict[str, Cell | str]] = {}
+
+    def evaluate(run: Run) -> list[Bound]:
+        calls = [partial(workspace.bound, run, protocol, scale.documents, seed) for seed in range(EVALUATION_SEEDS)]
+        bounds = finished(calls)
+        if len(bounds) < EVALUATION_SEEDS:
+            raise Unfinished(f"{run.title} is not evaluated with all seeds.")
+        return bounds
+
     for label, seeds in by_label(runs).items():
         rows[label] = {}
-        bounds = [
-            [workspace.bound(run, protocol, scale.documents, seed) for seed in range(EVALUATION_SEEDS)] for run in seeds
-        ]
+        try:
+            bounds = finished(partial(evaluate, run) for run in seeds)
+        except Unfinished:
+            continue
         for column, unit in columns.items():
             values = [[getattr(bound, unit) for bound in some] for some in bounds]
             means = [statistics.fmean(some) for some in values]
@@ -208,14 +223,14 @@ def engineering_runs(scale: Scale, protocol: Protocol) -> list[Run]:
 def measure_engineering(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Bits per byte, which tokenizers share, of every run."""
     rows: dict[str, dict[str, Cell | str]] = {
-        label: {"bits per byte": bound_cell(bounds, "bits_per_byte")}
+        label: {"bits per byte": bound_cell(bounds, "bits_per_byte")} if bounds else {}
         for label, bounds in bounds_by_label(workspace, scale, protocol, runs).items()
     }
-    best = {model: rows[f"{model}, all of them"]["bits per byte"] for model in ("MDLM", "D3PM")}
+    best = {model: rows[f"{model}, all of them"].get("bits per byte") for model in ("MDLM", "D3PM")}
     for label, row in rows.items():
-        here, there = row["bits per byte"], best[label.partition(",")[0]]
-        assert isinstance(here, Cell)
-        assert isinstance(there, Cell)
+        here, there = row.get("bits per byte"), best[label.partition(",")[0]]
+        if not isinstance(here, Cell) or not isinstance(there, Cell):
+            continue
         errors = {
             name: math.hypot(here.errors[name], there.errors[name]) for name in ("mc", "seeds") if name in here.errors
         }

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from unmask.evaluation.tables.base import (
     Scale,
     ScaleName,
     Table,
+    Unfinished,
     one_seed,
 )
 from unmask.evaluation.tables.workspace import Workspace
@@ -35,6 +38,8 @@ from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
 from unmask.pipeline import MaskedDiffusionLM
 from unmask.samplers.token_sampling import TokenSampler
 
+Cells = dict[str, Cell | str]
+"""A row of a table."""
 COLUMNS = {
     "judge perplexity": "perplexity",
     "entropy": "entropy",
@@ -124,13 +129,22 @@ def judged_texts(
         "timed": timed,
         **sampler,
     }
-    workspace.train(run)
-    return workspace.measure(f"texts-{run.folder}", compute, **inputs)
+    return workspace.measure(f"texts-{run.folder}", compute, of=[run, judge], alone=timed, **inputs)
 
 
-def judged_cells(workspace: Workspace, run: Run, judge: Run, samples: int, **options: Any) -> dict[str, Cell | str]:
+def judged_cells(workspace: Workspace, run: Run, judge: Run, samples: int, **options: Any) -> Cells:
     """The columns of a table for texts that a run generates; `options` are those of `judged_texts`."""
     return cells_of(judged_texts(workspace, run, judge, samples, **options))
+
+
+def finished_rows(measures: Mapping[str, Callable[[], Cells]]) -> dict[str, Cells]:
+    """The rows of a table from functions that measure them; a row that is not finished is empty."""
+    rows: dict[str, Cells] = {}
+    for label, measure in measures.items():
+        rows[label] = {}
+        with suppress(Unfinished):
+            rows[label] = measure()
+    return rows
 
 
 def judged_data(
@@ -145,8 +159,8 @@ def judged_data(
         length = None if prompted else contexts * lm.row_length
         return judge_texts(open_run_as_judge(workspace, judge), Texts(texts, prompts=prompts), length)
 
-    inputs = {"judge": judge.folder, "samples": samples, "contexts": contexts, "prompted": prompted}
-    return workspace.measure("texts-data", compute, protocol=evaluation_part(protocol).name, **inputs)
+    inputs: dict[str, Any] = {"judge": judge.folder, "samples": samples, "contexts": contexts, "prompted": prompted}
+    return workspace.measure("texts-data", compute, of=[judge], protocol=evaluation_part(protocol).name, **inputs)
 
 
 def open_run_as_judge(workspace: Workspace, run: Run) -> Judge:
@@ -197,7 +211,7 @@ def repetition_by_distance(texts: Sequence[Sequence[int]], context: int) -> list
     return estimates
 
 
-def cells_of(metrics: Mapping[str, Any]) -> dict[str, Cell | str]:
+def cells_of(metrics: Mapping[str, Any]) -> Cells:
     """The columns of a table from metrics of JSON; a metric that does not apply is left out."""
     known = {column: metrics[name] for column, name in COLUMNS.items() if metrics.get(name) is not None}
     return {column: Cell.of(Estimate(**found)) for column, found in known.items()}
@@ -239,11 +253,16 @@ def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, run
     """Continuations of test rows, sampled in several ways."""
     judge, network = runs
     columns = ["judge perplexity", "entropy", "repetition", "distinct-2", "kind"]
-    rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples, prompted=True))}
-    for label, (kind, options) in WAYS.items():
-        cells = judged_cells(workspace, network, judge, scale.samples, prompts_from=protocol, **options)
-        rows[label] = {**cells, "kind": kind}
-    rows["AR"] = judged_cells(workspace, judge, judge, scale.samples, prompts_from=protocol)
+    prompted = partial(judged_cells, workspace, judge=judge, samples=scale.samples, prompts_from=protocol)
+    rows = finished_rows(
+        {
+            "data": lambda: cells_of(judged_data(workspace, judge, protocol, scale.samples, prompted=True)),
+            **{label: partial(prompted, network, **options) for label, (_, options) in WAYS.items()},
+            "AR": partial(prompted, judge),
+        }
+    )
+    for label, (kind, _) in WAYS.items():
+        rows[label]["kind"] = kind
     notes = [
         f"Continuations of the first quarter of test rows, which the judge reads and which is not measured. "
         f"{_judge_note(scale)}",
@@ -258,17 +277,18 @@ def measure_sampling(workspace: Workspace, scale: Scale, protocol: Protocol, run
 def measure_figure2(workspace: Workspace, scale: Scale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Judge perplexity against seconds per text, by the number of steps."""
     judge, sedd, mdlm = runs
-    curves = []
-    rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples))}
+    timed = partial(judged_cells, workspace, judge=judge, samples=scale.samples, timed=True)
+    measures: dict[str, Callable[[], Cells]] = {
+        "data": lambda: cells_of(judged_data(workspace, judge, protocol, scale.samples))
+    }
+    labels: dict[str, list[str]] = {}
     options: dict[str, Any]
     for run, options in ((mdlm, {}), (sedd, {"sampler": "analytic"})):
-        found = [
-            judged_cells(workspace, run, judge, scale.samples, timed=True, steps=T, **options) for T in scale.steps
-        ]
-        rows |= {f"{run.label}, T = {T}": cells for T, cells in zip(scale.steps, found, strict=True)}
-        curves.append(_by_seconds(run.label, found))
-    rows["AR"] = judged_cells(workspace, judge, judge, scale.samples, timed=True)
-    curves.append(_by_seconds("AR", [rows["AR"]]))
+        labels[run.label] = [f"{run.label}, T = {T}" for T in scale.steps]
+        for row, T in zip(labels[run.label], scale.steps, strict=True):
+            measures[row] = partial(timed, run, steps=T, **options)
+    rows = finished_rows({**measures, "AR": partial(timed, judge)})
+    curves = [_by_seconds(label, [rows[row] for row in some]) for label, some in {**labels, "AR": ["AR"]}.items()]
     published = {f"MDLM, T = {T}": {"seconds per text": round(value, 1)} for T, value in CACHED_PUBLISHED.items()}
     notes = [
         f"Unconditional texts of one context. {_judge_note(scale)} SEDD is sampled by its analytic sampler. The "
@@ -288,6 +308,7 @@ def measure_figure2(workspace: Workspace, scale: Scale, protocol: Protocol, runs
 
 
 def _by_seconds(label: str, found: Sequence[Mapping[str, Any]]) -> Curve:
+    found = [cells for cells in found if cells]
     seconds = [cells["seconds per text"].value for cells in found]
     return Curve.of(label, seconds, [cells["judge perplexity"] for cells in found])
 
@@ -300,21 +321,26 @@ def measure_table5(workspace: Workspace, scale: Scale, protocol: Protocol, runs:
     judge, network = runs
     context = network.recipe.data.length
     columns = ["judge perplexity", "seconds per text", "entropy"]
-    rows = {"data": cells_of(judged_data(workspace, judge, protocol, scale.samples, contexts=2))}
-    curves: list[Curve] = []
+    timed = partial(judged_cells, workspace, judge=judge, samples=scale.samples, length=2 * context, timed=True)
+    measures: dict[str, Callable[[], Cells]] = {
+        "data": lambda: cells_of(judged_data(workspace, judge, protocol, scale.samples, contexts=2))
+    }
+    strides: dict[str, dict[int, str]] = {}
     for window in (context, context // 2, context // 4):
-        strides = sorted({max(1, window // share) for share in (8, 4, 2, 1)})
-        size: dict[str, Any] = {"length": 2 * context, "window": None if window == context else window}
-        found = [
-            judged_cells(workspace, network, judge, scale.samples, **size, stride=stride, timed=True)
-            for stride in strides
-        ]
-        rows |= {f"MDLM, window {window}, stride {n}": cells for n, cells in zip(strides, found, strict=True)}
         label = f"MDLM, window {window}"
-        curves += [Curve.of(label, strides, [cells[column] for cells in found], column) for column in columns[:2]]
-    ar = judged_cells(workspace, judge, judge, scale.samples, length=2 * context, timed=True)
-    rows |= {f"AR, window {context}, stride {context // 2}": ar, **{label: {} for label in TABLE5_PUBLISHED}}
-    curves += [Curve.of("AR", [context // 2], [ar[column]], column) for column in columns[:2]]
+        sizes = sorted({max(1, window // share) for share in (8, 4, 2, 1)})
+        strides[label] = {stride: f"{label}, stride {stride}" for stride in sizes}
+        for stride, row in strides[label].items():
+            measures[row] = partial(timed, network, window=None if window == context else window, stride=stride)
+    strides["AR"] = {context // 2: f"AR, window {context}, stride {context // 2}"}
+    rows = finished_rows({**measures, strides["AR"][context // 2]: partial(timed, judge)})
+    curves: list[Curve] = []
+    for label, some in strides.items():
+        found = {stride: rows[row] for stride, row in some.items() if rows[row]}
+        curves += [
+            Curve.of(label, list(found), [cells[column] for cells in found.values()], column) for column in columns[:2]
+        ]
+    rows |= {label: {} for label in TABLE5_PUBLISHED}
     published = {label: dict(zip(columns[:2], figures, strict=True)) for label, figures in TABLE5_PUBLISHED.items()}
     notes = [
         f"Texts of {2 * context:,} tokens in windows a stride apart, with one token per call; a window is given the "
@@ -344,12 +370,17 @@ def measure_long_text(workspace: Workspace, scale: Scale, protocol: Protocol, ru
         run = {"MDLM": network, "AR": judge}[label]
         return judged_texts(workspace, run, judge, scale.samples, length=contexts * context)
 
-    rows: dict[str, dict[str, Cell | str]] = {}
+    rows: dict[str, Cells] = {}
     curves = []
     for label in ("MDLM", "AR", "data"):
+        metrics = None
         for contexts in CONTEXTS:
-            metrics = measure(label, contexts)
-            rows[f"{label}, {contexts}"] = cells_of(metrics)
+            rows[f"{label}, {contexts}"], metrics = {}, None
+            with suppress(Unfinished):
+                metrics = measure(label, contexts)
+                rows[f"{label}, {contexts}"] = cells_of(metrics)
+        if metrics is None:
+            continue
         by_position, by_distance = (
             [Cell.of(Estimate(**one)) for one in metrics[name]] for name in ("by_position", "by_distance")
         )

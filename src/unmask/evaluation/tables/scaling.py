@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -23,8 +25,11 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
+    Unfinished,
     bound_cell,
+    by_label,
     error_note,
+    finished,
     make_run,
     merge,
     units,
@@ -130,7 +135,9 @@ def _fit(log_sizes: Values, budgets: Values, losses: Values) -> dict[str, Any]:
 def measure_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
     """Bits per byte of every size and budget, the compute-optimal ones, and their fits."""
     budgets, widths = scale.budgets, scale.widths
-    bounds = [workspace.bound(run, protocol, scale.documents) for run in runs]
+    bounds = workspace.bounds(runs, protocol, scale.documents)
+    if len(bounds) < len(runs):
+        return _unfinished_scaling(workspace, scale, protocol, runs)
     shape = (len(COMPARED), len(budgets), len(widths), scale.seeds)
     by_seed = np.array([bound.bits_per_byte for bound in bounds]).reshape(shape)
     losses = by_seed.mean(axis=-1)
@@ -181,6 +188,18 @@ def measure_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol,
         axes=("training compute in FLOPs", "bits per byte at the optimal size"),
         log_x=True,
     )
+
+
+def _unfinished_scaling(workspace: Workspace, scale: SizesScale, protocol: Protocol, runs: Sequence[Run]) -> Table:
+    """The bits per byte that are there, without fits."""
+    rows: dict[str, dict[str, Cell | str]] = {}
+    for label, seeds in by_label(runs).items():
+        model, width, budget = label.split(", ")
+        row = rows.setdefault(f"{model}, {budget}", {})
+        with suppress(Unfinished):
+            row[width] = bound_cell(workspace.bounds(seeds, protocol, scale.documents), "bits_per_byte")
+    columns = [f"width {width}" for width in scale.widths]
+    return Table(f"Scaling on {protocol.name}", columns, rows, notes=[f"Bits per byte. {error_note(scale)}"])
 
 
 def _spreads(by_seed: Values) -> list[dict[str, float]]:
@@ -236,26 +255,32 @@ def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol,
     rows: dict[str, dict[str, Cell | str]] = {}
     best_of_all, by_epochs = [], []
     for model in COMPARED:
-        best_of_model = []
+        best_of_model = {}
         for characters in scale.characters:
-            best = []
+            best, complete = [], True
             for length in scale.lengths:
                 tried = {tuned: _scarce_run(scale, protocol, model, characters, tuned, length) for tuned in scale.tuned}
-                found = [(tuned, run, *last_validation(workspace, run)) for tuned, run in tried.items()]
-                best.append(min(found, key=lambda one: one[-1].value))
+                with suppress(Unfinished):
+                    found = finished(partial(_validated, workspace, tuned, run) for tuned, run in tried.items())
+                    complete &= len(found) == len(tried)
+                    best.append(min(found, key=lambda one: one[-1].value))
+            row = rows.setdefault(f"{model}, {characters:,} characters", {})
+            if not best:
+                continue
             tuned, run, epochs, validation = min(best, key=lambda one: one[-1].value)
-            test = workspace.bound(run, protocol, scale.documents)
-            rows[f"{model}, {characters:,} characters"] = {
+            row |= {
                 "best validation": validation,
                 "epochs": Cell(epochs),
                 "tuned": tuned,
                 "longest": best[-1][-1],
-                f"test: {column}": bound_cell([test], unit),
             }
-            best_of_model.append(validation)
+            if complete and len(best) == len(scale.lengths):  # else the best network may be another one
+                with suppress(Unfinished):
+                    row[f"test: {column}"] = bound_cell([workspace.bound(run, protocol, scale.documents)], unit)
+            best_of_model[characters] = validation
             x, y = [one[-2] for one in best], [one[-1] for one in best]
             by_epochs.append(Curve.of(f"{model}, {characters:,}", x, y, axis="bits per token", x_axis="epochs"))
-        best_of_all.append(Curve.of(model, list(scale.characters), best_of_model))
+        best_of_all.append(Curve.of(model, list(best_of_model), list(best_of_model.values())))
     steps = ", ".join(f"{max(1, round(scale.recipe['training']['steps'] * length)):,}" for length in scale.lengths)
     notes = [
         f"Best validation: the lowest bits per token of networks trained for {steps} steps, each with "
@@ -274,14 +299,23 @@ def measure_scarce(workspace: Workspace, scale: ScarceScale, protocol: Protocol,
     )
 
 
+def _validated(workspace: Workspace, tuned: str, run: Run) -> tuple[str, Run, float, Cell]:
+    return tuned, run, *last_validation(workspace, run)
+
+
 def last_validation(workspace: Workspace, run: Run) -> tuple[float, Cell]:
     """The epochs of a run, and bits per token of the validation at its end."""
-    path = workspace.train(run)
-    latest = find_latest(path)
-    assert latest is not None
-    state = read_trainer_state(latest)
-    record = next(record for record in reversed(read_log(path)) if "validation" in record)
-    return state.samples / state.rows, bound_cell([Bound.from_dict(record["validation"])], "bits_per_token")
+
+    def compute() -> dict[str, Any]:
+        path = workspace.train(run)
+        latest = find_latest(path)
+        assert latest is not None
+        state = read_trainer_state(latest)
+        record = next(record for record in reversed(read_log(path)) if "validation" in record)
+        return {"epochs": state.samples / state.rows, "validation": record["validation"]}
+
+    kept = workspace.measure(f"validation-{run.folder}", compute, of=[run])
+    return kept["epochs"], bound_cell([Bound.from_dict(kept["validation"])], "bits_per_token")
 
 
 EXPERIMENTS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,9 @@ from unmask.evaluation.tables.base import (
     Run,
     Scale,
     Table,
+    Unfinished,
     by_label,
+    finished,
     merge,
     seeded_runs,
     seeds_cell,
@@ -45,13 +48,15 @@ def measure_translation(workspace: Workspace, scale: Scale, protocol: Protocol, 
     rows: dict[str, dict[str, Cell | str]] = {}
     found: dict[str, list[dict[str, Cell]]] = {}
     for label, seeds in by_label(runs).items():
-        size = workspace.count_parameters(seeds[0])
+        found[label] = []
         for words, steps in [("", None)] if label == "AR" else STEPS.items():
-            figures = [_figures(workspace, run, protocol, scale.documents, steps) for run in seeds]
-            cells = {column: _cell([one[name] for one in figures]) for column, name in COLUMNS.items()}
-            cells[PARAMETERS] = size
-            rows[f"{label}, {words}" if words else label] = dict(cells)
-            found.setdefault(label, []).append(cells)
+            row = rows.setdefault(f"{label}, {words}" if words else label, {})
+            with suppress(Unfinished):
+                figures = finished(partial(_figures, workspace, run, protocol, scale.documents, steps) for run in seeds)
+                cells = {column: _cell([one[name] for one in figures]) for column, name in COLUMNS.items()}
+                cells[PARAMETERS] = workspace.count_parameters(seeds[0])
+                row |= cells
+                found[label].append(cells)
     errors = f"± standard deviation over {scale.seeds} training seeds" if scale.seeds > 1 else "95% bootstrap interval"
     return Table(
         f"Translation of {protocol.name}",
@@ -80,9 +85,8 @@ def _figures(
         done = translate(lm, [source for source, _ in pairs], steps)
         return {name: one.as_dict() for name, one in measure(done, [target for _, target in pairs]).items()}
 
-    workspace.train(run)
     inputs = {"run": run.folder, "protocol": protocol.name, "pairs": count, "steps": steps}
-    kept = workspace.measure(f"translation-{run.folder}", compute, **inputs)
+    kept = workspace.measure(f"translation-{run.folder}", compute, of=[run], alone=True, **inputs)
     return {name: Estimate(**one) for name, one in kept.items()}
 
 

@@ -9,27 +9,26 @@ from __future__ import annotations
 import base64
 import json
 import math
-import multiprocessing
 import platform
 import shlex
-import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from html import escape
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from filelock import FileLock, Timeout
 
 from unmask import __version__
 from unmask.config import Recipe, parse_recipe, with_overrides
 from unmask.data.protocols import Protocol, get_protocol
 from unmask.errors import UnmaskError
-from unmask.evaluation.tables.base import Cell, Experiment, Run, ScaleName, Table
+from unmask.evaluation.tables.base import Cell, Experiment, Run, ScaleName, Table, Unfinished, finished
 from unmask.io import atomic_text
 from unmask.likelihood import OFFSETS, Bound, estimate_bound
 
@@ -38,12 +37,19 @@ if TYPE_CHECKING:
     from unmask.training import Callback
 
 
+Missing = Literal["make", "share", "skip"]
+
+NAMED = 8
+"""Missing runs that a note names."""
+
+
 class Workspace:
     """A folder in which runs are trained and measured once.
 
     on_run: called with the label before a run is trained, and returns the callbacks of its training. jobs: processes
-    that train, or fine-tune, side by side. on_trained: called with a label, the number of runs that these processes
-    have trained, and that of all they train.
+    that train and measure side by side. on_trained: called with a label, the number of runs that these processes have
+    trained, and that of all they train. missing: whether to make what is missing, to share this work with other
+    processes, or to skip it; `Unfinished` is raised in place of what others make, and of what is skipped.
     """
 
     def __init__(
@@ -53,37 +59,36 @@ class Workspace:
         device: str | None = None,
         jobs: int = 1,
         on_trained: Callable[[str, int, int], None] = lambda label, done, total: None,
+        missing: Missing = "make",
     ) -> None:
         self.folder = folder
         self.device = device
         self.jobs = jobs
+        self.on_trained = on_trained
         self._on_run = on_run
-        self._on_trained = on_trained
+        self._missing = missing
         self.seconds: dict[str, float] = {}
+        self.devices: set[str] = set()
+        """On which the figures of a table were measured."""
+        self.unfinished: dict[str, bool] = {}
+        """What `Unfinished` was raised for, in order, and whether it is a run that is not trained."""
 
     def train(self, run: Run) -> Path:
         """Train a run, or finish one that was stopped, and return its folder."""
         path, seconds = self._run_folder(run), self.training_seconds(run)
         if seconds is None:
-            from unmask.training import train
-
             recipe = run.recipe
             if run.start is not None:
                 model = recipe.model.model_copy(update={"path": str(self.train(run.start))})
                 recipe = recipe.model_copy(update={"model": model})
-            seconds = train(recipe, path, resume="auto", callbacks=self._on_run(run.title)).seconds
+            with self._making(path.name, run.title, trains=True):
+                seconds = self.training_seconds(run)  # another process may have finished it just now
+                if seconds is None:
+                    from unmask.training import train
+
+                    seconds = train(recipe, path, resume="auto", callbacks=self._on_run(run.title)).seconds
         self.seconds[run.folder] = seconds
         return path
-
-    def train_side_by_side(self, runs: Sequence[Run]) -> None:
-        """Train the runs that are missing, `jobs` of them at a time; those that start from another run come last."""
-        missing = {run.folder: run for run in runs if self.training_seconds(run) is None}
-        done = 0
-        for later in (False, True):
-            wave = [run for run in missing.values() if (run.start is not None) == later]
-            for number in run_side_by_side(_train_run, [(self.folder, run) for run in wave], self.jobs):
-                done += 1
-                self._on_trained(wave[number].title, done, len(missing))
 
     def training_seconds(self, run: Run) -> float | None:
         """How long a run took, None if it is not finished."""
@@ -107,21 +112,63 @@ class Workspace:
         def count() -> dict[str, Any]:
             return {"millions": sum(one.numel() for one in self.load(run).denoiser.parameters()) / 1e6}
 
-        return Cell(self.measure("parameters", count, run=run.folder)["millions"])
+        return Cell(self.measure("parameters", count, of=[run], run=run.folder)["millions"])
 
-    def measure(self, name: str, compute: Callable[[], dict[str, Any]], **inputs: Any) -> dict[str, Any]:
-        """The result of `compute`, a JSON object, kept under `name` and its inputs."""
+    def measure(
+        self,
+        name: str,
+        compute: Callable[[], dict[str, Any]],
+        of: Sequence[Run] = (),
+        alone: bool = False,
+        **inputs: Any,
+    ) -> dict[str, Any]:
+        """The result of `compute`, a JSON object, kept under `name` and its inputs.
+
+        of: the runs that are measured; they are trained if there is no result. alone: whether `compute` measures
+        seconds, which other processes would change.
+        """
         path = self._measurement(name, inputs)
-        if path.is_file():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            start = time.perf_counter()
-            result = compute()
-            kept = {"inputs": inputs, "seconds": time.perf_counter() - start, "result": result}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_text(path, json.dumps(kept, indent=1) + "\n")
+        if not path.is_file():
+            for run in of:
+                self.train(run)
+            if alone and self._missing == "share":
+                raise Unfinished(f"{name} is measured alone.")
+            with self._making(path.stem, of[0].title if of else name, trains=False):
+                if not path.is_file():
+                    start = time.perf_counter()
+                    result = compute()
+                    spent = time.perf_counter() - start
+                    kept = {"inputs": inputs, "seconds": spent, "device": device_name(), "result": result}
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    atomic_text(path, json.dumps(kept, indent=1) + "\n")
+        for run in of:
+            if (seconds := self.training_seconds(run)) is not None:
+                self.seconds[run.folder] = seconds
+        kept = json.loads(path.read_text(encoding="utf-8"))
         self.seconds[path.stem] = kept["seconds"]
+        if "device" in kept:
+            self.devices.add(kept["device"])
         return kept["result"]
+
+    @contextmanager
+    def _making(self, name: str, title: str, trains: bool) -> Iterator[None]:
+        """Make something missing, or raise `Unfinished`. Of several processes that share the work one makes it."""
+        if self._missing == "make":
+            yield
+            return
+        lock = FileLock(self.folder / "locks" / name)
+        try:
+            if self._missing == "skip":
+                raise Timeout(lock.lock_file)
+            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            self.unfinished[title] = trains or self.unfinished.get(title, False)
+            raise Unfinished(f"{title} is not finished.") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def has_measured(self, name: str, **inputs: Any) -> bool:
         """Return whether a result is kept."""
@@ -134,7 +181,10 @@ class Workspace:
     def bound(
         self, run: Run, protocol: Protocol, documents: int | None, seed: int = 0, steps: int | None = None
     ) -> Bound:
-        """The bound of a run on the test part of a protocol; with `steps`, that of the process with this many steps."""
+        """The bound of a run on the test part of a protocol; with `steps`, that of the process with this many steps.
+
+        The estimators are compared for the first seed.
+        """
         from unmask.evaluation.zero_shot import evaluation_part, protocol_rows
         from unmask.objectives.subs import Subs
 
@@ -143,64 +193,23 @@ class Workspace:
         def compute() -> dict[str, Any]:
             lm = self.load(run)
             rows, _ = protocol_rows(lm, part, documents)
-            if steps is None:
-                return lm.evaluate(rows, seed=seed).headline.as_dict()
+            if steps is None and seed == 0:
+                return lm.evaluate(rows).headline.as_dict()
+            estimators = lm.config.objective.estimators() if steps is None else {None: Subs(steps=steps)}
+            name, estimator = next(iter(estimators.items()))
             denoiser = lm.prepare_denoiser(rows.length * len(rows) * OFFSETS)
-            return estimate_bound(denoiser, Subs(steps=steps), lm.config.schedule, rows, seed=seed).as_dict()
+            return estimate_bound(denoiser, estimator, lm.config.schedule, rows, name=name, seed=seed).as_dict()
 
-        self.train(run)
-        inputs = {"run": run.folder, "protocol": part.name, "documents": documents, "seed": seed}
+        inputs: dict[str, Any] = {"run": run.folder, "protocol": part.name, "documents": documents, "seed": seed}
         inputs |= {} if steps is None else {"steps": steps}
-        return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, **inputs))
+        return Bound.from_dict(self.measure(f"bound-{run.folder}", compute, of=[run], **inputs))
+
+    def bounds(self, runs: Iterable[Run], protocol: Protocol, documents: int | None) -> list[Bound]:
+        """The bounds of runs, without those that are not finished; `Unfinished` is raised if there are none."""
+        return finished(partial(self.bound, run, protocol, documents) for run in runs)
 
 
-def _train_run(folder: Path, run: Run) -> None:
-    Workspace(folder).train(run)
-
-
-def run_side_by_side(function: Callable[..., None], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[int]:
-    """Call a function with each of the arguments in `jobs` processes, and yield the number of each call that is done.
-
-    Small networks leave a GPU waiting for the processor most of the time, so several processes share it well. After a
-    signal the calls that are running save what they must, and no other begins.
-    """
-    import torch
-
-    threads = max(1, torch.get_num_threads() // jobs)
-    spawn = multiprocessing.get_context("spawn")
-    waiting, running = iter(enumerate(calls)), dict[Future[None], int]()
-    with _sigterm_for_children(), ProcessPoolExecutor(jobs, spawn, torch.set_num_threads, (threads,)) as pool:
-        try:
-            while True:
-                # not all at once: what is in the queue of a pool begins even after a signal
-                for number, arguments in islice(waiting, jobs - len(running)):
-                    running[pool.submit(function, *arguments)] = number
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    number = running.pop(future)
-                    future.result()
-                    yield number
-        except KeyboardInterrupt:
-            for future in running:
-                future.result()  # a training raises `Interrupted` when it is saved
-            raise
-
-
-@contextmanager
-def _sigterm_for_children() -> Iterator[None]:
-    """Pass SIGTERM on to the processes of a pool, which a terminal's Ctrl-C reaches by itself."""
-
-    def stop(number: int, frame: Any) -> None:
-        for child in multiprocessing.active_children():
-            child.terminate()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+# ---- experiments ----------------------------------------------------------------------------------------------------
 
 
 def run_experiment(
@@ -229,10 +238,22 @@ def run_experiment(
     if seeds is not None and len(trained_seeds) != seeds:
         raise UnmaskError(f"'{experiment.name}' trains each network with one seed, got --seeds {seeds}; leave it out.")
     if workspace.jobs > 1:
-        workspace.train_side_by_side(runs)
+        from unmask.evaluation.tables.side_by_side import make_side_by_side
+
+        make_side_by_side(workspace, experiment, scale, on or scale.protocol, runs)
     workspace.seconds.clear()
-    table = experiment.measure(workspace, scale, protocol, runs)
-    notes = [f"{protocol.name} stands in for {protocol.stand_in}."] if protocol.stand_in else []
+    workspace.devices.clear()
+    workspace.unfinished.clear()
+    nothing = Unfinished(f"Nothing of '{experiment.name}' is finished in '{workspace.folder}'; run it first.")
+    try:
+        table = experiment.measure(workspace, scale, protocol, runs)
+    except Unfinished:
+        raise nothing from None
+    missing = list(workspace.unfinished)
+    if missing and not any(isinstance(cell, Cell) for row in table.rows.values() for cell in row.values()):
+        raise nothing
+    notes = [f"Not finished: {_shorten(missing)}. Figures are of the runs and seeds that are."] if missing else []
+    notes += [f"{protocol.name} stands in for {protocol.stand_in}."] if protocol.stand_in else []
     if part.part != "test":
         notes.append(f"The test part of {protocol.name} is kept back: figures on it are of its {part.part} part.")
     table = replace(table, notes=[*table.notes, *notes])
@@ -246,17 +267,24 @@ def run_experiment(
         "part": part.part,
         "stand_in": protocol.stand_in,
         "training_seeds": trained_seeds,
+        "unfinished": missing,
         "seconds_by_part": dict(workspace.seconds),
+        "versions": versions(", ".join(sorted(workspace.devices)) or device_name()),
     }
     write_table(workspace.folder / experiment.name, table, report, f"`{command}`, protocol `{protocol.name}`")
     return table
+
+
+def _shorten(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
+    return "; ".join([*names[:NAMED], *more])
 
 
 def write_table(folder: Path, table: Table, report: Mapping[str, Any], heading: str) -> dict[str, Any]:
     """Write table.json (the report, versions and the table), table.md and figure.png, and return the JSON object."""
     from unmask.plots.tables import draw_table
 
-    full = {**report, "versions": versions(), **table.as_dict()}
+    full = {"versions": versions(device_name()), **report, **table.as_dict()}
     folder.mkdir(parents=True, exist_ok=True)
     draw_table(table, folder / "figure.png")
     atomic_text(folder / "table.md", f"{table.markdown()}\n{heading}\n")
@@ -264,12 +292,18 @@ def write_table(folder: Path, table: Table, report: Mapping[str, Any], heading: 
     return full
 
 
-def versions() -> dict[str, str]:
+def device_name() -> str:
+    """The device of this machine."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+
+
+def versions(device: str) -> dict[str, str]:
     """The versions and the device behind a result."""
     import torch
     import transformers
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "unmask": __version__,
         "torch": torch.__version__,
