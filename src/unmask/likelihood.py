@@ -455,7 +455,7 @@ def _prepare_batches(
         item = torch.arange(number * size, (number + 1) * size)
         draw, offset = item.clamp_max(total - 1) // draws.offsets, item % draws.offsets
         table = rows[(draw // draws.passes).numpy()]
-        batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen)))
+        batch = Batch.of_rows(table)
         source = (draws.stream << 32) + offset
         t = low_discrepancy(uniform(draws.seed, Purpose.OFFSET, step=source), strata[draw], len(strata))
         noise = Noise.draw(draws.seed, source[:, None], draw, t, batch.input_ids.shape[1])

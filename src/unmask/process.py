@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ class Batch:
         if frozen is None:
             frozen = torch.zeros_like(input_ids, dtype=torch.bool)
         return cls(input_ids, attention_mask.bool(), frozen.bool(), has_pads)
+
+    @classmethod
+    def of_rows(cls, rows: Any) -> Batch:
+        """The batch of a `RowBatch`, on the CPU."""
+        return cls.of(*map(torch.from_numpy, (rows.input_ids, rows.attention_mask, rows.frozen)))
 
     @property
     def target_mask(self) -> Tensor:

@@ -80,7 +80,10 @@ def test_the_verb_compares_checkpoints_by_steps(folders, pairs, run, tmp_path, m
     code, out, err = run("eval", "translation", *models, *options, "--out", "all.json")
     assert code == 0, err
     assert all(word in out for word in ("BLEU", "chrF", "translation-ar", "95%"))
-    rows = json.loads(Path("all.json").read_text())["rows"]
+    report = json.loads(Path("all.json").read_text())
+    rows = report.pop("rows")
+    shared = {"pairs": 12, "order": "confidence", "temperature": 0.0, "seed": 0}
+    assert report == shared | {"interval": {"level": 0.95, "resamples": 1000}}
     assert [(row["checkpoint"], row["steps"], row["causal"], row["pairs"]) for row in rows] == [
         ("translation", 1, False, 12), ("translation", None, False, 12), ("translation-ar", None, True, 12),
     ]  # fmt: skip

@@ -92,7 +92,7 @@ class DataFeed:
                 table = reverse_complement_rows(table, chosen.numpy(), self.complements)
             t = draw_times(self.seed, step, place, self.batch_size, independent=self.independent_times)
             noise = Noise.draw(self.seed, step, sample, t, table.input_ids.shape[1])
-            batch = Batch.of(*(torch.from_numpy(x) for x in (table.input_ids, table.attention_mask, table.frozen)))
+            batch = Batch.of_rows(table)
             corruption = None if self.corrupt is None else self.corrupt(batch, noise)
             learned = (table.padding & table.attention_mask).any()
             padding = torch.from_numpy(table.padding) if learned else None

@@ -123,7 +123,7 @@ def planner_metrics(
     with eval_mode(denoiser):
         for index in torch.arange(len(rows)).split(batch_size):
             table = rows[index.numpy()]
-            batch = Batch.of(*map(torch.from_numpy, (table.input_ids, table.attention_mask, table.frozen))).to(device)
+            batch = Batch.of_rows(table).to(device)
             noise = Noise.draw(0, 0, index, t[index], rows.length)
             noise = Noise(noise.t.to(device), noise.u.to(device))
             corruption = objective.corrupt(batch, schedule, noise, denoiser.config)

@@ -156,12 +156,8 @@ def _open(workspace: Workspace, run: Run, protocol: Protocol, documents: int | N
     lm = load(workspace.train(run), device=workspace.device, dtype="float32")
     rows, _ = protocol_rows(lm, evaluation_part(protocol), documents)
     chosen = spread_indices(len(rows), 4 * BATCH_SIZE)
-    tables = [rows[some] for some in np.array_split(chosen, -(-len(chosen) // BATCH_SIZE))]
-    batches = [
-        Batch.of(*(torch.from_numpy(x).to(lm.device) for x in (table.input_ids, table.attention_mask, table.frozen)))
-        for table in tables
-    ]
-    return lm.denoiser, rows, batches
+    parts = np.array_split(chosen, -(-len(chosen) // BATCH_SIZE))
+    return lm.denoiser, rows, [Batch.of_rows(rows[part]).to(lm.device) for part in parts]
 
 
 # ---- schedules ------------------------------------------------------------------------------------------------------
