@@ -89,7 +89,7 @@ class Protocol:
         return []
 
     def documents(self, part: PartName) -> Iterator[Document]:
-        """Yield the documents of a part, named ``part#0``, ``part#1`` and so on."""
+        """Yield the documents of a part, each of them whole, named ``part#0``, ``part#1`` and so on."""
         files, place = self.locate(part), self.parts[part]
         characters = slice(*place.characters)
         of_files = (self._file_texts(path, characters) for path in files)
@@ -140,7 +140,7 @@ class ProtocolSource(Source):
             if left is None:
                 yield document
             elif left > 0:
-                yield replace(document, text=document.text[:left], more=document.more and left > len(document.text))
+                yield replace(document, text=document.text[:left])
                 left -= len(document.text)
         yield from get_protocol(self.protocol).documents("validation")
 

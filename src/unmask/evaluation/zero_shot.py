@@ -99,7 +99,7 @@ def evaluate_zero_shot(
 
 def protocol_rows(lm: MaskedDiffusionLM, part: ProtocolPart, documents: int | None = None) -> tuple[Rows, int]:
     """Rows of a data set for a model, by its own tokenizer and length policy, and the number of documents in them."""
-    total = sum(not document.more for document in part.protocol.documents(part.part))
+    total = sum(1 for _ in part.protocol.documents(part.part))
     if total == 0:
         raise UnmaskError(
             f"The {part.part} part of '{part.protocol.name}' has no text; give more text or download it again."
@@ -107,11 +107,7 @@ def protocol_rows(lm: MaskedDiffusionLM, part: ProtocolPart, documents: int | No
     chosen = set(spread_indices(total, documents))
 
     def read() -> Iterator[Document]:
-        index = 0
-        for document in part.protocol.documents(part.part):
-            if index in chosen:
-                yield document
-            index += not document.more
+        return (one for index, one in enumerate(part.protocol.documents(part.part)) if index in chosen)
 
     tokenizer = lm.text_processor.tokenizer
     tokens = TokenCache.build(read, tokenizer)
