@@ -193,7 +193,9 @@ class Twice(Subs):
         return {"one": MaskCount(), "other": MaskCount()}
 
 
-def test_the_two_estimators_are_drawn_independently():
+@pytest.mark.parametrize("agreement", [4.0, -1.0], ids=["at first", "again"])
+def test_the_two_estimators_are_drawn_independently(monkeypatch, agreement):
+    monkeypatch.setattr("unmask.likelihood.AGREEMENT", agreement)
     pairs = [evaluate(TABLE, Twice(), LogLinear(), TABLE_ROWS, seed=seed, offsets=4).bounds for seed in range(200)]
     one, other = np.array([[bounds[name].nats for bounds in pairs] for name in ("one", "other")])
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.21, "three standard errors of a correlation of 0"

@@ -360,7 +360,7 @@ def test_list_shows_members_with_their_options(reported, printed):
     protocols = " ".join(printed("list", "protocol").split())
     assert "the genome of S. cerevisiae by chromosome" in protocols
     recipes = " ".join(printed("list", "recipe").split())
-    assert "trained in about a minute on two cores. (nano, 500 steps of 8 rows)" in recipes
+    assert "trained in less than a minute of CPU time. (nano, 500 steps of 8 rows)" in recipes
 
 
 def test_lists_named_in_the_source_exist(reported):

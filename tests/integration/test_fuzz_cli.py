@@ -14,10 +14,13 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from unmask.checkpoint import SHIPPED
+from unmask.cli import app
 from unmask.config import read_recipe
 from unmask.training import train
 
@@ -87,6 +90,16 @@ SMALL |= {
     "--kind": ["x"],
     "--documents": ["2", "0"],
     "--json-schema": ["schema.json", *FILES],
+    "--calls": ["1", "0", "x"],
+    "--draws": ["1", "2", "0"],
+    "--jobs": ["1", "0"],
+    "--vcf": ["a.vcf", *FILES],
+    "--fasta": ["a.fa", *FILES],
+    "--runtime": FILES,
+    "--mauve": ["nowhere", "x/y"],
+    "--host": ["127.0.0.1", "localhost", "0.0.0.0", "nowhere", "", "\udcff"],
+    "--port": ["0", "99999", "-1", "x"],
+    "--api-key": TEXTS,
 }
 BAD = [("--seed", "x"), ("--seed", "0.5"), ("--steps", "0"), ("--length", "0"), ("--length", "-3"), ("-n", "0")]
 BAD += [("--device", "cuda:9"), ("--device", "x"), ("--dtype", "x"), ("--match", "["), ("--characters", "5-3")]
@@ -99,13 +112,18 @@ TINY = ["data.length=8", "model.hidden_size=16", "model.layers=1", "model.heads=
 OVERRIDES = "schedule=cosine schedule=cosin objective=d3pm objective.steps=3 data.policy=padded = a.b=c".split()
 OVERRIDES += "data.policy.framed=true model=causal objective=ar optimizer=adamw model.size=x data.length=1".split()
 OVERRIDES += "data.tokenizer=char training.steps=0 training.validate_every=1 data.validation=0.5 model.x=1".split()
+OVERRIDES += "model.layers=999999999 model.hidden_size=999999999999 data.length=999999999999".split()
+OVERRIDES += 'training.batch_size=999999999999 data.tokenizer={"name":"bpe","vocab_size":999999999}'.split()
 OVERRIDES += "data.source.field=body model.dropout=nan training.trackers=[x] data.policy=overlaid objective=mlm".split()
 POSITIONAL: dict[str, list[list[str]]] = {
     "convert": [[*RUNS, "weights.safetensors", "pipe"], TARGETS],
     "ship": [RUNS, TARGETS],
     "export onnx": [RUNS, TARGETS],
+    "export web": [RUNS, TARGETS],
+    "serve": [[*RUNS, "x=smoke", "=", "a=b=c"]],
     "train": [["a.txt", "a.txt", *FILES]],
-    "reproduce": [["list", "list", "nope", "", "table 1"]],
+    "train planner": [["a.txt", "a.txt", *FILES]],
+    "reproduce": [["list", "list", "nope", "", "table1"], ["training.steps=0", "a.b=1", "=", "x"]],
     **{
         f"bench {one}": [["smoke", "run", "nowhere", "a.txt", "model.layers=1", "default"]]
         for one in ("train", "eval", "sample")
@@ -115,7 +133,10 @@ POSITIONAL: dict[str, list[list[str]]] = {
 ALWAYS: dict[str, list[str]] = {
     "doctor": ["--quick"],
     "demo": ["--out", "a.txt"],
+    "serve": ["--port", "0"],
     "train": ["training.steps=1", "training.validation_rows=2", *TINY],
+    "train planner": ["training.steps=1", "training.validation_rows=2", "training.batch_size=2", "--from", "run"],
+    "reproduce": ["--scale", "tiny"],
     "bench train": ["--repeats", "1", "--warmup", "0", "--steps", "1", "--length", "8", "--batch", "1"],
     "bench eval": ["--repeats", "1", "--warmup", "0", "--calls", "1", "--length", "8", "--batch", "1"],
     "bench sample": [
@@ -138,49 +159,47 @@ ALWAYS: dict[str, list[str]] = {
     "eval code": ["--count", "1"],
 }
 """Arguments that keep a command short; later ones of the same name replace them."""
-VERBS: dict[str, list[str]] = {
-    "sample": ["-n", "--prompt", "--suffix", "--stride", "--guidance", "--watch", "--html", "--gif", "--png"],
-    "fill": ["--greedy", "--batch-size", "--particles"],
-    "edit": ["--strength", "--span", "--keep"],
-    "score": ["--given", "--precision", "--batch-size"],
-    "eval": ["--data", "--separator", "--field", "--precision", "--rows"],
-    "eval generation": ["--judge", "-n", "--texts", "--data", "--out", "--plot"],
-    "eval puzzles": ["--twin", "--rule", "--count", "--out", "--plot"],
-    "plot order": ["--order", "--sampler", "--prompt", "--out"],
-    "plot run": ["--x", "--out"],
-    "list": [],
-    "train": ["--from", "--out", "--resume", "--verbose"],
-    "convert": ["--tokenizer", "--weights", "--length", "--heads", "--objective", "--policy", "--reverse"],
-    "ship": ["--bound", "--judged", "--entropy", "--about", "--shard-mb"],
-    "export onnx": ["--dtype"],
-    "doctor": ["--checkpoint", "--text", "--device"],
-    "demo": ["--fresh"],
-    "reproduce": ["--scale", "--on", "--out"],
-    "bench train": ["--size", "--vocab", "--against", "--optimizer"],
-    "bench eval": ["--size", "--vocab", "--against"],
-    "bench sample": ["--size", "--vocab", "--against"],
-    "eval harness": ["--tasks", "--include", "--limit", "--num-fewshot", "--precision"],
-    "eval translation": ["--on", "--data", "--order", "--count"],
-    "eval glue": ["--tasks", "--data", "--learning-rates", "--seeds", "--epochs", "--out"],
-    "eval zero-shot": ["--on", "--documents", "--out"],
-    "eval code": ["--twin", "--kind", "--rule", "--count", "--out"],
-}
-HEAVY = [*list(VERBS)[list(VERBS).index("train") :]]
+HEAVY = "train|train planner|convert|ship|export onnx|export web|doctor|demo|serve|reproduce|bench train|bench eval"
+HEAVY = [*HEAVY.split("|"), *"bench sample|eval harness|eval translation|eval glue|eval zero-shot|eval code".split("|")]
 """Verbs that take seconds."""
 COMMON = "--steps --seed --length --temperature --top-k --top-p --min-p --greedy-tail --json --order --sampler".split()
 COMMON += "--match --with --without --characters --json-schema --device --dtype --nope --help".split()
-FLAGS = {"--json", "--watch", "--greedy", "--help", "--resume", "--verbose", "--reverse", "--fresh", "--nope"}
+"""Options that a verb is given whether it has them or not."""
+
+
+def find_verbs() -> dict[str, dict[str, bool]]:
+    """Every verb of the command line, with its options and whether they take no value."""
+    verbs: dict[str, dict[str, bool]] = {}
+
+    def visit(command: Any, words: list[str]) -> None:
+        for name, inner in getattr(command, "commands", {}).items():
+            visit(inner, [*words, name])
+        if not hasattr(command, "commands"):
+            options = [param for param in command.params if param.opts[0].startswith("-")]
+            verbs[" ".join(words)] = {one: param.is_flag for param in options for one in param.opts}
+
+    visit(typer.main.get_command(app), [])
+    verbs["eval"] = verbs.pop("eval perplexity")  # what 'unmask eval' without a further word does
+    verbs["train planner"] = verbs["train"]
+    del verbs["demo"]["--out"]  # into a new folder it trains for half a minute
+    return verbs
+
+
+VERBS = find_verbs()
+FLAGS = {"--nope", "--help", "--resume"} | {
+    option for options in VERBS.values() for option in options if options[option]
+}
 DISAGREES = "unmask: The estimators disagree"
 
 
 def command(rng: random.Random) -> list[str]:
     """A random verb with arguments and options, often those it has, and values, often those that fit."""
-    verb = rng.choice(HEAVY if rng.random() < 0.3 else list(VERBS)[: -len(HEAVY)])
+    verb = rng.choice(HEAVY if rng.random() < 0.3 else [verb for verb in VERBS if verb not in HEAVY])
     words = verb.split()
     if verb in POSITIONAL:
         words += [rng.choice(places) for places in POSITIONAL[verb]]
         words += ALWAYS.get(verb, [])
-        words += rng.choices(OVERRIDES, k=rng.choice([0, 1, 2])) if verb == "train" else []
+        words += rng.choices(OVERRIDES, k=rng.choice([0, 1, 2])) if verb.startswith("train") else []
     elif verb in ("doctor", "demo"):
         words += ALWAYS[verb]
     else:
@@ -189,7 +208,7 @@ def command(rng: random.Random) -> list[str]:
     if verb in ("fill", "edit", "score") or (rng.random() < 0.2 and verb not in HEAVY):
         words += rng.choices(TEXTS if rng.random() < 0.8 else VALUES, k=rng.choice([1, 1, 2]))
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
-        option = rng.choice(VERBS[verb] or COMMON) if rng.random() < 0.6 else rng.choice(COMMON)
+        option = rng.choice(list(VERBS[verb]) if rng.random() < 0.7 else COMMON)
         words.append(option)
         if option not in FLAGS:
             words.append(rng.choice(SMALL.get(option, VALUES if rng.random() < 0.3 else NUMBERS)))
@@ -251,6 +270,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: sockets[0].close())  # it would serve for ever
     fill_place(small_run)
     return tmp_path
 
@@ -266,6 +286,8 @@ def fill_place(small_run: Path) -> None:
         "deep.json": b"[" * 100_000,
         "latin1.txt": b"caf\xe9",
         "empty.txt": b"",
+        "a.vcf": b"##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n1\t3\t.\tA\tC\t.\t.\t.\n",
+        "a.fa": b">1\nACGTACGTACGT\n",
         "schema.json": json.dumps({"enum": ["ab", "abc"]}).encode(),
     }.items():
         Path(name).write_bytes(content)
