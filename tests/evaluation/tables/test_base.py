@@ -77,6 +77,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
 
 
 def test_runs_side_by_side_are_trained_and_measured_once(tmp_path):
+    pytest.importorskip("sklearn")
     done = []
     experiment, protocol = get_experiment("table4"), get_protocol("stdlib")
     settings = GlueSettings(learning_rates=(1e-3,), seeds=2, epochs=1, limit=24)
@@ -103,13 +104,12 @@ def test_runs_side_by_side_are_trained_and_measured_once(tmp_path):
 def test_an_error_side_by_side_ends_the_others(tmp_path):
     experiment = experiments()["weights"]
     scale = replace(experiment.scale("tiny"), recipe=merge(SMALLEST, {"training": {"steps": 100_000}}), seeds=2)
-    protocol = get_protocol("stdlib")
-    runs = experiment.runs(scale, protocol)
+    runs = experiment.runs(scale, TOY)
     folder = tmp_path / "runs" / runs[1].folder
     folder.parent.mkdir()
     folder.write_text("a file")
     with pytest.raises(UnmaskError, match="is a file, not a folder"):
-        make_side_by_side(Workspace(tmp_path, jobs=2), experiment, scale, "stdlib", runs)
+        make_side_by_side(Workspace(tmp_path, jobs=2), experiment, scale, "toy-dna", runs)
 
 
 def test_timed_figures_are_left_to_the_process_that_is_alone(tmp_path):
@@ -126,9 +126,9 @@ def test_figures_outlive_the_runs_they_are_of(tmp_path):
     experiment = replace(
         experiments()["weights"], runs=lambda scale, protocol: [tiny_run("bound"), tiny_run("flat", 1)]
     )
-    tables = [run_experiment(experiment, "tiny", None, Workspace(tmp_path))]
+    tables = [run_experiment(experiment, "tiny", "toy-dna", Workspace(tmp_path))]
     shutil.rmtree(tmp_path / "runs")
-    tables.append(run_experiment(experiment, "tiny", None, Workspace(tmp_path)))
+    tables.append(run_experiment(experiment, "tiny", "toy-dna", Workspace(tmp_path)))
     assert tables[0] == tables[1]
     assert not (tmp_path / "runs").exists()
 
