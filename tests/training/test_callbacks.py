@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate import PartialState
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -207,6 +208,12 @@ def test_tensorboard_hides_records_that_a_resumed_run_writes_again(tmp_path: Pat
         trackers.close()
     told = [(event.step, event.value) for event in read_events(tmp_path).Scalars("train/bits_per_token")]
     assert told == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0)]
+
+
+@pytest.fixture(autouse=True)
+def process_state() -> None:
+    """Every run has it before its trackers begin; their log messages need it."""
+    PartialState()
 
 
 @pytest.fixture
