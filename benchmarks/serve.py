@@ -202,16 +202,17 @@ async def load_test(url: str, model: MaskedDiffusionLM, minutes: float, clients:
     memory: list[tuple[float, int]] = []
     end = time.monotonic() + 60 * minutes
     about = psutil.Process(process)
+    (text,) = model.generate(length=16)  # whose characters the model knows
 
     async def visit(number: int, http: httpx.AsyncClient) -> None:
         rng = random.Random(number)
         while time.monotonic() < end:
             body = {
-                "prompt": rng.choice(["", "ab", "Once upon a time"]),
+                "prompt": rng.choice(["", text[:2], text[:6]]),
                 "max_tokens": rng.choice([8, 16, 24]),
                 "seed": rng.randrange(4),
                 "steps": rng.choice([2, 4, 6]),
-                **rng.choice([{}, {"order": "confidence"}, {"sampler": "remdm"}, {"suffix": " end"}]),
+                **rng.choice([{}, {"order": "confidence"}, {"sampler": "remdm"}, {"suffix": text[-3:]}]),
             }
             kind = rng.random()
             try:
