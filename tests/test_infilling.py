@@ -260,7 +260,7 @@ def test_an_autoregressive_model_compares_likelihoods(ar):
         ("[MASK]", ["a"], "at least two"),
         ("[MASK]", ["a", "a"], "different"),
         ("[MASK]", "ab", "list"),
-        ("[MASK]", ["a", " "], "blank"),
+        ("[MASK]", ["a", " "], "must not be empty"),
         ("[MASK]", ["a", 3], "string"),
     ],
 )

@@ -41,7 +41,7 @@ def test_notes_explain_errors_and_padding(run, mdlm_folder, ar_folder, tmp_path,
         out = run("score", folder, *texts, "--precision", 2)[1]
         assert {words for words in (draws, data) if words in out} == shown
         assert ("±" in out) == bool(shown)
-        assert ("error of 2 bits per token; lower --precision" in " ".join(out.split())) == (draws in shown)
+        assert ("at most 2 bits per token; lower --precision" in " ".join(out.split())) == (draws in shown)
     Path("book.txt").write_text(BOOK)
     with monkeypatch.context() as patch:
         patch.setattr("unmask.likelihood.MAX_PASSES", 2)
