@@ -107,8 +107,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush when Python ends
         sys.exit(1)
     except OSError as error:
-        file = f" '{error.filename}'" if error.filename else ""
-        _exit_with(f"Cannot access{file}: {error.strerror or error}; free some space or choose another path.")
+        file = f"'{error.filename}': " if error.filename else ""
+        _exit_with(f"{file}{error.strerror or error}; free some space or choose another path.")
     except MemoryError:
         _exit_with("This machine does not have enough memory for that; use less text or a smaller model.")
     except KeyboardInterrupt:
