@@ -71,9 +71,9 @@ def reproduce(
         unmask reproduce all --scale tiny
     """
     from unmask.errors import UnmaskError, did_you_mean
+    from unmask.evaluation.processes import sigterm_exits
     from unmask.evaluation.tables import get_experiment
     from unmask.evaluation.tables.base import SCALES, Unfinished
-    from unmask.evaluation.tables.side_by_side import sigterm_exits
     from unmask.evaluation.tables.workspace import Workspace, run_experiment, write_report
     from unmask.training import Interrupted
 

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from unmask.data.glue import Task, TaskData
 from unmask.data.rows import permute
 from unmask.errors import UnmaskError
+from unmask.evaluation.processes import run_side_by_side
 from unmask.evaluation.tables.base import Cell, Table, Unfinished, seeds_cell
-from unmask.evaluation.tables.side_by_side import run_side_by_side
 from unmask.evaluation.tables.workspace import Workspace
 from unmask.optimizers.base import AdamW
 from unmask.pipeline import MaskedDiffusionLM, load
