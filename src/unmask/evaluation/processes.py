@@ -40,7 +40,7 @@ def run_side_by_side(
             while True:
                 # not all at once: what is in the queue of a pool begins even after a signal
                 for number, arguments in islice(waiting, jobs - len(running)):
-                    running[pool.submit(function, *arguments)] = number
+                    running[pool.submit(_call, function, *arguments)] = number
                 if not running:
                     return
                 for future in wait(running, REPORT_SECONDS, return_when=FIRST_COMPLETED).done:
@@ -63,7 +63,18 @@ def _begin_process(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGTERM, _exit)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # between calls; a process that ends breaks the pool
+
+
+def _call(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function that signals can stop."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with sigterm_exits():
+        try:
+            function(*arguments)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
