@@ -13,7 +13,7 @@ from typing import Any
 
 REPORT_SECONDS = 1.0
 STOP_SECONDS = 3.0
-"""After which processes that Ctrl-C did not stop get SIGTERM."""
+"""Seconds after which processes that Ctrl-C did not stop get SIGTERM."""
 
 
 def run_side_by_side(
@@ -38,7 +38,7 @@ def run_side_by_side(
     with sigterm_exits(), ProcessPoolExecutor(jobs, spawn, _begin_process, (threads,)) as pool:
         try:
             while True:
-                # not all at once: what is in the queue of a pool begins even after a signal
+                # not all at once: calls in the queue of a pool start even after a signal
                 for number, arguments in islice(waiting, jobs - len(running)):
                     running[pool.submit(_call, function, *arguments)] = number
                 if not running:

@@ -14,7 +14,7 @@ from unmask.evaluation.tables.base import Experiment, Run, Scale, Unfinished
 from unmask.evaluation.tables.workspace import Workspace
 
 SHARE_SECONDS = 2.0
-"""Between two looks of a process for work that no other process does."""
+"""Seconds between a process's checks for work that no other process is doing."""
 
 
 def make_side_by_side(workspace: Workspace, experiment: Experiment, scale: Scale, on: str, runs: Sequence[Run]) -> None:

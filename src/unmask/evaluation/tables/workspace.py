@@ -69,7 +69,7 @@ class Workspace:
         self._missing = missing
         self.seconds: dict[str, float] = {}
         self.devices: set[str] = set()
-        """On which the figures of a table were measured."""
+        """The devices on which the figures of a table were measured."""
         self.unfinished: dict[str, bool] = {}
         """What `Unfinished` was raised for, in order, and whether it is a run that is not trained."""
 
@@ -152,7 +152,7 @@ class Workspace:
 
     @contextmanager
     def _making(self, name: str, title: str, trains: bool) -> Iterator[None]:
-        """Make something missing, or raise `Unfinished`. Of several processes that share the work one makes it."""
+        """Make what is missing, or raise `Unfinished`. Of several processes that share the work one makes it."""
         if self._missing == "make":
             yield
             return
